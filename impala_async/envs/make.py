@@ -1,13 +1,22 @@
-"""Environments by name: one in its wrappers, or the batch that a sampler steps."""
+"""Environments by name: one in its wrappers, or the batch that a sampler steps.
+
+Atari is preprocessed as the papers do it (DQN, with the sticky actions of Machado et al., 2018):
+84 x 84 grey, the last four frames stacked, each action for four frames of which the last two are
+merged, up to 30 no-ops at the start, whole games, rewards as they are. The vector code of ale_py
+does the same by itself.
+"""
 
 import logging
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
@@ -17,9 +26,7 @@ from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
-from impala_async.envs.spaces import SpaceOptions
-from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.envs.wrappers import ATARI_VECTOR, WithHistory, is_atari, make_atari
+from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
 from impala_async.errors import EnvError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +37,16 @@ KINDS: tuple[tuple[str, Callable[[Any], bool], Callable[..., EnvBatch]], ...] = 
     ("parallel environment of PettingZoo", is_parallel, AgentEnvs),
 )
 """Single environments: what each kind is called, how it is told, and the batch that steps it."""
+# ale_py's vector code would do these by default, and they would falsify reported returns.
+ATARI_VECTOR = {"reward_clipping": False, "use_fire_reset": False}
+ATARI = {
+    "frameskip": 4,
+    "noop_max": 30,
+    "img_height": 84,
+    "img_width": 84,
+    "grayscale": True,
+    "stack_num": 4,
+}
 
 
 def build_envs(
@@ -72,17 +89,17 @@ def make_env(section: EnvSection) -> Any:
 
     EnvError says what is wrong with the name, the arguments or a wrapper.
     """
-    found = find_env(section.id)
-    if callable(found) and makes_vectors(found):
+    if _is_only_vector(section):
         raise EnvError(
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially, "
             "nor be put into env.wrappers: drop these, and set actor.sampler to vector or auto"
         )
+    found = find_env(section.id)
     with Blame(section.id, f"to be made{_with(section.kwargs)}"):
         if callable(found):
             env = found(**section.kwargs)
         elif section.preprocess == "auto" and is_atari(registered(found)):
-            env = make_atari(found, section.kwargs)
+            env = _make_atari(found, section.kwargs)
         else:
             # The checker wraps every step for good, and what it would find is checked here anyway.
             env = gym.make(found, **{"disable_env_checker": True, **section.kwargs})
@@ -115,15 +132,46 @@ def batch_of(env: Any, whose: str) -> Callable[..., EnvBatch]:
     raise EnvError(f"{whose} made a {type(env).__name__}, which is {nots}")
 
 
-def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def is_atari(spec: EnvSpec | None) -> bool:
+    return spec is not None and spec.entry_point == "ale_py.env:AtariEnv"
+
+
+def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    """A single Atari game, preprocessed; kwargs as those of ale_py's vector code."""
+    if find_spec("cv2") is None:
+        raise EnvError(
+            f"{gym_id}: single Atari environments need OpenCV: pip install 'impala-async[atari]', "
+            "or set actor.sampler to vector"
+        )
+    look = {key: kwargs.get(key, value) for key, value in ATARI.items()}
+    rest = {key: value for key, value in kwargs.items() if key not in ATARI}
+    game = gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1})
+    screen = AtariPreprocessing(
+        game,
+        noop_max=look["noop_max"],
+        frame_skip=look["frameskip"],
+        screen_size=(look["img_width"], look["img_height"]),
+        grayscale_obs=look["grayscale"],
+    )
+    return FrameStackObservation(screen, look["stack_num"], padding_type="zero")
+
+
+def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
     """The environment's own vector; EnvError when it has none."""
     why_not = _why_no_vector(section)
     if why_not is not None:
         raise EnvError(f"{section.id} {why_not}: set actor.sampler to serial or auto")
     found = find_env(section.id)
     kwargs = {"num_envs": num_envs, **section.kwargs}
-    with Blame(section.id, f"to be made{_with(section.kwargs)}"):
-        env = found(**kwargs) if callable(found) else _make_registered_vector(found, kwargs)
+    with Blame(section.id, f"to be made{_with(section.kwargs)}"), warnings.catch_warnings():
+        if callable(found):
+            env = found(**kwargs)
+        else:
+            if is_atari(registered(found)):
+                kwargs = ATARI_VECTOR | kwargs
+            # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
+            warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
+            env = gym.make_vec(found, vectorization_mode=VECTOR_CODE, **kwargs)
     if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
         raise EnvError(
             f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "
@@ -148,66 +196,50 @@ def _why_no_vector(section: EnvSection) -> str | None:
 
 
 def _is_only_vector(section: EnvSection) -> bool:
-    found = find_env(section.id)
-    return callable(found) and makes_vectors(found)
+    return makes_vectors(find_env(section.id))
 
 
 def _build_serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
     envs: list[Any] = []
     try:
         envs.extend(make_env(section) for _ in range(num_envs))
-        build = batch_of(envs[0], section.id)
-        if policies.names:
-            if build is not AgentEnvs:
-                raise _only_one_policy(section)
-            build = partial(AgentEnvs, policies=policies)
-        return _with_history(build(envs, _options(section), name=section.id), section)
+        return _as_shown(batch_of(envs[0], section.id), envs, section, policies)
     except EnvError:
         close_all(envs, section.id)
         raise
 
 
 def _build_vector(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
-    if policies.names:
-        raise _only_one_policy(section)
-    env = make_vector_env(section, num_envs)
+    env = _make_vector_env(section, num_envs)
     try:
-        return _with_history(VectorEnvs(env, _options(section), section.id), section)
+        return _as_shown(VectorEnvs, env, section, policies)
     except EnvError:
         close_all([env], section.id)
         raise
 
 
-def _with_history(envs: EnvBatch, section: EnvSection) -> EnvBatch:
+def _as_shown(
+    build: Callable[..., EnvBatch], made: Any, section: EnvSection, policies: PoliciesSection
+) -> EnvBatch:
+    """The batch of what was made, with the leaves that the settings ask for.
+
+    Frames are stacked where `auto` says so of Atari that nobody else has wrapped.
+    """
+    if policies.names:
+        if build is not AgentEnvs:
+            raise EnvError(
+                f"policies.names: {section.id} has a single agent, and only the agents of a "
+                "parallel environment of PettingZoo can have several: drop the section policies"
+            )
+        build = partial(build, policies=policies)
+    found = find_env(section.id)
+    is_ours = not callable(found) and is_atari(registered(found)) and not section.wrappers
+    if is_ours and section.preprocess == section.frame_stack == "auto":
+        section = section.model_copy(update={"frame_stack": "on"})
+    envs = build(made, section)
     if not section.last_action and not section.last_reward:
         return envs
     return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
-
-
-def _only_one_policy(section: EnvSection) -> EnvError:
-    return EnvError(
-        f"policies.names: {section.id} has a single agent, and only the agents of a "
-        "parallel environment of PettingZoo can have several: drop the section policies"
-    )
-
-
-def _options(section: EnvSection) -> SpaceOptions:
-    """Frames are stacked where `auto` says so of Atari that nobody else has wrapped."""
-    found = find_env(section.id)
-    is_ours = not callable(found) and is_atari(registered(found)) and not section.wrappers
-    is_stacked = is_ours and section.preprocess == "auto"
-    if section.frame_stack != "auto":
-        is_stacked = section.frame_stack == "on"
-    return SpaceOptions(section.action_mask_key, section.squash_actions, is_stacked)
-
-
-def _make_registered_vector(gym_id: str, kwargs: dict[str, Any]) -> Any:
-    if is_atari(registered(gym_id)):
-        kwargs = ATARI_VECTOR | kwargs
-    with warnings.catch_warnings():
-        # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
-        warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
-        return gym.make_vec(gym_id, vectorization_mode=VECTOR_CODE, **kwargs)
 
 
 def _with(kwargs: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Gymnasium's environments as batches.
+"""Gymnasium's environments as batches, and a batch that shows the last action and reward as well.
 
 `SerialEnvs` steps single ones in turn; `VectorEnvs` speaks to any gymnasium VectorEnv. The arrays
 that they return are the batch's, or the environment's own: good until the next `step` or `reset`,
@@ -6,17 +6,22 @@ and then overwritten.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 
+from impala_async.config.env import EnvSection
 from impala_async.envs.batch import (
     FLAGS,
     REWARDS,
     Actions,
+    EnvBatch,
     Obs,
+    ObsRows,
     Step,
     as_flag,
     as_flags,
@@ -25,11 +30,13 @@ from impala_async.envs.batch import (
     spread_seed,
 )
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
-from impala_async.envs.observations import ObsRows
-from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
+from impala_async.envs.spaces import Spaces
 from impala_async.errors import EnvError
+from impala_async.schema import ArraySpec, ObsSpec
 
 SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+LAST_ACTION = "last_action"
+LAST_REWARD = "last_reward"
 
 
 class SerialEnvs:
@@ -38,23 +45,22 @@ class SerialEnvs:
     autoreset = AutoresetMode.NEXT_STEP
 
     def __init__(
-        self,
-        envs: Sequence[gym.Env[Any, Any]],
-        options: SpaceOptions = USUAL,
-        name: str | None = None,
+        self, envs: Sequence[gym.Env[Any, Any]], section: EnvSection | None = None
     ) -> None:
         first = envs[0]
-        self.name = name or env_name(first)
+        section = section or EnvSection(id=env_name(first))
+        self.name = section.id
         self._envs = list(envs)
         self.num_envs = num_envs = len(envs)
         self._stepping = Blame(self.name, "in step", num_envs)
         self._resetting = Blame(self.name, "in reset", num_envs)
         with Blame(self.name, "to say what its spaces are"):
             observed, acted = first.observation_space, first.action_space
-        spaces = Spaces(observed, acted, options)
+        spaces = Spaces(observed, acted, section)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._adapt = spaces.each
         self._rows = ObsRows(spaces.leaves, num_envs)
+        # A list is faster to look at, column by column.
         self._is_over = [False] * num_envs
         self._result = Step(
             self._rows.arrays,
@@ -76,8 +82,10 @@ class SerialEnvs:
 
     def step(self, actions: Actions) -> Step:
         """Step every column, or reset it when its last step was the end of an episode."""
-        obs, rewards, all_terminated, all_truncated, *_ = self._result
+        obs, rewards, all_terminated, all_truncated, *_ = result = self._result
         is_over, write = self._is_over, self._rows.write
+        if True in is_over:
+            result = result._replace(idle=np.array(is_over))
         place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
             for column, action in enumerate(self._adapt(actions)):
@@ -98,7 +106,7 @@ class SerialEnvs:
                     all_terminated[column] = terminated
                     all_truncated[column] = truncated
             self._rows.check_choices(obs)
-        return self._result
+        return result
 
     def close(self) -> None:
         close_all(self._envs, self.name)
@@ -114,25 +122,22 @@ class SerialEnvs:
 class VectorEnvs:
     """A gymnasium VectorEnv that resets its own columns, NEXT_STEP or SAME_STEP."""
 
-    def __init__(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        options: SpaceOptions = USUAL,
-        name: str | None = None,
-    ) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], section: EnvSection | None = None) -> None:
         self._env = env
-        self.name = name or env_name(env)
+        section = section or EnvSection(id=env_name(env))
+        self.name = section.id
         self.num_envs: int = env.num_envs
         self._stepping = Blame(self.name, "in step", self.num_envs)
         self._resetting = Blame(self.name, "in reset", self.num_envs)
         self.autoreset = _autoreset_mode(env)
-        spaces = Spaces(env.single_observation_space, env.single_action_space, options)
+        spaces = Spaces(env.single_observation_space, env.single_action_space, section)
         self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
         self._adapt = spaces.batch
         # Final observations of single columns are written into it.
         self._rows = ObsRows(spaces.leaves, self.num_envs)
         self._rewards = np.zeros(self.num_envs, np.float32)
-        self._is_over = np.zeros(self.num_envs, np.bool_)
+        self._idle: NDArray[np.bool_] | None = None
+        """Those that the next step only resets."""
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew."""
@@ -141,7 +146,7 @@ class VectorEnvs:
         with self._resetting:
             obs, _ = self._env.reset(seed=spread_seed(seed) + first_env)
             flat_obs = self._rows.read(obs)
-        self._is_over = np.zeros(self.num_envs, np.bool_)
+        self._idle = None
         return flat_obs
 
     def step(self, actions: Actions) -> Step:
@@ -152,17 +157,21 @@ class VectorEnvs:
             truncated = as_flags(truncated, "truncated", self.num_envs)
             flat_obs = self._rows.read(obs, " in step")
         is_over = terminated | truncated
-        final_obs = None
-        if np.count_nonzero(is_over):
-            if self.autoreset is AutoresetMode.SAME_STEP:
-                final_obs = self._read_final_obs(infos, is_over)
-            elif (is_over & self._is_over).any():
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            self._rewards[idle] = 0
+            if (is_over & idle).any():
                 raise EnvError(
                     f"{self.name} says {AutoresetMode.NEXT_STEP}, but ends an episode on the "
                     "step after an end, which must only reset it"
                 )
-        self._is_over = is_over
-        return Step(flat_obs, self._rewards, terminated, truncated, final_obs)
+        final_obs = None
+        if np.count_nonzero(is_over):
+            if self.autoreset is AutoresetMode.SAME_STEP:
+                final_obs = self._read_final_obs(infos, is_over)
+            else:
+                self._idle = is_over
+        return Step(flat_obs, self._rewards, terminated, truncated, final_obs, idle)
 
     def close(self) -> None:
         close_all([self._env], self.name)
@@ -195,3 +204,53 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
         f"{env_name(env)}: metadata['autoreset_mode'] is {given or 'missing'}; set it to "
         f"{' or '.join(map(str, SUPPORTED_MODES))}, whichever the environment does"
     )
+
+
+class WithHistory:
+    """A batch whose observations also hold the last action and the last reward.
+
+    They are leaves like any other, so acting and learning see the same numbers. On an episode's
+    first row they are 0.
+    """
+
+    def __init__(self, envs: EnvBatch, *, has_action: bool, has_reward: bool) -> None:
+        self._envs = envs
+        self.name, self.num_envs, self.autoreset = envs.name, envs.num_envs, envs.autoreset
+        self.action_spec = envs.action_spec
+        self._shown = {
+            f"{LAST_ACTION}/{part.name}" if part.name else LAST_ACTION: part.array
+            for part in (envs.action_spec.parts if has_action else ())
+        }
+        added = [replace(part, name=name) for name, part in self._shown.items()]
+        if has_reward:
+            added.append(ArraySpec(LAST_REWARD, (), "float32"))
+        self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
+        for leaf in envs.obs_spec.leaves:
+            if leaf.name in {one.name for one in added}:
+                key = leaf.name.partition("/")[0]
+                raise EnvError(f"env.{key}: the observation has a key of that name already")
+        self._added: Obs = {
+            leaf.name: np.zeros((envs.num_envs, *leaf.shape), leaf.dtype) for leaf in added
+        }
+
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        for array in self._added.values():
+            array.fill(0)
+        return {**self._envs.reset(seed, first_env), **self._added}
+
+    def step(self, actions: Actions) -> Step:
+        step, added = self._envs.step(actions), self._added
+        for name, part in self._shown.items():
+            added[name][...] = actions[part.name]
+        if LAST_REWARD in added:
+            added[LAST_REWARD][...] = step.rewards
+        final_obs = step.final_obs
+        if final_obs is not None:
+            final_obs = {**final_obs, **{name: array.copy() for name, array in added.items()}}
+        if (fresh := step.fresh) is not None:
+            for array in added.values():
+                array[fresh] = 0
+        return step._replace(obs={**step.obs, **added}, final_obs=final_obs)
+
+    def close(self) -> None:
+        self._envs.close()

@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import CountingVector
+from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import (
     EnvBatch,
@@ -149,9 +150,9 @@ ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
 def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, value: Any) -> None:
     given = NUMBERS, ZEROS, value, 3
     for envs in (
-        SerialEnvs([Odd(*given, place=place)], name="my:Env"),
-        AgentEnvs([OddAgents(*given, place=place)], name="my:Env"),
-        VectorEnvs(OddVector(place, value), name="my:Env"),
+        SerialEnvs([Odd(*given, place=place)], EnvSection(id="my:Env")),
+        AgentEnvs([OddAgents(*given, place=place)], EnvSection(id="my:Env")),
+        VectorEnvs(OddVector(place, value), EnvSection(id="my:Env")),
     ):
         envs.reset(0)
         step(envs, 2)
