@@ -37,7 +37,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step
 from impala_async.envs.describe import read_answer
-from impala_async.envs.faults import RUNNING, WHERES, Blame
+from impala_async.envs.faults import RUNNING, TOO_LONG, WHERES, Blame
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.processes import Lifeline, deaf_children
 from impala_async.schema import ActionSpec, ObsSpec
@@ -189,7 +189,7 @@ class Worker:
             # It writes to where our own log goes.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STACKS_S)
-            raise EnvHangsError(call.too_long(waited_s))
+            raise EnvHangsError(f"{call.describe(waited_s)}, {TOO_LONG}")
 
     def _fault(self) -> EnvError:
         try:

@@ -20,15 +20,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import Space
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, SHUFFLED, PoliciesSection
-from impala_async.envs.batch import Actions, Obs, ObsRows, Step, as_flag, as_reward, spread_seed
-from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
+from impala_async.envs.batch import BOOL, FLOAT, Actions, Obs, Step, as_numbers
+from impala_async.envs.faults import RUNNING, Blame, env_name
 from impala_async.envs.find import find_callable
-from impala_async.envs.spaces import Spaces, short
+from impala_async.envs.spaces import short
+from impala_async.envs.vector import OwnEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ObsSpec, policy_leaf
 
@@ -93,10 +93,8 @@ class _World:
     seen: set[Any] = field(default_factory=set)
 
 
-class AgentEnvs:
+class AgentEnvs(OwnEnvs):
     """Parallel environments, stepped one after the other; NEXT_STEP, with idle columns."""
-
-    autoreset = AutoresetMode.NEXT_STEP
 
     def __init__(
         self,
@@ -104,39 +102,21 @@ class AgentEnvs:
         section: EnvSection | None = None,
         policies: PoliciesSection = ONE_POLICY,
     ) -> None:
-        first = envs[0]
-        section = section or EnvSection(id=env_name(first))
-        self.name = section.id
-        self._stepping = Blame(self.name, "in step", len(envs))
-        self._resetting = Blame(self.name, "in reset", len(envs))
-        agents = list(first.possible_agents)
-        with Blame(self.name, "to say what its spaces are"):
-            observation_space, action_space = _shared_spaces(self.name, first, agents)
+        agents, num_envs = list(envs[0].possible_agents), len(envs)
+        super().__init__(envs, section, _shared_spaces, num_envs * len(agents), num_envs)
         self._worlds = [
             _World(env, {agent: i for i, agent in enumerate(agents, e * len(agents))}, _stream(0))
             for e, env in enumerate(envs)
         ]
-        self.num_envs = num_columns = len(envs) * len(agents)
-        spaces = Spaces(observation_space, action_space, section)
-        self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._adapt = spaces.each
-        self._rows = ObsRows(spaces.leaves, num_columns)
-        self._idle = np.zeros(num_columns, np.bool_)
-        self._result = Step(
-            self._rows.arrays,
-            rewards=np.zeros(num_columns, np.float32),
-            terminated=np.zeros(num_columns, np.bool_),
-            truncated=np.zeros(num_columns, np.bool_),
-            idle=self._idle,
-        )
+        self._idle = np.zeros(self.num_envs, np.bool_)
+        self._result = self._result._replace(idle=self._idle)
         self._deal = make_deal(policies, agents) if policies.names else None
         if policies.names:
             self._add_policies(policies)
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all environments anew, each with a seed of its own."""
-        first_seed = spread_seed(seed) + first_env
-        self._stepping.first = self._resetting.first = first_env
+        first_seed = self._first_seed(seed, first_env)
         with self._resetting:
             for index, world in enumerate(self._worlds):
                 RUNNING.place[0] = first_env + index + 1
@@ -151,7 +131,7 @@ class AgentEnvs:
             array.fill(0)
         self._idle.fill(True)
         with self._stepping:
-            adapted = list(self._adapt(actions))
+            adapted = list(self._spaces.each(actions))
             for number, world in enumerate(self._worlds, self._stepping.first + 1):
                 RUNNING.place[0] = number
                 if world.playing:
@@ -160,9 +140,6 @@ class AgentEnvs:
                     self._reset_world(world, None)
             self._rows.check_choices(self._rows.arrays)
         return self._result
-
-    def close(self) -> None:
-        close_all((world.env for world in self._worlds), self.name)
 
     def _add_policies(self, policies: PoliciesSection) -> None:
         """A leaf says who plays a column; its first values come with the first reset."""
@@ -197,10 +174,10 @@ class AgentEnvs:
         for agent in world.playing:
             column = columns[agent]
             self._idle[column] = False
-            step.rewards[column] = as_reward(rewards[agent])
-            step.terminated[column] = is_terminated = as_flag(terminated[agent], "terminated")
-            step.truncated[column] = is_truncated = as_flag(truncated[agent], "truncated")
-            is_over = is_terminated or is_truncated
+            step.rewards[column] = as_numbers(rewards[agent], "reward", FLOAT)
+            step.terminated[column] = as_numbers(terminated[agent], "terminated", BOOL)
+            step.truncated[column] = as_numbers(truncated[agent], "truncated", BOOL)
+            is_over = step.terminated[column] or step.truncated[column]
             # An agent that is gone may show nothing more: then its last observation stays.
             if agent in obs or not is_over:
                 self._rows.write(column, obs[agent], " in step")
@@ -238,19 +215,17 @@ class AgentEnvs:
                 )
 
 
-def _shared_spaces(name: str, env: Any, agents: list[Any]) -> list[Space[Any]]:
+def _shared_spaces(env: Any) -> tuple[Space[Any], Space[Any]]:
     """The spaces of all agents, who must have the same ones, since they share a policy."""
-    if not agents:
-        raise EnvError(f"{name} has no possible_agents")
-    found = []
+    if not env.possible_agents:
+        raise EnvError(f"{env_name(env)} has no possible_agents")
+    first, *others = env.possible_agents
     for kind, look in (("observation", env.observation_space), ("action", env.action_space)):
-        space = look(agents[0])
-        for other in agents[1:]:
-            if look(other) != space:
+        for other in others:
+            if look(other) != look(first):
                 raise EnvError(
-                    f"{name}: a policy plays any agent, but the {kind} space of {agents[0]} is "
-                    f"{short(space)} and that of {other} is {short(look(other))}: make them alike "
-                    "by a wrapper (env.wrappers)"
+                    f"{env_name(env)}: a policy plays any agent, but the {kind} space of {first} "
+                    f"is {short(look(first))} and that of {other} is {short(look(other))}: make "
+                    "them alike by a wrapper (env.wrappers)"
                 )
-        found.append(space)
-    return found
+    return env.observation_space(first), env.action_space(first)

@@ -17,10 +17,11 @@ from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 Actions = Mapping[str, NDArray[Any]]
 Obs = dict[str, NDArray[Any]]
-# Types that need no look.
+FLOAT, BOOL = np.dtype(np.float32), np.dtype(np.bool_)
+# Types of a reward and of a flag that need no look.
 REWARDS = frozenset({float, int, np.float32, np.float64})
 FLAGS = frozenset({bool, np.bool_})
-_BOOL = np.dtype(np.bool_)
+PLAIN = {FLOAT: REWARDS, BOOL: FLAGS}
 
 
 class Step(NamedTuple):
@@ -97,50 +98,28 @@ def spread_seed(seed: int) -> int:
     return word % (2**31 - 2**16)
 
 
-def as_reward(value: Any) -> Any:
-    """One number."""
-    return value if type(value) in REWARDS else as_rewards(value, "reward")
-
-
-def as_flag(value: Any, name: str) -> bool:
-    """True or False."""
-    return bool(value if type(value) in FLAGS else as_flags(value, name))
-
-
-def as_rewards(values: Any, name: str, num_columns: int | None = None) -> NDArray[Any]:
-    """A number for each column, or one number."""
-    return _as_numbers(values, name, "a number", num_columns)
-
-
-def as_flags(values: Any, name: str, num_columns: int | None = None) -> NDArray[np.bool_]:
-    """A flag for each column, or one flag."""
-    numbers = _as_numbers(values, name, "True or False", num_columns)
-    if numbers.dtype is _BOOL:
-        return numbers
-    flags: NDArray[np.bool_] = numbers.astype(np.bool_)
-    if (flags != numbers).any():
-        raise _refusal(values, name, "True or False")
-    return flags
-
-
-def _as_numbers(values: Any, name: str, wanted: str, num_columns: int | None) -> NDArray[Any]:
+def as_numbers(values: Any, name: str, dtype: np.dtype[Any], num_columns: int | None = None) -> Any:
+    """The rewards (FLOAT) or flags (BOOL) of all columns, or that of one."""
+    if num_columns is None and type(values) in PLAIN[dtype]:
+        return values
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # it is ragged
-        array = np.empty(0)
-    shape: tuple[int, ...] = ()
-    if num_columns is not None:
-        shape, wanted = (num_columns,), f"{wanted} for each of {num_columns} columns"
-    elif array.size == 1:
+        array = np.empty(0, object)
+    shape = () if num_columns is None else (num_columns,)
+    if num_columns is None and array.size == 1:
         array = array.reshape(shape)
-    if array.shape != shape or array.dtype.kind not in "biuf":
-        raise _refusal(values, name, wanted)
-    return array
-
-
-def _refusal(values: Any, name: str, wanted: str) -> EnvError:
+    if array.shape == shape and array.dtype.kind in "biuf":
+        if dtype is FLOAT or array.dtype is dtype:
+            return array
+        flags = array.astype(dtype)
+        if (flags == array).all():
+            return flags
+    wanted = "a number" if dtype is FLOAT else "True or False"
+    of_each = "" if num_columns is None else f" for each of {num_columns} columns"
     shown = " ".join(reprlib.repr(values).split())
-    return EnvError(f"{name} in step: wants {wanted}, got {shown} ({type(values).__name__})")
+    got = f"{shown} ({type(values).__name__})"
+    raise EnvError(f"{name} in step: wants {wanted}{of_each}, got {got}")
 
 
 class ObsLeaf(NamedTuple):

@@ -26,6 +26,7 @@ WANTED = {
     "info)",
 }
 WHERES = tuple(WANTED)
+TOO_LONG = "longer than env.step_timeout_s allows"
 # Modules that call an environment, and unpack what it returns.
 CALLERS = (__name__.rpartition(".")[0], "gymnasium.core", "gymnasium.wrappers")
 
@@ -53,7 +54,6 @@ class Running:
         return, as both would go on as one actor."""
 
     def mark_fork(self) -> None:
-        """In a process that was forked just now."""
         if self.call is not None:
             self.forked_in, _ = self.call
 
@@ -107,14 +107,10 @@ class Blame(UserCode):
         return self.first, self.first + max(1, self.num_envs) - 1
 
     def describe(self, seconds: float, whose: str = "") -> str:
-        """One line on this call, which has lasted so long."""
+        """One line on this call, which has lasted so long; `whose` are the environments."""
         if self.where not in WHERES:
             return f"{self.name} has taken {seconds:.0f} s so far {self.where}"
         return say_hang(self.where, *self.environments(), whose or self.name, seconds)
-
-    def too_long(self, seconds: float, whose: str = "") -> str:
-        """One line on this call, which is ended."""
-        return f"{self.describe(seconds, whose)}, longer than env.step_timeout_s allows"
 
 
 RUNNING = Running()
@@ -165,6 +161,18 @@ def close_all(envs: Iterable[Any], name: str | None = None) -> None:
         raise faults[0]
 
 
+def tell_stderr(line: str) -> None:
+    """For a process without a log."""
+    os.write(STDERR, f"{line}\n".encode())
+
+
+def end_with_stacks(text: str) -> None:
+    """End this process, whatever its main thread does."""
+    faulthandler.dump_traceback(all_threads=True, file=STDERR)
+    tell_stderr(f"error: {text}")
+    os._exit(EXIT_BUG)
+
+
 class Watch:
     """Tells of a call that lasts, and ends it at a limit. Owns the thread that looks.
 
@@ -179,18 +187,14 @@ class Watch:
         tell: Callable[[str], None],
         *,
         whose: Callable[[], str] = lambda: "",
-        end: Callable[[str], None] | None = None,
+        end: Callable[[str], None] = end_with_stacks,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._tell = tell
-        self._whose = whose
-        self._end = end or end_with_stacks
+        self._tell, self._whose, self._end, self._clock = tell, whose, end, clock
         self._limit_s: float | None = None
-        self._clock = clock
         self._call: tuple[Blame, float] | None = None
         self._wait = Wait(tell)
-        self._seen_s = 0.0
-        self._looked_at = clock()
+        self._seen_s, self._looked_at = 0.0, clock()
         self._has_stepped = False
         self._is_closed = threading.Event()
 
@@ -226,7 +230,7 @@ class Watch:
         self._seen_s += passed_s
         limit_s = self._limit_s
         if blame.is_here and blame.where in WHERES and limit_s and self._seen_s > limit_s:
-            self._end(blame.too_long(self._seen_s, self._whose()))
+            self._end(f"{blame.describe(self._seen_s, self._whose())}, {TOO_LONG}")
 
     def _run(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):
@@ -258,15 +262,3 @@ def say_hang(where: str, first: int, last: int, whose: str, seconds: float) -> s
     """One line on a call that hangs; of many environments it may not be known which one it is."""
     which = f"environment {first}" if first == last else f"one of environments {first} to {last}"
     return f"{which} of {whose} has been {where} for {seconds:.0f} s"
-
-
-def tell_stderr(line: str) -> None:
-    """For a process without a log."""
-    os.write(STDERR, f"{line}\n".encode())
-
-
-def end_with_stacks(text: str) -> None:
-    """End this process, whatever its main thread does."""
-    faulthandler.dump_traceback(all_threads=True, file=STDERR)
-    tell_stderr(f"error: {text}")
-    os._exit(EXIT_BUG)

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -25,7 +24,7 @@ from impala_async.config.section import Named
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import Blame, close_all, env_name
-from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
+from impala_async.envs.find import Factory, find_callable, find_env, makes_vectors, registered
 from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
 from impala_async.errors import EnvError
 
@@ -62,9 +61,8 @@ def build_envs(
     """
     if sampler == "auto":
         return build_usual(section, num_envs, policies)[1]
-    if sampler == "vector" or (sampler != "serial" and _is_only_vector(section)):
-        return _build_vector(section, num_envs, policies)
-    return _build_serial(section, num_envs, policies)
+    is_vector = sampler == "vector" or (sampler != "serial" and _is_only_vector(section))
+    return _build(section, num_envs, policies, is_vector=is_vector)
 
 
 def build_usual(
@@ -72,16 +70,50 @@ def build_usual(
 ) -> tuple[Literal["serial", "vector"], EnvBatch]:
     """Build what `auto` takes where nothing is measured; return its name and the environments."""
     if _why_no_vector(section) is not None:
-        return "serial", _build_serial(section, num_envs, policies)
+        return "serial", _build(section, num_envs, policies, is_vector=False)
     try:
-        return "vector", _build_vector(section, num_envs, policies)
+        return "vector", _build(section, num_envs, policies, is_vector=True)
     except EnvError as error:
         if _is_only_vector(section):
             raise
-        serial = _build_serial(section, num_envs, policies)
+        serial = _build(section, num_envs, policies, is_vector=False)
         logger.warning("%s is stepped serially, its vector code cannot be used: %s",
                        section.id, error)  # fmt: skip
         return "serial", serial
+
+
+def _build(
+    section: EnvSection, num_envs: int, policies: PoliciesSection, *, is_vector: bool
+) -> EnvBatch:
+    """The batch of new environments, with the leaves that the settings ask for.
+
+    Frames are stacked where `auto` says so of Atari that nobody else has wrapped.
+    """
+    made: list[Any] = []
+    build: Callable[..., EnvBatch] = VectorEnvs
+    try:
+        if is_vector:
+            made.append(_make_vector_env(section, num_envs))
+        else:
+            made.extend(make_env(section) for _ in range(num_envs))
+            build = batch_of(made[0], section.id)
+        if policies.names:
+            if build is not AgentEnvs:
+                raise EnvError(
+                    f"policies.names: {section.id} has a single agent, and only the agents of a "
+                    "parallel environment of PettingZoo can have several: drop the section policies"
+                )
+            build = partial(build, policies=policies)
+        is_ours = section.preprocess == "auto" and not section.wrappers
+        if section.frame_stack == "auto" and is_ours and is_atari(find_env(section.id)):
+            section = section.model_copy(update={"frame_stack": "on"})
+        envs = build(made[0] if is_vector else made, section)
+        if section.last_action or section.last_reward:
+            return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
+        return envs
+    except EnvError:
+        close_all(made, section.id)
+        raise
 
 
 def make_env(section: EnvSection) -> Any:
@@ -98,7 +130,7 @@ def make_env(section: EnvSection) -> Any:
     with Blame(section.id, f"to be made{_with(section.kwargs)}"):
         if callable(found):
             env = found(**section.kwargs)
-        elif section.preprocess == "auto" and is_atari(registered(found)):
+        elif section.preprocess == "auto" and is_atari(found):
             env = _make_atari(found, section.kwargs)
         else:
             # The checker wraps every step for good, and what it would find is checked here anyway.
@@ -132,7 +164,9 @@ def batch_of(env: Any, whose: str) -> Callable[..., EnvBatch]:
     raise EnvError(f"{whose} made a {type(env).__name__}, which is {nots}")
 
 
-def is_atari(spec: EnvSpec | None) -> bool:
+def is_atari(found: str | Factory) -> bool:
+    """Whether what a name stands for is a game of ale_py's."""
+    spec = registered(found) if isinstance(found, str) else None
     return spec is not None and spec.entry_point == "ale_py.env:AtariEnv"
 
 
@@ -167,7 +201,7 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
         if callable(found):
             env = found(**kwargs)
         else:
-            if is_atari(registered(found)):
+            if is_atari(found):
                 kwargs = ATARI_VECTOR | kwargs
             # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
             warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
@@ -190,56 +224,13 @@ def _why_no_vector(section: EnvSection) -> str | None:
     spec = registered(found)
     if spec is None or spec.vector_entry_point is None:
         return "has no vector code of its own (no vector_entry_point)"
-    if is_atari(spec) and section.preprocess == "off":
+    if is_atari(found) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None
 
 
 def _is_only_vector(section: EnvSection) -> bool:
     return makes_vectors(find_env(section.id))
-
-
-def _build_serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
-    envs: list[Any] = []
-    try:
-        envs.extend(make_env(section) for _ in range(num_envs))
-        return _as_shown(batch_of(envs[0], section.id), envs, section, policies)
-    except EnvError:
-        close_all(envs, section.id)
-        raise
-
-
-def _build_vector(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
-    env = _make_vector_env(section, num_envs)
-    try:
-        return _as_shown(VectorEnvs, env, section, policies)
-    except EnvError:
-        close_all([env], section.id)
-        raise
-
-
-def _as_shown(
-    build: Callable[..., EnvBatch], made: Any, section: EnvSection, policies: PoliciesSection
-) -> EnvBatch:
-    """The batch of what was made, with the leaves that the settings ask for.
-
-    Frames are stacked where `auto` says so of Atari that nobody else has wrapped.
-    """
-    if policies.names:
-        if build is not AgentEnvs:
-            raise EnvError(
-                f"policies.names: {section.id} has a single agent, and only the agents of a "
-                "parallel environment of PettingZoo can have several: drop the section policies"
-            )
-        build = partial(build, policies=policies)
-    found = find_env(section.id)
-    is_ours = not callable(found) and is_atari(registered(found)) and not section.wrappers
-    if is_ours and section.preprocess == section.frame_stack == "auto":
-        section = section.model_copy(update={"frame_stack": "on"})
-    envs = build(made, section)
-    if not section.last_action and not section.last_reward:
-        return envs
-    return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
 
 
 def _with(kwargs: dict[str, Any]) -> str:
