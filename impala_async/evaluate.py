@@ -27,40 +27,32 @@ if TYPE_CHECKING:
 
 NUM_ENVS = 8
 MAX_STEPS = 100_000
-
+# Each with its default, the least it may be, and its use.
+FLAGS = (
+    ("episodes", 10, 1, "how many count, of all agents together: of each the same number"),
+    ("max-steps", MAX_STEPS, 1, "give up when an environment has taken so many steps"),
+    ("seed", 10_000, 0, "of the environments"),
+)
 
 Played = tuple[int, float]
 """One episode: the number of the policy that played it, and its return."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the return of every episode, and their mean."""
+    """Print the mean return of the episodes, the smallest and the largest one."""
     parser = new_parser("evaluate", "Play greedy episodes with a trained policy.")
     parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
-    parser.add_argument(
-        "--episodes",
-        type=int,
-        default=10,
-        metavar="N",
-        help="how many count, of all agents together: of each the same number; default: 10",
-    )
-    parser.add_argument(
-        "--max-steps",
-        type=int,
-        default=MAX_STEPS,
-        metavar="N",
-        help=f"give up when an environment has taken so many steps (default: {MAX_STEPS})",
-    )
-    parser.add_argument("--seed", type=int, default=10_000, metavar="N", help="default: 10000")
+    for flag, default, _, text in FLAGS:
+        told = f"{text}; default: {default}"
+        parser.add_argument(f"--{flag}", type=int, default=default, metavar="N", help=told)
     args = parser.parse_args(argv)
     return run_door(lambda: _evaluate(args))
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    for flag, least in (("episodes", 1), ("seed", 0), ("max_steps", 1)):
-        if (value := getattr(args, flag)) < least:
-            name = flag.replace("_", "-")
-            raise ConfigError(f"--{name}: wants a whole number from {least} up, got {value}")
+    for flag, _, least, _ in FLAGS:
+        if (value := getattr(args, flag.replace("-", "_"))) < least:
+            raise ConfigError(f"--{flag}: wants a whole number from {least} up, got {value}")
     folder, path = _locate(args.path)
     config = folder.load_config()
     watch = Watch(tell_stderr).start()
@@ -85,9 +77,8 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
     if not path.exists():
         raise CheckpointError(f"{path}: there is no such folder")
     whole = path.resolve()
-    for run_path in (whole, whole.parent, whole.parent.parent):
-        folder = RunFolder(run_path)
-        if folder.exists() and whole in (run_path, folder.checkpoints):
+    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
+        if folder.exists() and whole in (folder.path, folder.checkpoints):
             return folder, folder.checkpoints
         if folder.exists() and whole.parent == folder.checkpoints:
             return folder, whole
@@ -170,10 +161,8 @@ def _play_greedily(
     def so_far(seconds: float) -> str:
         returns = [total for _, total in _counted(played, per_agent, num_agents)]
         mean = format_return(sum(returns) / len(returns) if returns else None)
-        return (
-            f"playing: {len(returns)} of {num_wanted} episodes after {seconds:.0f} s, "
-            f"mean return {mean}"
-        )
+        done = f"{len(returns)} of {num_wanted} episodes after {seconds:.0f} s"
+        return f"playing: {done}, mean return {mean}"
 
     totals = np.zeros(envs.num_envs)
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)

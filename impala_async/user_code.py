@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import PurePosixPath
 from traceback import walk_tb
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from impala_async.errors import ConfigError, ImpalaAsyncError
@@ -52,7 +52,6 @@ class UserCode:
     """A context in which every exception is that of a user's code; one instance serves many times.
 
     So are SystemExit and GeneratorExit, which would else end a process of ours as if all were well.
-
     A class, because a generator's context costs as much as a step of a small environment.
 
     Args:
@@ -78,16 +77,9 @@ class UserCode:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None and not is_ctrl_c(error):
-            ours = self.blame(error)
-            if ours is not None:
-                raise ours from error
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None and not is_ctrl_c(error) and (ours := self.blame(error)):
+            raise ours from error
 
     def blame(self, error: BaseException) -> ImpalaAsyncError | None:
         """The error of ours that says whose fault it was; None if it says so itself."""

@@ -71,16 +71,11 @@ def try_steps(envs: EnvBatch) -> None:
     _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_))
     ends_at = time.monotonic() + BUDGET_S
     for _ in range(NUM_STEPS):
-        before = {name: values.copy() for name, values in obs.items()}
-        step = envs.step(random_actions(envs.action_spec, before, envs.num_envs, rng))
+        step = envs.step(random_actions(envs.action_spec, obs, envs.num_envs, rng))
         obs = step.obs
         check_numbers(envs, obs, step.rewards)
         # Nothing is chosen at an end, nor while others play on.
-        is_waiting_C = step.ended if step.idle is None else step.ended | step.idle
-        _check_legal(envs, obs, ~is_waiting_C)
-        # Behind an end a new window begins; agents that wait or go may show the same one again.
-        is_begun_C = is_waiting_C if step.idle is not None else step.fresh
-        _check_slides(envs, before, obs, is_begun_C)
+        _check_legal(envs, obs, ~(step.ended if step.idle is None else step.ended | step.idle))
         if time.monotonic() > ends_at:
             return
 
@@ -134,20 +129,6 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> No
             raise EnvError(
                 f"{envs.name} gave a mask of legal actions, {spec.legal!r}, without any legal one: "
                 "every item of an action needs at least one"
-            )
-
-
-def _check_slides(
-    envs: EnvBatch, before: Obs, obs: Obs, is_begun_C: NDArray[np.bool_] | None
-) -> None:
-    """Check that stacks of frames slide, but in columns where a new window may begin."""
-    columns = slice(None) if is_begun_C is None else ~is_begun_C
-    for leaf in envs.obs_spec.leaves:
-        window, last = obs[leaf.name][columns], before[leaf.name][columns]
-        if leaf.is_stack and not np.array_equal(window[:, :-1], last[:, 1:]):
-            raise EnvError(
-                f"env.frame_stack: what {envs.name} shows does not slide by one frame per step, "
-                "and what does not would be lost: set it to off"
             )
 
 

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable
 from time import monotonic
 from traceback import walk_tb
-from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
 from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, ImpalaAsyncError
@@ -78,12 +77,7 @@ class Blame(UserCode):
         self._around = RUNNING.call
         RUNNING.call = (self, monotonic())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         RUNNING.call = self._around
         if RUNNING.forked_in is self:
             _end_fork(self, error)

@@ -54,7 +54,6 @@ class Spaces:
         self.leaves = obs_leaves(observation_space, is_stacked=is_stacked)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
         self._action_space = action_space
-        self._is_nested = isinstance(action_space, Dict | Tuple)
         found = _arrays_of(action_space, "action space")
         parts = tuple(_part(name, part, is_squashed) for name, (_, part) in found.items())
         if is_squashed and all(part.kind == "discrete" for part in parts):
@@ -66,18 +65,20 @@ class Spaces:
         legal = self._legal(observation_space, num_choices, section.action_mask_key)
         self.action_spec = ActionSpec(parts, legal)
         self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}
+        is_nested = isinstance(action_space, Dict | Tuple)
+        self._turn = None if is_nested else self._turns[""]
 
     def batch(self, actions: Actions) -> Any:
         """The environment's action, with an array of all columns at each leaf."""
-        if not self._is_nested:
-            return self._turns[""](actions[""])
+        if self._turn is not None:
+            return self._turn(actions[""])
         turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
         return _nest(self._action_space, (), turned)
 
     def each(self, actions: Actions) -> Iterable[Any]:
         """One action of the environment per column."""
-        if not self._is_nested:
-            return _columns(self._turns[""](actions[""]))
+        if self._turn is not None:
+            return _columns(self._turn(actions[""]))
         columns = [_columns(turn(actions[name])) for name, turn in self._turns.items()]
         return [
             _nest(self._action_space, (), dict(zip(self._turns, values, strict=True)))
@@ -182,7 +183,7 @@ def _turn(space: Any, is_squashed: bool) -> Turn:
 
 def _columns(values: NDArray[Any]) -> Iterable[Any]:
     # A Box wants arrays, also where they have no dimension.
-    is_scalar_box = values.ndim == 1 and values.dtype.kind == "f"
+    is_scalar_box = values.dtype.kind == "f" and values.ndim == 1
     return [values[i, ...] for i in range(len(values))] if is_scalar_box else values
 
 

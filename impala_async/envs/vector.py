@@ -109,7 +109,8 @@ class SerialEnvs(OwnEnvs):
         obs, rewards, all_terminated, all_truncated, *_ = result = self._result
         is_over, write = self._is_over, self._rows.write
         if True in is_over:
-            self._idle[:], result = is_over, self._with_idle
+            self._idle.fill(False)
+            result = self._with_idle
         place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
             for column, action in enumerate(self._adapt(actions)):
@@ -139,7 +140,7 @@ class SerialEnvs(OwnEnvs):
         self._rows.write(column, obs)
         self._result.rewards[column] = 0
         self._result.terminated[column] = self._result.truncated[column] = False
-        self._is_over[column] = False
+        self._is_over[column], self._idle[column] = False, True
 
 
 class VectorEnvs(OwnEnvs):
