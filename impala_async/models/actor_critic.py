@@ -22,7 +22,7 @@ from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.mlp import init_orthogonal, orthogonal_linear
 from impala_async.models.torso import TORSOS, Torso, torso_maker
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
-from impala_async.user_code import NamedInSetting
+from impala_async.user_code import UserCode
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
 POLICY_GAIN = 0.01
@@ -41,9 +41,7 @@ class ActorCritic(nn.Module):
         # An error of a torso of the user's own is told as that.
         self._calling: AbstractContextManager[None] = nullcontext()
         if section.name not in TORSOS:
-            self._calling = NamedInSetting(
-                "model.name", section.name, "to make features", SpacesError
-            )
+            self._calling = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
         self._normal_leaves = [

@@ -21,7 +21,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.policy import Evaluation
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
 
@@ -175,7 +175,7 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
     if name in MAKERS:
         return MAKERS[name](section)
     make = import_callable(f"{KEY}: {name}", name)
-    with NamedInSetting(KEY, name, "when it was made"):
+    with UserCode(f"{KEY}: {name}", "when it was made"):
         made = make(section)
     if not isinstance(made, Algorithm):
         raise ConfigError(
@@ -210,7 +210,7 @@ def _call(name: str, where: str, function: Callable[..., Any], view: View, *more
     rows = {field: part for field, part in view._asdict().items() if isinstance(part, Tensor)}
     # Every change in place increases it.
     before = {field: tensor._version for field, tensor in rows.items()}
-    with NamedInSetting(KEY, name, where):
+    with UserCode(f"{KEY}: {name}", where):
         found = function(view, *more)
     for field, tensor in rows.items():
         if tensor._version != before[field]:
