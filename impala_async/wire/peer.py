@@ -285,7 +285,7 @@ class Credit:
                 peer.heeds_calls = False
             is_called = peer.heeds_calls and (peer.has_call_room or peer.turned_away)
             line = expected if is_proven or is_called else others
-            line.kept += peer.kept_columns
+            line.kept += peer.kept_columns if peer.lapsed else under_way * peer.columns
             first = -1 if peer.turned_away else under_way
             is_last = is_pause and peer.is_newcomer
             line.turns.append((first, is_last, peer.dealt_at, number, peer))

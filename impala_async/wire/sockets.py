@@ -62,10 +62,6 @@ class AddressError(Exception):
         self.is_taken = is_taken
 
 
-class NoSocketError(Exception):
-    """This process has as many sockets or descriptors as it may."""
-
-
 def new_context() -> Context:
     """The one context of a process."""
     # A router counts the routes that it gives up from a number of C's `rand`, and aborts the
@@ -80,9 +76,7 @@ def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
     try:
         made = context.socket(kind)
     except zmq.ZMQError as error:
-        if error.errno == errno.EMFILE:
-            raise NoSocketError(error.strerror) from None
-        raise
+        raise OSError(error.errno, error.strerror) from None
     made.set(zmq.LINGER, 0)
     # Not always: `localhost` would become ::1, and miss a learner at 127.0.0.1.
     made.set(zmq.IPV6, int(url.startswith("tcp://[")))
@@ -189,13 +183,11 @@ class Router:
         """Whether the message that is being received goes on."""
         return self._has_more
 
-    def discard_rest(self, at_most: int = MAX_DISCARDED) -> int:
-        """Drop what is left of the message, or so many frames of it; how many that was."""
-        num_frames = 0
-        while self._has_more and num_frames < at_most:
-            self.receive_into(_NOTHING)
-            num_frames += 1
-        return num_frames
+    def discard_rest(self) -> None:
+        """Drop what is left of the message, or MAX_DISCARDED frames of it."""
+        for _ in range(MAX_DISCARDED):
+            if self.receive_into(_NOTHING) == NO_FRAME:
+                return
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
         """Send without blocking; False if the peer is gone or does not take it now.
@@ -271,7 +263,7 @@ class Dealer:
         """A larger frame than allowed ends its connection.
 
         Raises:
-            NoSocketError: there are too many.
+            OSError: there are too many sockets or descriptors.
         """
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
@@ -285,7 +277,7 @@ class Dealer:
             self._monitor = Monitor(self._socket, _CONNECTION_EVENTS)
         except zmq.ZMQError as error:
             self._socket.close()
-            raise NoSocketError(error.strerror) from None
+            raise OSError(error.errno, error.strerror) from None
         # These are of the connection that there is now.
         self._is_connected = self._is_greeted = False
         self._poller = zmq.Poller()
