@@ -4,8 +4,8 @@
       ▲                            │
       └──── the learner is lost, or wants a new hello
 
-It owns the session, the outbox, and which weights to act with. Messages and times come in as
-arguments; what to do and what to say come out as values. The weights port is pulls.py's.
+Messages and times come in as arguments; what to do and what to say come out as values. The weights
+port is pulls.py's.
 """
 
 import random
@@ -145,14 +145,10 @@ class Outbox(Generic[Item]):
             self._sent_at.pop(seq, None)
         return [self._held.pop(seq) for seq in done]
 
-    def on_new_session(self) -> None:
-        """Credit starts again from nothing."""
-        self._granted = 0
-        self.on_new_connection()
-
-    def on_new_connection(self) -> None:
-        """Send all that is held again: messages that were under way may be lost."""
+    def resend_all(self, *, is_new_session: bool) -> None:
+        """Messages that were under way may be lost; in a new session credit starts from nothing."""
         self._sent_at.clear()
+        self._granted = 0 if is_new_session else self._granted
 
     def give_up(self) -> list[Item]:
         """Nothing that is held will ever be sent; returns it."""
@@ -174,9 +170,10 @@ class ActorSide(Generic[Item]):
     welcome: Welcome
     """There from `accept` on."""
 
-    def __init__(self, actor: bytes, number: int = NO_NUMBER) -> None:
+    def __init__(self, actor: bytes) -> None:
         self.actor = actor
-        self.number = number
+        self.number = NO_NUMBER
+        """The one that its starter gave it."""
         self.session = b""
         self.outbox: Outbox[Item] = Outbox()
         self.pauses = new_pauses()
@@ -214,7 +211,7 @@ class ActorSide(Generic[Item]):
         self.has_session, self.is_joined = True, False
         self.named = NO_VERSION
         self.last_heard = now
-        self.outbox.on_new_session()
+        self.outbox.resend_all(is_new_session=True)
         return is_same_run
 
     def begin_new_run(self) -> None:
@@ -245,7 +242,7 @@ class ActorSide(Generic[Item]):
         """Over a new connection, messages go again that were sent over the one that broke."""
         self.told_at = now
         self._tell_again_at = now + next(self.pauses)
-        self.outbox.on_new_connection()
+        self.outbox.resend_all(is_new_session=False)
 
     def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
         """Take a message at the data port; return it if the shell has to do something about it.
@@ -306,8 +303,7 @@ class ActorSide(Generic[Item]):
         return Bye(self.session, BYE_REASONS.index("leaving"), plain(why)[:MAX_WHY])
 
     def put(self, item: Item) -> bool:
-        """Take a finished trajectory; False if it was begun in a session that is over: in lockstep
-        its batch is trained without it."""
+        """Take a finished trajectory; False if in lockstep its batch was of a session before."""
         if self._lockstep_lag is not None and self.version == NO_VERSION:
             return False
         self.outbox.put(item)
@@ -321,15 +317,13 @@ class ActorSide(Generic[Item]):
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next trajectory needs newer weights: the first, all in lockstep, and at
-        max_lag."""
-        if self.version == NO_VERSION or self._lockstep_lag is not None:
-            return True
-        return self.named.update - self.version.update >= self._max_lag
+        """Whether the next trajectory needs newer weights."""
+        is_first, is_lockstep = self.version == NO_VERSION, self._lockstep_lag is not None
+        lag = self.named.update - self.version.update
+        return is_first or is_lockstep or lag >= self._max_lag
 
     def act_with(self, version: Version) -> None:
-        """In lockstep the first of a session serve one trajectory and as many more as the lag has
-        updates."""
+        """In lockstep the first of a session serve one trajectory, and one more for each lag."""
         self.pauses = new_pauses()
         if self.version == NO_VERSION:
             self._num_kept_left = self._lockstep_lag or 0

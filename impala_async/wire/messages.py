@@ -51,10 +51,6 @@ def _uint(largest: int, smallest: int = 0) -> Check:
     return lambda value: type(value) is int and smallest <= value <= largest
 
 
-def _blob(size: int) -> Check:
-    return lambda value: type(value) is bytes and len(value) == size
-
-
 def _text(longest: int) -> Check:
     return lambda value: type(value) is str and len(value) <= longest
 
@@ -78,7 +74,7 @@ def _verdicts(value: Any) -> bool:
     )
 
 
-Id = Annotated[bytes, _blob(16)]
+Id = Annotated[bytes, lambda value: type(value) is bytes and len(value) == 16]
 Count = Annotated[int, _uint(2**62)]
 # This limit is lower: the seqs that a learner grants from there on must still be seqs.
 FirstSeq = Annotated[int, _uint(2**61)]
@@ -233,12 +229,11 @@ Message = (
 )
 
 
-def _checks(form: type[Any]) -> tuple[Check, ...]:
-    hints = get_type_hints(form, include_extras=True)
-    return tuple(hints[name].__metadata__[0] for name in form._fields)
-
-
-_FORMS = tuple((form, _checks(form)) for form in get_args(Message))
+# Each with the checks of its fields.
+_FORMS = tuple(
+    (form, [hint.__metadata__[0] for hint in get_type_hints(form, include_extras=True).values()])
+    for form in get_args(Message)
+)
 _KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
 
 
@@ -285,7 +280,7 @@ def unpack(frame: bytes | memoryview) -> Message:
     if type(fields) is not list or not fields:
         raise ProtocolError("malformed_header", "the header is not a msgpack array")
     kind = fields.pop(0)
-    if type(kind) is not int or not 0 <= kind < len(_FORMS):
+    if not _uint(len(_FORMS) - 1)(kind):
         raise ProtocolError("unknown_type", f"no message has the kind {reprlib.repr(kind)}")
     form, checks = _FORMS[kind]
     # A later release may have appended more fields: what is not known is not looked at.

@@ -50,7 +50,7 @@ def grant_of(granted, settled=0, version=V1, **more):
 
 def side_of(**pace):
     """One that has said its Spec."""
-    side = ActorSide(b"a" * 16, 7)
+    side = ActorSide(b"a" * 16)
     assert side.accept(welcome_of(), 0.0, **pace)
     side.set_spec(SCHEMA, LAYOUT, 2, 1)
     side.said_spec(0.0)
@@ -75,7 +75,8 @@ def test_pauses_double_up_to_the_longest():
 
 
 def test_hello_is_due_now_and_then_and_over_each_new_connection():
-    side = ActorSide(b"a" * 16, 7)
+    side = ActorSide(b"a" * 16)
+    side.number = 7
     hello = side.handshake(0.0).hello
     assert (hello.run_id, hello.epoch, hello.lowest_unsettled, hello.number) == (bytes(16), 0, 0, 7)
     handshake = Handshake(hello, 0.0, chance=lambda: 0.5)
@@ -299,9 +300,9 @@ def test_what_may_be_lost_goes_again():
     assert send_all(outbox) == "bc"
     outbox.on_grant(grant_of(3, 1, again=2))
     assert send_all(outbox) == "c", "it was called back"
-    outbox.on_new_connection()
+    outbox.resend_all(is_new_session=False)
     assert send_all(outbox) == "bc"
-    outbox.on_new_session()
+    outbox.resend_all(is_new_session=True)
     assert (outbox.sendable(), state(outbox)) == (None, (1, 4, 3, 3))
     outbox.on_grant(grant_of(2, 1))
     assert send_all(outbox) == "b"
@@ -349,7 +350,7 @@ def test_what_is_held_has_no_gaps_and_nothing_is_lost(steps):
             outbox.put(number)
             put.append(number)
         else:
-            outbox.on_new_session()
+            outbox.resend_all(is_new_session=True)
         assert outbox.next_seq - outbox.lowest_unsettled == len(outbox)
         # In order, each once: what came back, and what is held.
         assert put[: len(back)] == back
