@@ -86,7 +86,6 @@ def _record_and_serve(
 def _enough_descriptors() -> Iterator[None]:
     """A start that has too few is one line: ConfigError."""
     from impala_async.wire.connections import most_descriptors
-    from impala_async.wire.sockets import NoSocketError
 
     fix = f"a learner needs {LEAST_DESCRIPTORS} and two for each actor: raise ulimit -n"
     most = most_descriptors()
@@ -95,8 +94,7 @@ def _enough_descriptors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_short = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
-        if not is_short and not isinstance(error, NoSocketError):
+        if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
             raise
         raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
 
