@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from impala_async.config.run import RunConfig
-    from impala_async.learner.loop.saver import Restored
+    from impala_async.learner.handoff import Captured
     from impala_async.learner.recorder import Recorder
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
@@ -163,7 +163,7 @@ def _serve(
 
 
 def _sinks(
-    config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Restored | None"
+    config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Captured | None"
 ) -> "list[Sink]":
     from impala_async.metrics.console import ConsoleSink
     from impala_async.metrics.jsonl import JsonlSink

@@ -20,11 +20,10 @@ from typing import Any
 from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner.handoff import ByteQueue, ClosedError, Inbox, on_thread
-from impala_async.learner.slots import Episodes, Region
+from impala_async.learner.slots import Arrival
 from impala_async.schema import Schema
 from impala_async.weights import Version
 from impala_async.wire.codec import PLAIN
-from impala_async.wire.messages import Data
 from impala_async.wire.recording import (
     OPENING,
     End,
@@ -68,8 +67,9 @@ class Recorder:
     @property
     def is_behind(self) -> bool:
         """Whether the disk must catch up before more may come."""
-        is_behind = self._queue is not None and not self._has_failed and self._queue.is_behind
-        if is_behind and self._behind_since is None:
+        if self._queue is None or self._has_failed:
+            return False
+        if self._behind_since is None and self._queue.waiting_bytes >= self._most_waiting_bytes:
             self._behind_since = now = time.monotonic()
             if now >= self._warn_at:
                 self._warn_at = now + WARN_EVERY_S
@@ -79,7 +79,7 @@ class Recorder:
                     self._path,
                     self._behind_total_s,
                 )
-        return is_behind
+        return self._behind_since is not None
 
     def begin(
         self,
@@ -90,29 +90,24 @@ class Recorder:
     ) -> None:
         """Write down what follows, and start the thread. `has_room`: credit may flow again."""
         loop = asyncio.get_running_loop()
-
-        def catch_up(_: None) -> None:
-            self._note_caught_up()
-            has_room()
-
         self._has_room = has_room
-        self._queue = ByteQueue(self._most_waiting_bytes, Inbox(loop, catch_up))
+        self._queue = ByteQueue(self._most_waiting_bytes // 4, Inbox(loop, self._note_written))
         self._began_at = time.monotonic()
         self._put(Start(self._run_id, *first, __version__, time.time(), schema, settings))
         self._writing = loop.create_task(on_thread("recorder", self._write_all), name="recorder")
         self._writing.add_done_callback(self._note_end)
         logger.info("recording to %s", self._path)
 
-    def take(self, rank: int, data: Data, region: Region, episodes: Episodes | None) -> None:
+    def take(self, arrival: Arrival) -> None:
         """Keep an admitted message, of which everything is copied."""
         if self._queue is None or self._has_failed:
             return
-        tail = b"" if episodes is None else episodes.tobytes()
-        body = b"".join((region.obs.data.cast("B"), region.small.data.cast("B"), tail))
+        tail = b"" if arrival.episodes is None else arrival.episodes.tobytes()
+        body = b"".join((arrival.obs.data.cast("B"), arrival.small.data.cast("B"), tail))
         arrived_s = time.monotonic() - self._began_at
         # It is recorded as it was before it was compressed for the network.
-        plain = data._replace(body=None, codec=PLAIN)
-        self._put(Recorded(rank, arrived_s, plain, body), len(body))
+        plain = arrival.data._replace(body=None, codec=PLAIN)
+        self._put(Recorded(arrival.peer.rank, arrived_s, plain, body), len(body))
         self._num_messages += 1
 
     async def finish(self, reason: str, update: int, digests: dict[str, str]) -> None:
@@ -185,15 +180,19 @@ class Recorder:
             error.strerror if isinstance(error, OSError) else repr(error),
             "Nothing there" if self.is_empty else "What is in the file",
         )
-        self._has_room()
+        self._note_written()
         if not isinstance(error, OSError):
             # A bug of ours: the loop's handler ends the run.
             raise error
 
-    def _note_caught_up(self) -> None:
-        if self._behind_since is not None:
+    def _note_written(self, _: None = None) -> None:
+        """Credit flows again when half of what should wait at most is gone."""
+        assert self._queue is not None
+        is_behind = self._queue.waiting_bytes > self._most_waiting_bytes // 2
+        if self._behind_since is not None and (self._has_failed or not is_behind):
             self._behind_total_s += time.monotonic() - self._behind_since
             self._behind_since = None
+            self._has_room()
 
 
 def _create(path: Path) -> int:

@@ -42,7 +42,7 @@ from impala_async.learner.handoff import (
     on_thread,
 )
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
-from impala_async.learner.loop.saver import Restored, Saver, begin_epoch
+from impala_async.learner.loop.saver import Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
@@ -85,7 +85,7 @@ class LearnerService:
         sinks: Sequence[Sink],
         *,
         schema: Schema | None,
-        restored: Restored | None = None,
+        restored: Captured | None = None,
         recorder: Recorder | None = None,
         is_watched: bool = False,
         on_ready: Callable[[], None] = lambda: None,
@@ -119,7 +119,7 @@ class LearnerService:
             on_episodes=self._on_episodes,
             on_loss=functools.partial(self.stop, ACTOR_LOST),
             find_layout=functools.partial(find_layout, self._config.model),
-            accounts=restored.state if restored else None,
+            accounts=restored.training.state if restored else None,
             recorder=recorder,
         )
         self._make_reporter(sinks)
@@ -183,8 +183,8 @@ class LearnerService:
             settlements=Inbox(self._loop, self._server.settle),
             # In lockstep no version may be passed over.
             weights=(Inbox if is_lockstep else Mailbox)(self._loop, self._server.publish),
-            reports=Mailbox(self._loop, self._on_reading),
-            captures=Mailbox(self._loop, self._on_captured),
+            reports=Inbox(self._loop, self._on_reading),
+            captures=Inbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),
             run_path=self._folder.path,
             pulse=self._watchdog.learner,
@@ -195,13 +195,13 @@ class LearnerService:
             parts=[self._report_learner, self._server.report, self._episodes.report],
             env_steps=lambda: self._progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
-            ask=self._channels.is_report_due,
-            earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
+            ask=self._channels.is_report_due.set,
+            earlier_s=self._restored.training.state["run_s"] if self._restored else 0.0,
             earlier_updates=self._start.update,
             lr_is_0_at=self._config.idle_from,
         )
 
-    def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
+    def _make_saver(self, restored: Captured | None, lineage: Lineage) -> None:
         self._saver = Saver(
             folder=self._folder,
             keep=self._config.checkpoint.keep,
@@ -212,7 +212,7 @@ class LearnerService:
             on_death=functools.partial(self._fail, "a save"),
         )
         if restored is not None:
-            self._saver.restore(restored.state)
+            self._saver.restore(restored.training.state)
 
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
@@ -317,7 +317,7 @@ class LearnerService:
     async def _checkpoint_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._config.checkpoint.every_s)
-            self._channels.is_capture_due.raise_()
+            self._channels.is_capture_due.set()
 
     async def _wind_down(self, reason: str) -> str:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
@@ -384,7 +384,7 @@ class LearnerService:
             exit_reason=reason,
             # The report was written when the threads had ended.
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
-            env_steps_since=self._progress.env_steps_trained - (first.env_steps if first else 0),
+            env_steps_since=self._progress.env_steps_trained - (first[1] if first else 0),
             lag_histogram=reading.lag_histogram,
             mean_return=self._episodes.mean_return if goal_return is None else goal_return,
             verdict=self._reporter.verdict(report),
@@ -405,7 +405,7 @@ class LearnerService:
             "updates": self._progress.update,
             "learner/building": int(self._is_building),
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
-            "learner/wall_s": first and time.monotonic() - first.at,
+            "learner/wall_s": first and time.monotonic() - first[0],
             **reading.metrics,
             **(self._learner.loader.report() if self._learner else {}),
         }

@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
-from impala_async.learner.loop.filler import Arrival, SlotFiller
-from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.learner.slots import Slot, SlotFiller, allocate_slots
 from impala_async.learner.threads.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.training.batch import Batch
-from impala_async.weights import Version
-from tests.learner.columns import Planes, big_schema, planes_of
+from tests.learner.columns import Planes, big_schema, planes_of, put
 from tests.learner.hand_actor import DEADLINE_S
 
 COLUMNS = 4
@@ -58,11 +56,7 @@ class DeviceBench:
         """One batch into the next host slot."""
         self.until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
-        region = self.filler.assign(COLUMNS, 0)
-        assert region is not None
-        region.obs[:], region.small[:] = planes.obs, planes.small
-        valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit([Arrival(0, region, valid_rows, Version(1, seed))])
+        put(self.filler, planes, update=seed)
         return planes
 
     def until(self, is_so: Callable[[], bool]) -> None:

@@ -51,8 +51,8 @@ class Listener:
         self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
-            reports=Mailbox(loop, self.reports.append),
-            captures=Mailbox(loop, self.captures.append),
+            reports=Inbox(loop, self.reports.append),
+            captures=Inbox(loop, self.captures.append),
             stops=Inbox(loop, self.stops.append),
             run_path=Path(),
         )
@@ -85,12 +85,13 @@ def batch_of(
 ) -> LoadedBatch:
     """A loaded batch, told by versions and valid rows of its columns."""
     updates_B = np.array(tuple(updates), np.int64)
+    mask_CT = np.arange(9) < np.array(tuple(valid_rows))[:, None]
     slot: Any = SimpleNamespace(
         batch=number,
         filled_B=np.ones(len(updates_B), np.bool_),
         updates_B=updates_B,
         ranks_B=np.zeros_like(updates_B),
-        valid_rows_B=np.array(tuple(valid_rows), np.int64),
+        columns=SimpleNamespace(mask_CT=mask_CT),
     )
     tensors: Any = FakeBatch(number)
     return LoadedBatch(number, tensors, slot)

@@ -16,7 +16,6 @@ from impala_async.learner import handoff
 from impala_async.learner.handoff import (
     ByteQueue,
     ClosedError,
-    Flag,
     Inbox,
     IndexQueue,
     LearnerReport,
@@ -126,7 +125,7 @@ def test_a_queue_reports_its_three_numbers() -> None:
     assert 0 <= wait_ms < 1000
 
 
-# -------------------- inbox, mailbox, flag
+# -------------------- inbox, mailbox
 
 
 async def test_an_inbox_delivers_everything_in_order_on_the_loop() -> None:
@@ -203,16 +202,6 @@ def test_after_the_loop_nobody_listens() -> None:
         Inbox(EndedLoop(is_closed=False), print).post(1)
 
 
-def test_a_flag_is_taken_once() -> None:
-    flag = Flag()
-    assert not flag.is_up
-    assert not flag.take()
-    flag.raise_()
-    assert flag.is_up
-    assert flag.take()
-    assert not flag.take()
-
-
 # -------------------- threads
 
 
@@ -259,62 +248,42 @@ async def test_one_that_waits_for_a_body_can_be_cancelled() -> None:
 # -------------------- a byte queue
 
 
-def byte_queue_of(most_bytes: int) -> tuple[ByteQueue[str], list[str]]:
-    told: list[str] = []
+def byte_queue_of(portion_bytes: int) -> tuple[ByteQueue[str], list[int]]:
+    told: list[int] = []
     loop: Any = InlineLoop()
-    return ByteQueue(most_bytes, Inbox(loop, lambda _: told.append("room"))), told
+    queue: ByteQueue[str] = ByteQueue(
+        portion_bytes, Inbox(loop, lambda _: told.append(queue.waiting_bytes))
+    )
+    return queue, told
 
 
-def test_a_byte_queue_keeps_the_order_and_weighs() -> None:
-    queue, _ = byte_queue_of(1000)
+def test_a_byte_queue_keeps_the_order_weighs_and_tells_when_a_portion_is_done() -> None:
+    queue, told = byte_queue_of(250)
     for name in "abc":
         queue.put(name, 2)
     assert queue.waiting_bytes == 6
     assert queue.get() == ["a", "b", "c"]
     # What is being written waits still.
-    assert queue.waiting_bytes == 6
+    assert (queue.waiting_bytes, told) == (6, [])
     queue.put("d", 1)
     assert queue.get() == ["d"]
-    assert queue.waiting_bytes == 1
-    queue, _ = byte_queue_of(8)
-    for name in "abcdefg":
-        queue.put(name, 1)
-    # A quarter at a time, and the one beyond it.
-    assert [queue.get(), queue.get(), queue.get()] == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
-
-
-def test_a_byte_queue_is_behind_until_half_of_it_is_gone() -> None:
-    queue, told = byte_queue_of(10)
-    queue.put("a", 4)
-    assert not queue.is_behind
-    queue.put("b", 4)
-    queue.put("c", 4)
-    assert queue.is_behind
-    queue.get()
-    queue.get()
-    # 8 bytes are less than too many, but more than half.
-    assert (queue.waiting_bytes, queue.is_behind, told) == (8, True, [])
-    queue.get()
-    assert (queue.waiting_bytes, queue.is_behind, told) == (4, False, ["room"])
-
-
-def test_a_byte_queue_that_nobody_asked_about_tells_nobody() -> None:
-    queue, told = byte_queue_of(2)
-    queue.put("a", 9)
-    queue.put("b", 9)
-    queue.get()
-    queue.get()
+    assert (queue.waiting_bytes, told) == (1, [1])
     queue.close()
     with pytest.raises(ClosedError):
         queue.get()
-    assert (told, queue.waiting_bytes) == ([], 0)
+    assert (queue.waiting_bytes, told) == (0, [1, 0])
+    queue, _ = byte_queue_of(2)
+    for name in "abcdefg":
+        queue.put(name, 1)
+    # A portion, and the one beyond it.
+    assert [queue.get(), queue.get(), queue.get()] == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
 
 
 def test_a_byte_queue_waits_a_moment_for_more_but_not_for_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handoff, "BYTE_QUEUE_PAUSE_S", DEADLINE_S)
-    queue, _ = byte_queue_of(8)
+    queue, _ = byte_queue_of(2)
     got: list[list[str]] = []
     thread = in_thread(lambda: got.append(queue.get()))
     queue.put("a", 1)

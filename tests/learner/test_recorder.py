@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner import recorder as module
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import Region
+from impala_async.learner.slots import Arrival
 from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
 from impala_async.wire.codec import EPISODE
@@ -55,7 +56,9 @@ def take(recorder: Recorder, seq: int, num_bytes: int = 8, num_episodes: int = 0
     small = np.full((1, 4), 255 - seq, np.uint8)
     episodes = np.array([(seq, 1)] * num_episodes, EPISODE) if num_episodes else None
     # Some came compressed; what is recorded is what was unpacked.
-    recorder.take(seq % 2, DATA._replace(seq=seq, codec=seq % 2), Region(obs, small), episodes)
+    data: Any = DATA._replace(seq=seq, codec=seq % 2)
+    peer: Any = SimpleNamespace(rank=seq % 2)
+    recorder.take(Arrival(peer, data, obs, small, episodes=episodes))
     # Slots are written to again.
     obs[:] = small[:] = 99
 
@@ -154,6 +157,7 @@ async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     monkeypatch.setattr(os, "fdopen", open_full)
     begin(recorder, has_room=lambda: room.append("room"))
     take(recorder, 0)
+    assert recorder.is_behind
     await until(lambda: room == ["room"], "the end")
     assert "the recording has ended, and training goes on without it" in caplog.text
     assert "No space left" in caplog.text

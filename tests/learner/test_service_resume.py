@@ -69,7 +69,7 @@ async def test_numbers_go_on_where_they_were(tmp_path: Path) -> None:
     assert final["trajectories/in_slots"] == 0
     # What the summary says of this start is of this start, from its first update.
     assert run.service._reading.first_update is not None
-    begun = run.service._reading.first_update.env_steps
+    begun = run.service._reading.first_update[1]
     assert begun > last["env_steps_trained"]
     steps = final["env_steps_trained"] - begun
     assert run.summary["env_steps_per_s"] == pytest.approx(steps / run.summary["wall_s"], rel=0.01)

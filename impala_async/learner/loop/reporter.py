@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
-from impala_async.learner.handoff import Flag
 from impala_async.learner.slots import Episodes
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import RETURN_EPISODES, assemble
@@ -86,7 +85,8 @@ class Reporter:
     parts: Sequence[Callable[[], dict[str, object]]]
     env_steps: Callable[[], int]
     frames_per_step: int
-    ask: Flag
+    ask: Callable[[], None]
+    """Ask the learner thread for a reading."""
     earlier_s: float = 0.0
     earlier_updates: int = 0
     lr_is_0_at: int | None = None
@@ -128,7 +128,7 @@ class Reporter:
             due = max(due + self.every_s, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
             self._answered.clear()
-            self.ask.raise_()
+            self.ask()
             # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
             # the run would never end.
             with contextlib.suppress(TimeoutError):

@@ -9,19 +9,18 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.loop.admission import Admission
 from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
-from impala_async.learner.loop.filler import SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Publisher, Sessions
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import Episodes, Slot
+from impala_async.learner.slots import Episodes, Slot, SlotFiller
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
@@ -58,7 +57,7 @@ class ActorServer:
         on_episodes: Callable[[Episodes], None],
         on_loss: Callable[[], None],
         find_layout: Callable[[Schema], bytes | None] = lambda _: None,
-        accounts: dict[str, Any] | None = None,
+        accounts: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """Make all parts, and listen.

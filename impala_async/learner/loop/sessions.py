@@ -20,7 +20,7 @@ from typing import NamedTuple
 from impala_async import __version__
 from impala_async.envs.faults import WHERES, say_hang
 from impala_async.errors import ProtocolError, SpacesError
-from impala_async.learner.loop.filler import SlotFiller
+from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema, digest_of

@@ -22,7 +22,6 @@ from impala_async.learner.handoff import (
     Captured,
     Channels,
     ClosedError,
-    FirstUpdate,
     LearnerReport,
     Progress,
 )
@@ -83,7 +82,7 @@ class LearnerThread:
         )
         self._is_closed = False
         self._stop_reason: str | None = None
-        self._first_update: FirstUpdate | None = None
+        self._first_update: tuple[float, int] | None = None
         self._waited_s = 0.0
         self._starved_at: float | None = None
         self._starved_total_s = 0.0
@@ -190,7 +189,7 @@ class LearnerThread:
             self.progress = self.progress._replace(env_steps_trained=env_steps)
         if self._first_update is None:
             # Or skipped: a run whose every loss is NaN must reach its time limit.
-            self._first_update = FirstUpdate(time.monotonic(), self.progress.env_steps_trained)
+            self._first_update = time.monotonic(), self.progress.env_steps_trained
         return result.num_updates
 
     def _advance(self, num_updates: int) -> None:
@@ -251,10 +250,13 @@ class LearnerThread:
 
     def _answer(self) -> None:
         """Answer what the loop has asked for since the last update."""
-        if self._channels.is_report_due.take():
-            self._channels.reports.post(self._report())
-        if self._is_between_updates and self._channels.is_capture_due.take():
-            self._channels.captures.post(self._capture())
+        channels = self._channels
+        if channels.is_report_due.is_set():
+            channels.is_report_due.clear()
+            channels.reports.post(self._report())
+        if self._is_between_updates and channels.is_capture_due.is_set():
+            channels.is_capture_due.clear()
+            channels.captures.post(self._capture())
 
     @property
     def _is_between_updates(self) -> bool:
@@ -265,7 +267,7 @@ class LearnerThread:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
         if self._stop_reason is None and self._is_between_updates:
             limit_s, first = self._stop.wall_s, self._first_update
-            is_late = limit_s and first and time.monotonic() - first.at >= limit_s
+            is_late = limit_s and first and time.monotonic() - first[0] >= limit_s
             reached = self.progress.reached(self._stop) or ("wall_s" if is_late else None)
             if reached is not None:
                 self._stop_reason = reached

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from impala_async.learner.slots import Arrival
 from impala_async.schema import Schema
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
-from impala_async.wire.messages import VERDICTS, Data, Hello, pack
+from impala_async.wire.messages import VERDICTS, Hello, pack
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 from tests.learner.pure_learner import HandActor, PureLearner
 
@@ -65,19 +66,16 @@ def test_columns_and_episodes_arrive_as_they_were_sent(form: str, columns: int) 
     assert actor.rejects == []
 
 
-def test_a_slot_knows_versions_ranks_and_valid_rows_of_its_columns() -> None:
+def test_a_slot_knows_versions_and_ranks_of_its_columns() -> None:
     learner = PureLearner(SMALL)
     learner.update = 7
     learner.publish()
     narrow, wide = HandActor(learner, 1).join(), HandActor(learner, 3).join()
-    planes = planes_of(SMALL, 3)
-    planes.columns.mask_CT[1, :2] = False
-    wide.send(planes, update=5)
+    wide.send(update=5)
     narrow.send()
     (slot,) = learner.full
     assert slot.updates_B.tolist() == [5, 5, 5, 7]
     assert slot.ranks_B.tolist() == [1, 1, 1, 0]
-    assert slot.valid_rows_B.tolist() == [3, 1, 3, 3]
     assert slot.batch == 1
 
 
@@ -421,10 +419,11 @@ class FakeRecorder:
         self.is_behind = False
         self.taken: list[tuple[int, int, int, bytes]] = []
 
-    def take(self, rank: int, data: Data, region: Any, episodes: Any) -> None:
+    def take(self, arrival: Arrival) -> None:
+        data, episodes = arrival.data, arrival.episodes
         tail = b"" if episodes is None else episodes.tobytes()
-        planes = region.obs.tobytes() + region.small.tobytes() + tail
-        self.taken.append((rank, data.seq, data.columns, planes))
+        planes = arrival.obs.tobytes() + arrival.small.tobytes() + tail
+        self.taken.append((arrival.peer.rank, data.seq, data.columns, planes))
 
 
 @pytest.mark.parametrize("schema", [SMALL, BIG], ids=["inline", "frames"])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.learner.slots import Region
+from impala_async.learner.slots import Arrival
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import encode_data
@@ -46,8 +46,9 @@ class Bay(PureLearner):
             peer.usual_s = 0.0
         self.end_burst()
 
-    def take(self, rank: int, data: Data, region: Region, episodes: Any) -> None:
-        self.taken.append((rank, data.seq, region.obs.tobytes() + region.small.tobytes()))
+    def take(self, arrival: Arrival) -> None:
+        planes = arrival.obs.tobytes() + arrival.small.tobytes()
+        self.taken.append((arrival.peer.rank, arrival.data.seq, planes))
 
     def count(self, episodes: Any) -> None:
         super().count(episodes)
@@ -59,7 +60,7 @@ class Bay(PureLearner):
         while self.full:
             slot = self.full.pop(0)
             planes = (slot.obs.tobytes(), slot.small.tobytes())
-            self.batches.append((*planes, slot.updates_B.tolist(), slot.valid_rows_B.tolist()))
+            self.batches.append((*planes, slot.updates_B.tolist()))
             self.settle(slot, is_dealing=False)
         self._say(self.admission.deal(self.now))
 
@@ -143,15 +144,13 @@ def test_what_is_refused_leaves_no_gap_between_its_neighbours() -> None:
     report = bay.ledger.report()
     assert (report["rejected/nonfinite"], report["trajectories/admitted"]) == (2, 10)
     assert [len(actor.verdicts) for actor in bay.actors] == [0, 1, 0]
-    ((obs, small, updates, valid_rows),) = bay.batches
+    ((obs, small, updates),) = bay.batches
     # The numbers of those that are in it, and how many of their columns are.
     sent = [(1, 1), (3, 3), (4, 1), (5, 2), (6, 1)]
     parts = [(bay.planes[number - 1], width) for number, width in sent]
     assert obs == b"".join(planes.obs[:width].tobytes() for planes, width in parts)
     assert small == b"".join(planes.small[:width].tobytes() for planes, width in parts)
     assert updates == [5 - number % 3 for number, width in sent for _ in range(width)]
-    counts = [planes.columns.mask_CT[:width].sum(1).tolist() for planes, width in parts]
-    assert valid_rows == [count for each in counts for count in each]
 
 
 def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours() -> None:

@@ -9,14 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.filler import Arrival
 from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.slots import Episodes, Region, Slot, allocate_slots
+from impala_async.learner.slots import Arrival, Episodes, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import VERDICTS, ByeOk, Get, NotModified, WeightsReply, unpack
-from tests.learner.columns import planes_of, same
+from tests.learner.columns import planes_of, room, same
 from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
 from tests.learner.pure_learner import HandActor, PureLearner
 
@@ -68,13 +67,6 @@ def test_any_order_of_events_gives_the_same_batches(lag: int, num_ranks: int, se
     assert episodes == [(float(r), b + 1) for b in range(6) for r in ranks]
 
 
-def arrival(rank: int, number: int, region: Region, update: int = 0) -> Arrival:
-    planes = planes_of(SCHEMA, WIDTH, seed=100 * number + rank)
-    region.obs[:], region.small[:] = planes.obs, planes.small
-    episodes = np.array([(rank + 10 * number, 1)], EPISODE)
-    return Arrival(rank, region, np.array([3, 2]), Version(1, update), episodes)
-
-
 class Shelf:
     """A filler that everybody has joined, with nobody to give credit to."""
 
@@ -91,7 +83,16 @@ class Shelf:
         self.episodes += episodes["total"].tolist()
 
     def put(self, rank: int, number: int = 0) -> None:
-        self.filler.commit([arrival(rank, number, self.filler.assign(WIDTH, rank))])
+        arrival = self.room(rank)
+        planes = planes_of(SCHEMA, WIDTH, seed=100 * number + rank)
+        arrival.obs[:], arrival.small[:] = planes.obs, planes.small
+        episodes = np.array([(rank + 10 * number, 1)], EPISODE)
+        self.filler.commit([arrival._replace(episodes=episodes)])
+
+    def room(self, rank: int, columns: int = WIDTH) -> Arrival:
+        arrival = room(self.filler, columns, rank)
+        assert arrival is not None
+        return arrival
 
 
 def test_places_go_by_rank_and_episodes_by_place_when_their_batch_is_next() -> None:
@@ -107,7 +108,6 @@ def test_places_go_by_rank_and_episodes_by_place_when_their_batch_is_next() -> N
             for column in range(WIDTH):
                 assert same(slot.columns, rank * WIDTH + column, planes.columns, column)
         assert slot.filled_B.all()
-        assert slot.valid_rows_B.tolist() == [3, 2] * 3
     # Both are complete, and the second would be trained after the first.
     assert shelf.episodes == [0, 1, 2]
     shelf.filler.note_version(1)
@@ -118,10 +118,10 @@ def test_observations_are_received_in_place_and_of_one_width() -> None:
     shelf = Shelf()
     for _ in range(2):
         # To ask takes nothing: the same place again.
-        assert np.shares_memory(shelf.filler.assign(WIDTH, 1).obs, shelf.slots[0].obs[WIDTH:])
+        assert np.shares_memory(shelf.room(1).obs, shelf.slots[0].obs[WIDTH:])
     for columns in (1, 3):
         with pytest.raises(ProtocolError, match=f"{columns} columns, in lockstep an actor has 2"):
-            shelf.filler.assign(columns, 0)
+            shelf.room(0, columns)
 
 
 @pytest.mark.parametrize(("lag", "num_slots"), [(0, 3), (1, 3), (1, 1)])
@@ -154,16 +154,13 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted() -> None:
 
 def test_a_refused_message_leaves_its_place_empty_and_cannot_spoil_the_update() -> None:
     shelf = Shelf()
-    # An earlier batch left this.
-    shelf.slots[0].valid_rows_B.fill(9)
     shelf.put(0)
-    region = shelf.filler.assign(WIDTH, 1)
-    region.obs.reshape(-1).view(np.float32)[:] = np.nan
-    region.small.fill(0xFF)
-    shelf.filler.skip(1)
+    arrival = shelf.room(1)
+    arrival.obs.reshape(-1).view(np.float32)[:] = np.nan
+    arrival.small.fill(0xFF)
+    shelf.filler.skip(arrival.peer)
     (slot,) = shelf.submitted
     assert slot.filled_B.tolist() == [True, True, False, False]
-    assert slot.valid_rows_B.tolist() == [3, 2, 0, 0]
     # Empty columns go through the network with the rest.
     assert not slot.obs[WIDTH:].any()
     assert not slot.small[WIDTH:].any()
@@ -250,8 +247,10 @@ def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag: in
         learner.publish()
         learner.settle(learner.full.pop())
     wanted = 44 - lag
+    peer = learner.table.peer_of(actors[0].session)
+    assert peer is not None
     updates = (wanted - 1, wanted, wanted + 1)
-    verdicts = [learner.filler.judge(0, Version(2, update)) for update in updates]
+    verdicts = [learner.filler.judge(peer, Version(2, update)) for update in updates]
     assert verdicts == ["stale", None, "invalid"]
     actors[0].send(update=wanted)
     actors[1].send(update=wanted - 1)

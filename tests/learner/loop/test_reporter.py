@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from impala_async.learner.handoff import Flag
 from impala_async.learner.loop import reporter
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.metrics.names import Value
@@ -72,7 +71,7 @@ class ReporterHarness:
     def __init__(self, **settings: Any) -> None:
         self.now, self.env_steps = 50.0, 1000
         self.sinks = [Sink(), Sink()]
-        self.ask = Flag()
+        self.num_asked = 0
         self.reporter = Reporter(
             **{
                 "every_s": 2.0,
@@ -80,11 +79,14 @@ class ReporterHarness:
                 "parts": [lambda: {"updates": 7}, lambda: {"num_actors": 0}],
                 "env_steps": lambda: self.env_steps,
                 "frames_per_step": 1,
-                "ask": self.ask,
+                "ask": self._ask,
                 "clock": lambda: self.now,
                 **settings,
             }
         )
+
+    def _ask(self) -> None:
+        self.num_asked += 1
 
     def after(self, seconds: float, env_steps: int) -> dict[str, Value]:
         self.now += seconds
@@ -148,10 +150,12 @@ async def report_for(
     harness: ReporterHarness, num_reports: int, answers: Callable[[], bool]
 ) -> list[float]:
     """Run the task until so many reports are there; the times between them."""
-    task = asyncio.create_task(harness.reporter.report_regularly())
+    task, num_answered = asyncio.create_task(harness.reporter.report_regularly()), 0
 
     def is_done() -> bool:
-        if answers() and harness.ask.take():
+        nonlocal num_answered
+        if answers() and harness.num_asked > num_answered:
+            num_answered = harness.num_asked
             harness.reporter.answered()
         return len(harness.sinks[0].lines) >= num_reports
 
@@ -178,7 +182,7 @@ async def test_the_end_and_the_answer_at_one_moment(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
     harness = ReporterHarness(every_s=0.0)
     task = asyncio.create_task(harness.reporter.report_regularly())
-    await until(harness.ask.take, "it asks")
+    await until(lambda: harness.num_asked > 0, "it asks")
     harness.reporter.answered()
     task.cancel()
     await asyncio.wait([task], timeout=2.0)

@@ -104,13 +104,13 @@ async def test_everything_that_is_saved_comes_back(make_ship: Make) -> None:
     restored = load_newest(ship.folder)
     assert restored is not None
     assert restored.progress == Progress(1, 40, 400)
-    assert restored.state["run_s"] == 12.5
-    assert {int(k): v for k, v in restored.state["forks"].items()} == {1: 0, 2: 30}
+    assert restored.training.state["run_s"] == 12.5
+    assert {int(k): v for k, v in restored.training.state["forks"].items()} == {1: 0, 2: 30}
     model = dict(ship.step.policy.model.state_dict())
     assert all(torch.equal(restored.training.tensors["model"][name], model[name]) for name in model)
 
     again = make_ship()
-    again.restore(restored.state)
+    again.restore(restored.training.state)
     assert again.ledger.report() == {
         **ship.ledger.report(),
         "trajectories/in_slots": 0,
@@ -133,7 +133,7 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_ship: Ma
     restored = load_newest(ship.folder)
     assert restored is not None
     again = make_ship(keep=1)
-    again.restore(restored.state)
+    again.restore(restored.training.state)
     await again.save(9, 8.0)
     assert again.names() == {"ckpt-1-5", "ckpt-1-9"}
     await again.save(10, 9.5)

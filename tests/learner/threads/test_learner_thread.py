@@ -335,8 +335,8 @@ def test_reports_and_captures_are_given_when_asked_for_between_updates() -> None
     listener = Listener()
 
     def ask() -> None:
-        listener.channels.is_report_due.raise_()
-        listener.channels.is_capture_due.raise_()
+        listener.channels.is_report_due.set()
+        listener.channels.is_capture_due.set()
 
     Run([batch_of(1), ask, batch_of(2), batch_of(3)], listener=listener)()
     assert [report.progress.update for report in listener.reports] == [2, 3]

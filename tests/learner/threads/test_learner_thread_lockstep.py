@@ -88,7 +88,7 @@ def test_nothing_is_saved_between_the_passes_of_an_update() -> None:
     learn = step.run
 
     def ask_in_the_middle(*arguments: Any, **settings: Any) -> Any:
-        listener.channels.is_capture_due.raise_()
+        listener.channels.is_capture_due.set()
         return learn(*arguments, **settings)
 
     step.run = ask_in_the_middle  # type: ignore[method-assign]

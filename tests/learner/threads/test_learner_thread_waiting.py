@@ -22,7 +22,7 @@ def famine(clock: Clock, script: str, wait_s: float = 5.0, **stop: Any) -> Run:
     listener, steps = Listener(), list[Any]()
     for number, letter in enumerate(script):
         if letter == ".":
-            steps += [listener.channels.is_report_due.raise_, clock.pass_s(wait_s), None]
+            steps += [listener.channels.is_report_due.set, clock.pass_s(wait_s), None]
         else:
             steps.append(batch_of(number))
     return Run(steps, listener=listener, stop=stop)()

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
-from impala_async.learner.loop.filler import Arrival, SlotFiller
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.slots import Slot, allocate_slots, touched_memory
+from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
 from impala_async.learner.threads.loader import (
     HostLoader,
     LoadedBatch,
@@ -24,8 +23,7 @@ from impala_async.learner.threads.loader import (
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
-from impala_async.weights import Version
-from tests.learner.columns import Planes, big_schema, planes_of, small_schema
+from tests.learner.columns import Planes, big_schema, planes_of, put, small_schema
 
 
 class Bench:
@@ -35,6 +33,7 @@ class Bench:
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, 4, num_slots)
         self.full = IndexQueue("full", num_slots)
+        self.masked_CT = np.zeros((4, self.schema.rows), np.bool_)
         self.loader = HostLoader(self.slots, self.full, is_drained=is_drained)
         self.filler = SlotFiller(lambda _: None)
         self.filler.open(self.slots, self._submit)
@@ -44,11 +43,8 @@ class Bench:
 
     def put(self, seed: int) -> Planes:
         planes = planes_of(self.schema, 4, seed=seed)
-        region = self.filler.assign(4, 0)
-        assert region is not None
-        region.obs[:], region.small[:] = planes.obs, planes.small
-        valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit([Arrival(0, region, valid_rows, Version(1, 10 + seed))])
+        planes.columns.mask_CT[self.masked_CT] = False
+        put(self.filler, planes, update=10 + seed)
         return planes
 
 
@@ -66,6 +62,7 @@ def are_equal(first: Batch, second: Batch) -> bool:
 
 def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each() -> None:
     bench = Bench()
+    bench.masked_CT[1, :2] = True
     sent = [bench.put(0), bench.put(1)]
     assert bench.loader.num_waiting() == 2
     for number, planes in enumerate(sent):
@@ -73,7 +70,7 @@ def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each() ->
         assert loaded.batch == number + 1
         assert loaded.alive_B.tolist() == [True] * 4
         assert loaded.updates_B.tolist() == [10 + number] * 4
-        assert loaded.valid_rows_B.tolist() == [3] * 4
+        assert loaded.valid_rows_B.tolist() == [3, 1, 3, 3]
         assert are_equal(loaded.tensors, Batch.over(planes.columns))
         assert bench.loader.num_waiting() == 1 - number
         slot = bench.slots[loaded.place]
@@ -159,8 +156,9 @@ def which(*columns: int) -> np.ndarray:
 def account_of(filled_B: np.ndarray) -> LoadedBatch:
     nothing: Any = None
     counts_B = np.zeros(len(filled_B), np.int64)
+    columns = SimpleNamespace(mask_CT=np.ones((len(filled_B), 3), np.bool_))
     slot: Any = SimpleNamespace(
-        batch=7, filled_B=filled_B, updates_B=counts_B, ranks_B=counts_B, valid_rows_B=counts_B
+        batch=7, filled_B=filled_B, updates_B=counts_B, ranks_B=counts_B, columns=columns
     )
     return LoadedBatch(0, nothing, slot)
 
