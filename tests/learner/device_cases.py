@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
+from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.learner.slots import Slot, SlotFiller, allocate_slots
-from impala_async.learner.threads.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.training.batch import Batch
 from tests.learner.columns import Planes, big_schema, planes_of, put
 from tests.learner.hand_actor import DEADLINE_S

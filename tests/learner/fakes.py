@@ -21,8 +21,8 @@ from impala_async.learner.handoff import (
     LearnerReport,
     Mailbox,
 )
+from impala_async.learner.loader import LoadedBatch
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.step import StepResult
 from impala_async.weights import Version, Weights
@@ -106,6 +106,7 @@ class FakeLoader:
     def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
         self._script = list(script)
         self.released: list[int] = []
+        self.num_slots = 3
         self.is_abandoned = False
         self.timeouts: list[float | None] = []
         self.load_timer = TimerStat()

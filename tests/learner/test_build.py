@@ -13,17 +13,15 @@ from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner import build as module
 from impala_async.learner.build import (
     GIB,
-    Learner,
     build_learner,
     check_memory,
     find_layout,
-    max_waiting,
-    num_device_slots,
-    num_host_slots,
+    num_slots,
     pick_device,
 )
 from impala_async.learner.handoff import Progress
-from impala_async.learner.threads.loader import HostLoader
+from impala_async.learner.learner_thread import LearnerThread
+from impala_async.learner.loader import HostLoader
 from impala_async.policy import Policy
 from impala_async.schema import (
     ActionPart,
@@ -37,6 +35,7 @@ from impala_async.schema import (
 from impala_async.training.batch import Batch
 from impala_async.training.state import TrainingState
 from impala_async.training.step import UpdateStep
+from impala_async.weights import Version
 from tests.learner.columns import small_schema
 from tests.learner.fakes import Listener
 from tests.learner.server_harness import config_of
@@ -45,25 +44,15 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
-    ("ring", "queue_size", "on_cpu", "on_gpu", "on_device", "waiting"),
-    [(1, 1, 3, 3, 2, 4), (1, 2, 4, 4, 2, 5), (4, 2, 7, 4, 5, 5), (2, 5, 8, 7, 3, 8)],
+    ("ring", "queue_size", "on_cpu", "on_gpu", "on_device"),
+    [(1, 1, 3, 3, 2), (1, 2, 4, 4, 2), (4, 2, 7, 4, 5), (2, 5, 8, 7, 3)],
 )
-def test_the_numbers_of_slots_and_of_batches_that_can_wait(
-    ring: int, queue_size: int, on_cpu: int, on_gpu: int, on_device: int, waiting: int
+def test_the_numbers_of_slots(
+    ring: int, queue_size: int, on_cpu: int, on_gpu: int, on_device: int
 ) -> None:
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
-    assert num_host_slots(section, CPU) == on_cpu == max(ring + queue_size + 1, ring + 2)
-    assert num_host_slots(section, CUDA) == on_gpu
-
-
-@pytest.mark.parametrize(("ring", "queue_size", "num_slots", "most"), [(1, 1, 2, 4), (4, 2, 5, 5)])
-def test_the_number_of_device_slots_and_of_batches_that_can_wait(
-    ring: int, queue_size: int, num_slots: int, most: int
-) -> None:
-    section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
-    assert num_device_slots(section) == num_slots
-    assert max_waiting(section, CUDA) == most
-    assert max_waiting(section, CPU) == queue_size + 1
+    assert num_slots(section, CPU) == (on_cpu, 0) == (max(ring + queue_size + 1, ring + 2), 0)
+    assert num_slots(section, CUDA) == (on_gpu, on_device)
 
 
 def build(
@@ -72,9 +61,9 @@ def build(
     start: Progress | None = None,
     listener: Listener | None = None,
     **sections: dict[str, Any],
-) -> Learner:
+) -> LearnerThread:
     schema = small_schema()
-    return build_learner(
+    thread, layout = build_learner(
         config_of(schema, **sections),
         schema,
         start=start or Progress(1),
@@ -82,17 +71,19 @@ def build(
         channels=(listener or Listener()).channels,
         release=lambda index: None,
     )
+    # It is told of what is published.
+    weights = thread._snapshot.take(Version(1, 0))
+    assert weights is not None
+    assert weights.layout_digest == layout.digest
+    return thread
 
 
 def test_a_learner_on_a_cpu() -> None:
     learner = build(learner={"minibatch_buffer_size": 2, "queue_size": 3, "batch_columns": 5})
-    assert len(learner.slots) == 6 == learner.full.capacity
-    assert {len(slot.obs) for slot in learner.slots} == {5}
-    assert isinstance(learner.loader, HostLoader)
-    assert learner.bodies.keys() == {"learner"}
-    config = config_of(small_schema())
-    policy = Policy(small_schema(), config.model, seed=config.seed)
-    assert learner.layout == policy.layout
+    loader = learner.loader
+    assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
+    assert {len(slot.obs) for slot in loader.slots} == {5}
+    assert (type(loader), loader.bodies) == (HostLoader, {})
 
 
 def test_an_algorithm_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +101,7 @@ def test_an_algorithm_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPa
     ((batch, num_threads),) = prepared
     assert num_threads == 2
     assert not batch.mask_BT.any()
-    first = Batch.over(learner.slots[0].columns)
+    first = Batch.over(learner.loader.slots[0].columns)
     assert batch.rewards_BT.data_ptr() == first.rewards_BT.data_ptr()
 
 
@@ -125,7 +116,7 @@ def test_a_checkpoint_is_put_into_the_model() -> None:
     start = Progress(2, update=5, env_steps_trained=10)
     learner = build(step.capture(), start=start, listener=listener, stop={"env_steps": 1})
     # Its stop is reached already, so the body ends at once.
-    learner.bodies["learner"]()
+    learner.run()
     assert listener.stops == ["env_steps"]
     (first,) = listener.weights
     assert first.version == (2, 5)
@@ -147,11 +138,10 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
     listener, start = Listener(), Progress(1, update=5, env_steps_trained=10)
     settings = {"model": {"precision": precision}, "stop": {"env_steps": 1}, **pace}
     learner = build(start=start, listener=listener, **settings)
-    learner.bodies["learner"]()
+    learner.run()
     (first,) = listener.weights
     policy = Policy(small_schema(), config_of(small_schema(), **settings).model, seed=0)
     sent = policy.coarse_layout if is_coarse else policy.layout
-    assert learner.layout == sent
     assert first.layout_digest == sent.digest
     assert first.buffer.nbytes == sent.num_bytes
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from impala_async import output
 from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
-from impala_async.learner import build, service
+from impala_async.learner import build, learner_thread, service
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
-from impala_async.learner.threads import learner_thread
 from impala_async.metrics.names import undeclared
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
@@ -108,8 +108,7 @@ async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(service, "TELL_EVERY_S", 0.01)
-    monkeypatch.setattr(service, "Wait", lambda tell: Wait(tell, after_s=0.05))
+    monkeypatch.setattr(output, "Wait", lambda tell: Wait(tell, after_s=0.0))
     has_gone, write = threading.Event(), Saver._write
 
     def write_late(*arguments: Any) -> None:

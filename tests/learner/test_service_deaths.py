@@ -13,8 +13,8 @@ from impala_async.config.learner import LearnerSection
 from impala_async.errors import ConfigError, ServiceError
 from impala_async.launch import local
 from impala_async.learner import service, watchdog
+from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.server import ActorServer
-from impala_async.learner.threads.loader import HostLoader
 from tests.learner.hand_actor import until
 from tests.learner.service_run import SCHEMA, ServiceRun, service_run
 

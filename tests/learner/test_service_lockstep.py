@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from impala_async.errors import EXIT_DONE, EXIT_TRY_AGAIN
-from impala_async.learner.threads.loader import HostLoader, LoadedBatch
+from impala_async.learner.loader import HostLoader, LoadedBatch
 from impala_async.training.checkpoint import newest_checkpoint
 from tests.learner.lockstep_actor import start_lockstep_actors
 from tests.learner.server_harness import check_identities

@@ -34,7 +34,6 @@ from impala_async.weights import Lineage, Version
 
 logger = logging.getLogger(__name__)
 
-NEWS_EVERY_S = 5.0
 Best = tuple[float, Version]
 Count = Annotated[int, Field(ge=0)]
 
@@ -177,9 +176,7 @@ class Saver:
     async def finish(self) -> None:
         """Wait for what was begun. The last checkpoint is the run's result: no limit here."""
         while self._writing is not None:
-            _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
-            if left:
-                logger.info("still writing the last checkpoint")
+            await asyncio.wait([self._writing])
 
     async def _write_newest(self) -> None:
         while self._waiting is not None:

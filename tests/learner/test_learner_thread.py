@@ -8,15 +8,16 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
+from impala_async.learner import learner_thread
 from impala_async.learner.handoff import Progress
+from impala_async.learner.learner_thread import LearnerThread
+from impala_async.learner.loader import LoadedBatch
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads import learner_thread
-from impala_async.learner.threads.learner_thread import LearnerThread
-from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.learner.watchdog import BUILD_PATIENCE
+from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import merge
+from tests.learner.conftest import Clock
 from tests.learner.fakes import FakeLoader, FakeSnapshot, FakeStep, Listener, batch_of
-from tests.learner.threads.conftest import Clock
 
 Script = Iterable[LoadedBatch | Callable[[], None] | None]
 ALL = [True] * 4
@@ -52,7 +53,6 @@ class Run:
             progress=progress or Progress(1),
             channels=self.listener.channels,
             device=torch.device("cpu"),
-            max_waiting=2,
             is_lockstep=is_lockstep,
         )
 
@@ -112,6 +112,24 @@ def test_each_batch_is_used_as_often_as_it_has_passes_and_counts_once() -> None:
     assert run.report["learner_queue/size_mean"] == 0.5
     merge(run.report)
     assert run.report.keys() - Run([])().report.keys() == {"loss/total"}
+
+
+def test_all_that_is_measured_is_declared_and_counted(clock: Clock) -> None:
+    nothing = Run([])().report
+    assert (nothing["lag/mean"], nothing["timing_breakdown/learner_grad_time_ms"]) == (None, None)
+    batches = batch_of(1, (0, 1, 1, 3)), batch_of(2, (1,) * 4, (3, 3, 0, 0))
+    run = Run([clock.pass_s(2.0), *batches], progress=Progress(1, 3), max_lag=4)
+    run.loader.load_timer.push(0.004)
+    run.loader.load_wait_timer.push(0.008)
+    report = run().report
+    assert report.keys() <= REGISTRY.keys()
+    assert run.lag_histogram == [1, 0, 2, 5, 0]
+    assert (report["lag/mean"], report["lag/max"]) == (19 / 8, 3)
+    assert (report["batch/valid_rows_mean"], report["learner_queue/capacity"]) == (9, 2)
+    assert report["timing_breakdown/learner_grad_time_ms"] > 0
+    timings = {"load": 4, "load_wait": 8, "dequeue": 1000}
+    for name, mean_ms in timings.items():
+        assert report[f"timing_breakdown/learner_{name}_time_ms"] == mean_ms
 
 
 def test_however_it_ends_the_loader_is_told() -> None:

@@ -7,7 +7,7 @@ import pytest
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loop.ledger import Settlement
 from tests.learner.fakes import FakeStep, Listener, batch_of
-from tests.learner.threads.test_learner_thread import Run, closes
+from tests.learner.test_learner_thread import Run, closes
 
 pytestmark = pytest.mark.usefixtures("clock")
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
+from impala_async.learner import learner_thread
 from impala_async.learner.build import build_learner
 from impala_async.learner.handoff import Progress
-from impala_async.learner.threads import learner_thread
 from tests.learner.columns import small_schema
+from tests.learner.conftest import Clock
 from tests.learner.fakes import Listener, batch_of
 from tests.learner.hand_actor import DEADLINE_S
 from tests.learner.server_harness import config_of
-from tests.learner.threads.conftest import Clock
-from tests.learner.threads.test_learner_thread import Run
+from tests.learner.test_learner_thread import Run
 
 
 def famine(clock: Clock, script: str, wait_s: float = 5.0, **stop: Any) -> Run:
@@ -73,7 +73,7 @@ def test_without_a_batch_ever_it_ends_as_soon_as_it_is_closed(clock: Clock) -> N
 
 def test_waiting_takes_next_to_no_processor_time() -> None:
     listener, schema = Listener(), small_schema()
-    learner = build_learner(
+    learner, _ = build_learner(
         config_of(schema, learner={"lease_s": 1}),
         schema,
         start=Progress(1),
@@ -81,7 +81,7 @@ def test_waiting_takes_next_to_no_processor_time() -> None:
         channels=listener.channels,
         release=lambda slot: None,
     )
-    thread = threading.Thread(target=learner.bodies["learner"])
+    thread = threading.Thread(target=learner.run)
     thread.start()
     give_up_at = time.monotonic() + DEADLINE_S
     while not listener.weights:

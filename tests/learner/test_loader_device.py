@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from impala_async.learner.threads import loader
+from impala_async.learner import loader
 from tests.learner.device_cases import *  # noqa: F403
 from tests.learner.device_cases import DeviceBench, FakeCuda
 

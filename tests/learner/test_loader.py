@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
-from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
-from impala_async.learner.threads.loader import (
+from impala_async.learner.loader import (
     HostLoader,
     LoadedBatch,
     allocator_for,
     make_current,
 )
+from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
