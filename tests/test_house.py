@@ -104,7 +104,6 @@ WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors
     "learner/loop/server.py:__init__": _BUILDS,
     "learner/loop/server.py:_make_filler": _BUILDS,
     "learner/loop/server.py:_make_table": _BUILDS,
-    "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
     "learner/service.py:__init__": _BUILDS,
     "runs/folder.py:begin": _WRITES,
     "runs/folder.py:_write_settings": _WRITES,

@@ -1,8 +1,8 @@
 """Every crossing between the event loop and the threads: the only file that knows both.
 
-Slot indices go to a thread through an `IndexQueue`, what a slow disk is to keep through a
-`ByteQueue`. Records come back in order through an `Inbox`; values of which only the newest
-counts through a `Mailbox`. `Channels` are all that the learner thread and the loop have of these.
+Slot indices go to a thread through an `IndexQueue`. Records come back in order through an `Inbox`;
+values of which only the newest counts through a `Mailbox`. `Channels` are all that the learner
+thread and the loop have of these.
 
 Runs on: event loop and threads; each method says which.
 """
@@ -32,8 +32,6 @@ Value = TypeVar("Value")
 
 NOT_FINITE = "not_finite"
 """The reason of an end: there are no numbers to learn from."""
-
-BYTE_QUEUE_PAUSE_S = 0.05
 
 
 class ClosedError(Exception):
@@ -136,60 +134,6 @@ class Mailbox(Generic[Value]):
         # Another delivery may have taken it, with those that it replaced.
         if self._newest:
             self._take(self._newest.pop())
-
-
-class ByteQueue(Generic[Value]):
-    """Things from the loop to a thread that may be slower: all of them, in order, weighed in bytes.
-
-    It never refuses one: its writer looks at `waiting_bytes`, of which those are a part that the
-    thread is busy with. Things are handed on in portions, a few times a second and not at once:
-    each time that a thread wakes, it takes the others from their work.
-    """
-
-    def __init__(self, portion_bytes: int, done: Inbox[None]) -> None:
-        """`done` is told whenever the thread is done with a portion."""
-        self._portion_bytes = portion_bytes
-        self._done = done
-        self._items: deque[tuple[Value, int]] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._taken_bytes = 0
-        self.waiting_bytes = 0
-
-    def put(self, item: Value, num_bytes: int) -> None:
-        """From the loop; never waits."""
-        with self._changed:
-            self._items.append((item, num_bytes))
-            self.waiting_bytes += num_bytes
-            if len(self._items) == 1 or self.waiting_bytes >= self._portion_bytes:
-                self._changed.notify()
-
-    def get(self) -> list[Value]:
-        """From the thread, which is done with those before: wait; ClosedError at the end."""
-        with self._changed:
-            if self._taken_bytes:
-                self.waiting_bytes -= self._taken_bytes
-                self._taken_bytes = 0
-                self._done.post(None)
-            self._changed.wait_for(lambda: self._items or self._is_closed)
-            self._changed.wait_for(self._is_enough, BYTE_QUEUE_PAUSE_S)
-            if not self._items:
-                raise ClosedError("byte queue")
-            items = []
-            while self._items and self._taken_bytes <= self._portion_bytes:
-                item, num_bytes = self._items.popleft()
-                items.append(item)
-                self._taken_bytes += num_bytes
-            return items
-
-    def close(self) -> None:
-        """From the loop: nothing more comes; the thread gets what is there, then ClosedError."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def _is_enough(self) -> bool:
-        return self._is_closed or self.waiting_bytes >= self._portion_bytes
 
 
 async def on_thread(name: str, body: Callable[[], None]) -> None:

@@ -68,7 +68,7 @@ class LearnerThread:
         self._section, self._stop, self._channels = section, stop, channels
         self._device, self._is_lockstep = device, is_lockstep
         self.progress = progress
-        self._ring = MinibatchBuffer(
+        self._ring: MinibatchBuffer[LoadedBatch] = MinibatchBuffer(
             loader,
             section.minibatch_buffer_size,
             section.num_passes,

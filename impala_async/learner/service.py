@@ -48,7 +48,7 @@ from impala_async.learner.loop.saver import Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
-from impala_async.learner.watchdog import Watchdog
+from impala_async.learner.watchdog import BUILD_PATIENCE, Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.output import told_of
@@ -174,7 +174,15 @@ class LearnerService:
             await self._serve()
             reason = await self._wind_down(self._ended.result())
         finally:
-            self._close()
+            self._watchdog.close()
+            self._saver.close()
+            if self._loader is not None:
+                self._loader.close()
+            self._server.close()
+            for sink in self._reporter.sinks:
+                sink.close()
+            self._folder.remove("service.json")
+            self._folder.let_go()
         # Without the recording that was wanted, training was not all that was asked for.
         is_recorded = self._recorder is None or not self._recorder.is_empty
         return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
@@ -184,7 +192,7 @@ class LearnerService:
         bodies = {
             "reporter": self._reporter.report_regularly(),
             "loop lag": self._reporter.watch_lag(),
-            "connections": self._server.watch_connections(),
+            "connections": self._server.watch(),
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
         }
@@ -217,7 +225,7 @@ class LearnerService:
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
         assert self._loader is None, "two schemas"
-        self._watchdog.build_begins()
+        self._watchdog.loop.beat(BUILD_PATIENCE)
         thread, layout = build_learner(
             self._config,
             schema,
@@ -328,7 +336,7 @@ class LearnerService:
             await self._server.say_bye("finished", GOODBYE_S)
         if self._last_words is not None:
             self._saver.begin(self._last_words)
-        self._watchdog.save_begins(SAVE_WITHIN_S)
+        self._watchdog.end_begins(SAVE_WITHIN_S)
         with _awaiting("the last checkpoint to be written"):
             await self._saver.finish()
         if self._late_death is not None:
@@ -388,16 +396,6 @@ class LearnerService:
             **reading.metrics,
             **(self._loader.report() if self._loader else {}),
         }
-
-    def _close(self) -> None:
-        self._watchdog.close()
-        self._saver.close()
-        if self._loader is not None:
-            self._loader.close()
-        self._server.close()
-        self._reporter.close()
-        self._folder.remove("service.json")
-        self._folder.let_go()
 
 
 def _awaiting(what: str) -> AbstractContextManager[None]:

@@ -2,9 +2,8 @@
 of a learner thread that runs on the test's own."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 import torch
@@ -21,11 +20,11 @@ def pytest_asyncio_loop_factories(
 
 
 @pytest.fixture
-async def make_harness() -> AsyncIterator[Callable[..., ServerHarness]]:
+async def make_harness():
     """Makes servers with open slots, by the settings of a test, and closes them at its end."""
     with ExitStack() as stack:
 
-        def make(*args: Any, **settings: Any) -> ServerHarness:
+        def make(*args, **settings):
             made = ServerHarness(*args, **settings)
             stack.callback(made.close)
             return made
@@ -52,14 +51,14 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(learner_thread, "time", made)
     return made
 
 
 @pytest.fixture(autouse=True)
-def threads_of_torch() -> Iterator[None]:
+def threads_of_torch():
     num_threads = torch.get_num_threads()
     yield
     torch.set_num_threads(num_threads)

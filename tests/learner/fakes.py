@@ -130,15 +130,6 @@ class FakeLoader:
     def num_waiting(self) -> int:
         return sum(isinstance(step, LoadedBatch) for step in self._script)
 
-    def leftovers(self) -> list[int]:
-        return []
-
-    def report(self) -> dict[str, object]:
-        return {}
-
-    def close(self) -> None:
-        self._script.clear()
-
     def abandon(self) -> None:
         self.is_abandoned = True
 

@@ -47,9 +47,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
     ("ring", "queue_size", "on_cpu", "on_gpu", "on_device"),
     [(1, 1, 3, 3, 2), (1, 2, 4, 4, 2), (4, 2, 7, 4, 5), (2, 5, 8, 7, 3)],
 )
-def test_the_numbers_of_slots(
-    ring: int, queue_size: int, on_cpu: int, on_gpu: int, on_device: int
-) -> None:
+def test_the_numbers_of_slots(ring, queue_size, on_cpu, on_gpu, on_device):
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
     assert num_slots(section, CPU) == (on_cpu, 0) == (max(ring + queue_size + 1, ring + 2), 0)
     assert num_slots(section, CUDA) == (on_gpu, on_device)
@@ -78,7 +76,7 @@ def build(
     return thread
 
 
-def test_a_learner_on_a_cpu() -> None:
+def test_a_learner_on_a_cpu():
     learner = build(learner={"minibatch_buffer_size": 2, "queue_size": 3, "batch_columns": 5})
     loader = learner.loader
     assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
@@ -86,10 +84,10 @@ def test_a_learner_on_a_cpu() -> None:
     assert (type(loader), loader.bodies) == (HostLoader, {})
 
 
-def test_an_algorithm_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_algorithm_is_tried_before_anything_runs(monkeypatch):
     prepared: list[tuple[Batch, int]] = []
 
-    def prepare(step: UpdateStep, batch: Batch) -> None:
+    def prepare(step, batch):
         prepared.append((batch, torch.get_num_threads()))
 
     monkeypatch.setattr(UpdateStep, "prepare", prepare)
@@ -111,7 +109,7 @@ def step_of(**model: Any) -> UpdateStep:
     return UpdateStep(policy, config.algorithm, "cpu")
 
 
-def test_a_checkpoint_is_put_into_the_model() -> None:
+def test_a_checkpoint_is_put_into_the_model():
     step, listener = step_of(), Listener()
     start = Progress(2, update=5, env_steps_trained=10)
     learner = build(step.capture(), start=start, listener=listener, stop={"env_steps": 1})
@@ -133,8 +131,8 @@ def test_a_checkpoint_is_put_into_the_model() -> None:
     ],
 )
 def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
-    precision: str, pace: dict[str, Any], is_coarse: bool
-) -> None:
+    precision, pace, is_coarse
+):
     listener, start = Listener(), Progress(1, update=5, env_steps_trained=10)
     settings = {"model": {"precision": precision}, "stop": {"env_steps": 1}, **pace}
     learner = build(start=start, listener=listener, **settings)
@@ -146,7 +144,7 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
     assert first.buffer.nbytes == sent.num_bytes
 
 
-def test_a_checkpoint_of_another_model_is_refused() -> None:
+def test_a_checkpoint_of_another_model_is_refused():
     with pytest.raises(CheckpointError):
         build(training=step_of(hidden_sizes=[5]).capture())
 
@@ -154,28 +152,28 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
 # -------------------- the device, and what its machine cannot hold
 
 
-def test_the_layout_is_known_before_the_model_is_built() -> None:
+def test_the_layout_is_known_before_the_model_is_built():
     schema = small_schema()
     config = config_of(schema)
     policy = Policy(schema, config.model, seed=0)
     assert find_layout(config.model, schema) == policy.layout.digest
 
 
-def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_what_is_there(monkeypatch):
     for is_there, device in ((True, CUDA), (False, CPU)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
         assert pick_device("auto") == device
     assert pick_device("cpu") == CPU
 
 
-def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"^learner\.device: 'cuda:1' is not on .* has 1 GPUs"):
         pick_device("cuda:1")
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> None:
+def free(monkeypatch):
     """A machine with 4 GiB to spare."""
     free = SimpleNamespace(available=4 * GIB)
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
@@ -185,7 +183,7 @@ def check(schema: Schema, num_slots: int = 4, **sections: dict[str, Any]) -> Non
     check_memory(config_of(schema, learner={"batch_columns": 16}, **sections), schema, num_slots)
 
 
-def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free: None) -> None:
+def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free):
     wide = ObsSpec((ArraySpec("obs", (1 << 14,), "uint8"),))
     schema = replace(small_schema(), obs=wide, rows=63)
     check(schema, num_slots=220)
@@ -196,7 +194,7 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free: N
         check(schema, num_slots=256)
 
 
-def test_a_model_that_does_not_fit_is_refused_without_being_built(free: None) -> None:
+def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
     schema, names = small_schema(), ("main", "other", "third")
     wide_core = replace(schema, state=recurrent_state("lstm", 10**5))
     several = replace(schema, obs=ObsSpec((*schema.obs.leaves, policy_leaf(names))), policies=names)
@@ -213,16 +211,8 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free: None) ->
             check(too_large, model=model)
 
 
-def discrete(num_choices: int, legal: str | None = None) -> ActionSpec:
-    return ActionSpec((ActionPart("", "discrete", (num_choices,)),), legal=legal)
-
-
-def test_the_mask_of_legal_actions_needs_no_weights(free: None) -> None:
-    """It may be wider than all that the network sees."""
-    wide = ObsSpec((*small_schema().obs.leaves, ArraySpec("legal", (10**6,), "int8")))
-    schema = replace(small_schema(rows=1), obs=wide, action=discrete(10**6, "legal"))
-    model = {"hidden_sizes": [64, 64]}
-    check_memory(config_of(schema, learner={"batch_columns": 1}, model=model), schema, 1)
+def discrete(num_choices: int) -> ActionSpec:
+    return ActionSpec((ActionPart("", "discrete", (num_choices,)),))
 
 
 class Measures(torch.nn.Module):
@@ -235,5 +225,5 @@ class Measures(torch.nn.Module):
         self.size = int(torch.tensor(obs.leaves[0].shape).prod())
 
 
-def test_a_network_of_one_s_own_that_cannot_be_estimated_is_let_through(free: None) -> None:
+def test_a_network_of_one_s_own_that_cannot_be_estimated_is_let_through(free):
     check(small_schema(), model={"name": f"{__name__}:Measures", "hidden_sizes": None})

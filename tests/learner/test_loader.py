@@ -60,7 +60,7 @@ def are_equal(first: Batch, second: Batch) -> bool:
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
-def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each() -> None:
+def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
     bench = Bench()
     bench.masked_CT[1, :2] = True
     sent = [bench.put(0), bench.put(1)]
@@ -80,7 +80,7 @@ def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each() ->
     assert merge(bench.loader.report())["queue/full_capacity"] == 3
 
 
-def test_a_slot_used_again_is_a_new_batch_and_what_nobody_filled_is_not_alive() -> None:
+def test_a_slot_used_again_is_a_new_batch_and_what_nobody_filled_is_not_alive():
     bench = Bench(num_slots=1)
     for seed in range(3):
         bench.put(seed)
@@ -96,7 +96,7 @@ def test_a_slot_used_again_is_a_new_batch_and_what_nobody_filled_is_not_alive() 
     assert loaded.alive_B.tolist() == [True, False, False, True]
 
 
-def test_waiting_ends_with_the_timeout_or_with_the_close() -> None:
+def test_waiting_ends_with_the_timeout_or_with_the_close():
     for is_drained in (False, True):
         bench = Bench(is_drained=is_drained)
         with pytest.raises(queue.Empty):
@@ -122,7 +122,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema: Any) -> None:
+def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema):
     planes = planes_of(schema, 5, seed=3)
     planes.columns.mask_CT[1, 2] = False
     planes.columns.terminated_CT[4, 0] = True
@@ -137,7 +137,7 @@ def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema: Any) -> None:
     assert first.data_ptr() == obs.data_ptr()
 
 
-def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch):
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for name in ("cpu", "cpu:0", "cuda", "cuda:1"):
@@ -163,16 +163,16 @@ def account_of(filled_B: np.ndarray) -> LoadedBatch:
     return LoadedBatch(0, nothing, slot)
 
 
-def test_a_batch_with_all_its_passes_is_trained() -> None:
-    loaded = account_of(which(0, 1, 2, 3))
+def test_a_batch_with_all_its_passes_is_trained():
+    loaded = account_of(which(0, 2, 3))
     for _ in range(3):
         loaded.use()
-    assert loaded.settle(3, slot=2) == Settlement(7, trained=4, passes_done=12, slot=2)
+    assert loaded.settle(3, slot=2) == Settlement(7, trained=3, passes_done=9, slot=2)
     # The first fill of a ring may have fewer.
-    assert loaded.settle(5).passes_init_short == 8
+    assert loaded.settle(5).passes_init_short == 6
 
 
-def test_what_is_dropped_is_dropped_once_and_keeps_its_passes_as_partial() -> None:
+def test_what_is_dropped_is_dropped_once_and_keeps_its_passes_as_partial():
     loaded = account_of(which(0, 1, 2, 3))
     loaded.drop(which(0), "stale")
     loaded.use()
@@ -191,28 +191,18 @@ def test_what_is_dropped_is_dropped_once_and_keeps_its_passes_as_partial() -> No
     )
 
 
-def test_a_place_that_was_never_filled_is_not_counted() -> None:
-    loaded = account_of(which(0, 2))
-    loaded.use()
-    loaded.drop(which(0, 1), "nonfinite_update")
-    reasons = {"nonfinite_update": 1}
-    assert loaded.settle(1) == Settlement(
-        7, trained=1, dropped=reasons, passes_done=2, passes_partial=reasons
-    )
-
-
 @settings(deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(st.tuples(st.lists(st.booleans(), min_size=4, max_size=4), st.booleans()), max_size=4),
 )
-def test_passes_add_up(num_passes: int, story: list[tuple[list[bool], bool]]) -> None:
+def test_passes_add_up(num_passes, story):
     loaded = account_of(which(0, 1, 2, 3))
     for mask, is_stale in story[:num_passes]:
         loaded.drop(np.array(mask), "stale" if is_stale else "shutdown")
         loaded.use()
     had = loaded.settle(num_passes)
-    assert had.num_columns == 4
+    assert had.trained + sum(had.dropped.values()) == 4
     partial = sum(had.passes_partial.values())
     assert had.passes_done + had.passes_init_short == num_passes * had.trained + partial
     # Its numbers reach a checkpoint by way of the accounts, as JSON.

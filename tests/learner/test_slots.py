@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from impala_async.learner import slots as module
-from impala_async.learner.slots import Arrival, Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
 from tests.learner.columns import big_schema, planes_of, put, room, small_schema
 
@@ -17,10 +17,10 @@ B = 4
 MMAP, TRIM = -3, -1
 
 
-def test_planes_are_allocated_once_each_and_never_again() -> None:
+def test_planes_are_allocated_once_each_and_never_again():
     sizes: list[int] = []
 
-    def allocate(num_bytes: int) -> np.ndarray:
+    def allocate(num_bytes):
         sizes.append(num_bytes)
         return touched_memory(num_bytes)
 
@@ -34,7 +34,7 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
     planes = planes_of(schema, 3)
 
-    def fill(num_messages: int) -> None:
+    def fill(num_messages):
         for _ in range(num_messages):
             put(filler, planes)
             while submitted:
@@ -56,19 +56,19 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     assert len(sizes) == 6
 
 
-def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committed() -> None:
+def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committed():
     submitted: list[Slot] = []
     schema = small_schema()
     filler, slots = SlotFiller(print), allocate_slots(schema, 4, 3)
     assert filler.free_columns == 0
     filler.open(slots, submitted.append)
 
-    def assign(num_columns: int) -> Arrival:
+    def assign(num_columns):
         arrival = room(filler, num_columns)
         assert arrival is not None
         return arrival
 
-    def fill(num_columns: int) -> Arrival:
+    def fill(num_columns):
         return put(filler, planes_of(schema, num_columns), update=num_columns)
 
     first, second = assign(2), assign(2)
@@ -99,7 +99,7 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
     }
 
 
-def test_memory_is_touched_when_it_is_made() -> None:
+def test_memory_is_touched_when_it_is_made():
     assert touched_memory(100).tolist() == [0] * 100
 
 
@@ -131,7 +131,7 @@ def page_faults(how: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
-def test_what_is_allocated_again_faults_no_more() -> None:
+def test_what_is_allocated_again_faults_no_more():
     kept, given_back = page_faults("keep"), page_faults("as it is")
     assert kept < 100 * NUM_ROUNDS
     # Otherwise this test shows nothing.
@@ -159,9 +159,7 @@ class Library:
     [(1 << 40, {MMAP, TRIM}), (32 << 20, {MMAP, TRIM}), (0, set()), (-1, set())],
     ids=["new", "old", "stubborn", "another"],
 )
-def test_both_thresholds_or_none(
-    largest: int, options: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_thresholds_or_none(largest, options, monkeypatch):
     library = Library(largest)
     monkeypatch.setattr(module.ctypes, "CDLL", lambda name: library)
     module.keep_freed_memory()

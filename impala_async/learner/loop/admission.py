@@ -148,7 +148,7 @@ class Admission:
         # By session and seq, in the order of their arrival: in their place, unchecked.
         self._received: dict[tuple[bytes, int], Arrival] = {}
         # Sessions that have sent something since the last word to them.
-        self._to_acknowledge: dict[bytes, Peer] = {}
+        self.to_acknowledge: dict[bytes, Peer] = {}
         self._is_closed = False
         self._num_turned_away = 0
         self._warn_at: dict[str, float] = {}
@@ -201,18 +201,14 @@ class Admission:
             return []
         dealt = self._filler.deal(self._table, now)
         for peer in dealt:
-            self._to_acknowledge.pop(peer.session, None)
+            self.to_acknowledge.pop(peer.session, None)
         return [self._sessions.grant(peer) for peer in dealt]
-
-    @property
-    def owes_acknowledgements(self) -> bool:
-        return bool(self._to_acknowledge)
 
     def acknowledge(self, now: float) -> list[Answer]:
         """Tell those what became of what they sent who got no credit since."""
         self.decide(now)
-        answers = [self._sessions.grant(peer) for peer in self._to_acknowledge.values()]
-        self._to_acknowledge.clear()
+        answers = [self._sessions.grant(peer) for peer in self.to_acknowledge.values()]
+        self.to_acknowledge.clear()
         return answers
 
     def publish(self, weights: Weights) -> list[Answer]:
@@ -242,7 +238,7 @@ class Admission:
         if peer is None:
             raise self._unknown(data)
         peer.data_route = route
-        self._to_acknowledge[peer.session] = peer
+        self.to_acknowledge[peer.session] = peer
         if self._is_closed:
             return  # what is under way at the end never came: the actor is told so by our goodbye
         verdict = "duplicate" if (peer.session, data.seq) in self._received else None
@@ -279,8 +275,7 @@ class Admission:
             self.decide(now)
 
     def _settle(self, peer: Peer, data: Data, verdict: str, what: str | None, now: float) -> None:
-        """Refuse for good: count it, give its credit back, and say now and then `what` is wrong, as
-        data that is wrong is wrong at its source."""
+        """Refuse for good: count it, give its credit back, and say now and then `what` is wrong."""
         self._refuse(data, verdict)
         if verdict != "duplicate":
             self._table.settle(peer, data.seq, verdict)

@@ -73,7 +73,8 @@ class LockstepFiller(SlotFiller):
 
     def deal(self, table: SessionTable, now: float) -> list[Peer]:
         """Give everybody credit for the batches that are open or can be opened."""
-        if not self._call_the_roll({peer.rank: peer for peer in table.joined}):
+        peers = {peer.rank: peer for peer in table.joined}
+        if peers != self._members and not self._call_the_roll(peers):
             return []
         dealt = []
         for rank, peer in self._members.items():
@@ -163,8 +164,6 @@ class LockstepFiller(SlotFiller):
     def _call_the_roll(self, peers: dict[int, Peer]) -> bool:
         """Note who has joined and who is gone since the last time; False if that ends the run."""
         former = self._members
-        if peers == former:
-            return True
         if self._on_loss and any(peers.get(rank) is not peer for rank, peer in former.items()):
             self._on_loss()
             return False

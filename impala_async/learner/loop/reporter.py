@@ -48,11 +48,9 @@ class EpisodeStats:
     @property
     def mean_return(self) -> float | None:
         """Over the last hundred episodes; None before there are so many."""
-        return self.mean_so_far if len(self._returns) == RETURN_EPISODES else None
+        return self._mean_so_far() if len(self._returns) == RETURN_EPISODES else None
 
-    @property
-    def mean_so_far(self) -> float | None:
-        """Over the last hundred episodes, or as many as there are."""
+    def _mean_so_far(self) -> float | None:
         # Asked with every message: numpy would take ten times as long.
         return math.fsum(self._returns) / len(self._returns) if self._returns else None
 
@@ -61,7 +59,7 @@ class EpisodeStats:
         means = np.mean(self._interval, axis=0).tolist() if self._interval else [None, None]
         self._interval.clear()
         return {
-            "mean_return": self.mean_so_far,
+            "mean_return": self._mean_so_far(),
             "mean_return_100": self.mean_return,
             "episodes/count": self.count,
             "episodes/return_mean": means[0],
@@ -149,12 +147,16 @@ class Reporter:
             )
             self.lr_is_0_at = None
         steps_per_s = (env_steps - steps_then) / max(now - since, 1e-9)
+        rss_bytes = None
+        # No run need end where there is no descriptor left to look it up.
+        with contextlib.suppress(OSError):
+            rss_bytes = self._process.memory_info().rss
         own: dict[str, object] = {
             "time_s": round(self.run_s(now), 3),
             "env_steps_trained": env_steps,
             "env_steps_per_s": steps_per_s,
             "frames_per_s": steps_per_s * self.frames_per_step,
-            "host/rss_bytes": self._rss_bytes(),
+            "host/rss_bytes": rss_bytes,
             "loop/lag_ms_mean": self._lag.mean,
             "loop/lag_ms_max": self._lag.max,
         }
@@ -164,16 +166,6 @@ class Reporter:
             sink.write(report)
         return report
 
-    def _rss_bytes(self) -> int | None:
-        """None where there is no descriptor left to look it up, for which no run need end."""
-        with contextlib.suppress(OSError):
-            return int(self._process.memory_info().rss)
-        return None
-
     def verdict(self, report: dict[str, Value]) -> Verdict:
         """On this whole start, of which this is the last report."""
         return judge(self._times.over(report))
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()

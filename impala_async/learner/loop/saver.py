@@ -207,8 +207,9 @@ class Saver:
             "best": [best[0], *best[1]] if best else None,
         }
         groups = captured.training.tensors.values()
-        num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
-        self.folder.checkpoint_bytes = num_bytes
+        self.folder.checkpoint_bytes = sum(
+            each.nbytes for group in groups for each in group.values()
+        )
         try:
             await on_thread("save", functools.partial(self._write, captured, state, best))
         except CheckpointError as error:

@@ -119,16 +119,16 @@ STEPS = st.tuples(st.integers(0, 2), st.sampled_from(KINDS))
 
 
 @given(st.lists(st.lists(STEPS, max_size=9), min_size=1, max_size=8))
-def test_a_burst_comes_to_the_same_as_its_messages_alone(bursts: list[list[Step]]) -> None:
+def test_a_burst_comes_to_the_same_as_its_messages_alone(bursts):
     together, alone = play(bursts), play(bursts, alone=True)
     assert together.all_that_came_of_it() == alone.all_that_came_of_it()
 
 
-def test_what_is_sound_is_checked_once_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sound_is_checked_once_a_burst(monkeypatch):
     checked: list[int] = []
     find_fault = ColumnChecks.find_fault
 
-    def note(checks: ColumnChecks, obs: Any, small: Any) -> Any:
+    def note(checks, obs, small):
         checked.append(len(small))
         return find_fault(checks, obs, small)
 
@@ -138,7 +138,7 @@ def test_what_is_sound_is_checked_once_a_burst(monkeypatch: pytest.MonkeyPatch) 
     assert bay.ledger.report()["trajectories/admitted"] == 6
 
 
-def test_what_is_refused_leaves_no_gap_between_its_neighbours() -> None:
+def test_what_is_refused_leaves_no_gap_between_its_neighbours():
     bay = play([[(0, "good"), (1, "nan"), (2, "good"), (0, "good")], [(1, "good"), (2, "good")]])
     assert [seq for _, seq, _ in bay.taken] == [0, 0, 1, 1, 1]
     report = bay.ledger.report()
@@ -153,7 +153,7 @@ def test_what_is_refused_leaves_no_gap_between_its_neighbours() -> None:
     assert updates == [5 - number % 3 for number, width in sent for _ in range(width)]
 
 
-def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours() -> None:
+def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours():
     schema = big_schema()
     learner = PureLearner(schema, columns=8)
     actors = [HandActor(learner).join() for _ in range(4)]
@@ -182,9 +182,7 @@ def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours() -> None:
         ([2, 1, 1], 7),
     ],
 )
-def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(
-    burst: list[int], num_admitted: int
-) -> None:
+def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(burst, num_admitted):
     bay = play([[(0, "good")] * 2])
     # The return of the episode in the first message of the burst.
     bay.goal = 3.0
@@ -202,7 +200,7 @@ def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(
 
 
 @pytest.mark.parametrize("how", ["there is room", "it gives way", "it cannot be called back"])
-def test_a_late_message_is_taken_comes_again_or_begins_anew(how: str) -> None:
+def test_a_late_message_is_taken_comes_again_or_begins_anew(how):
     """The third is slow, and no room is kept for it."""
     bay = Bay()
     late, first = bay.peers[2], bay.peers[:2]
