@@ -136,8 +136,8 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPol
     import torch
 
     from impala_async.envs.make import build_envs
+    from impala_async.policy import build_policy, check_default_dtype
     from impala_async.schema import Schema, recurrent_state
-    from impala_async.team import build_policy, check_default_dtype
 
     torch.set_num_threads(config.actor.threads)
     policies, rows = config.policies, config.trajectory.rows

@@ -22,10 +22,9 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.evaluate import _play_greedily, main
-from impala_async.policy import Action, Policy
+from impala_async.policy import Action, Policy, Team
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
-from impala_async.team import Team
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 from tests.envs.test_agents import Lives

@@ -152,8 +152,7 @@ def _sinks(
     config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Captured | None"
 ) -> "list[Sink]":
     from impala_async.metrics.console import ConsoleSink
-    from impala_async.metrics.jsonl import JsonlSink
-    from impala_async.metrics.sinks import ChosenSinks, Run
+    from impala_async.metrics.sinks import ChosenSinks, JsonlSink, Run
 
     settings = config.model_dump(mode="json", by_alias=True)
     env_steps = restored.progress.env_steps_trained if restored else 0

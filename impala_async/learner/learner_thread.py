@@ -30,7 +30,7 @@ from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
-from impala_async.training.snapshot import Snapshot
+from impala_async.models.flat import Snapshot
 from impala_async.training.step import StepResult, UpdateStep
 from impala_async.training.team_step import TeamStep
 
