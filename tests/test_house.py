@@ -64,7 +64,7 @@ BOUNDARIES = [
     ({"zmq"}, {"wire/sockets.py", "wire/connections.py"}),
     (
         {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"},
-        {"learner/threads/loader.py"},
+        {"learner/loader.py"},
     ),
     (
         {
@@ -93,18 +93,14 @@ BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
 }
 _BUILDS = "it builds what the run is made of"
 _WRITES = "it writes the whole config down"
-_BETWEEN = "it checks what lies between sections"
 WHOLE_CONFIG: dict[str, str] = {  # "room/module.py:function": reason. The doors need no entry.
     "config/run.py:of": "it picks the sections that an actor is told",
     "learner/build.py:build_learner": _BUILDS,
     "learner/build.py:build_step": _BUILDS,
-    "learner/build.py:_layout_sent": _BUILDS,
-    "learner/build.py:check_memory": _BETWEEN,
-    "learner/build.py:_weights_bytes": _BETWEEN,
+    "learner/build.py:check_memory": "it checks what lies between sections",
     "learner/loop/server.py:__init__": _BUILDS,
     "learner/loop/server.py:_make_filler": _BUILDS,
     "learner/loop/server.py:_make_table": _BUILDS,
-    "learner/loop/server.py:_settings_frame": "it sends the sections that an actor is told",
     "learner/service.py:__init__": _BUILDS,
     "runs/folder.py:begin": _WRITES,
     "runs/folder.py:confirm": _WRITES,
