@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from impala_async.launch.local import free_ports
 from tests.e2e.harness import Site, cpu_share, identities_hold, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -60,9 +59,7 @@ def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:
 
 def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> None:
     settings = (*ENDLESS, *QUICK_LEASE, "checkpoint.every_s=0.5")
-    data, weights = free_ports(2)
-    ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
-    learner = site.learner(*settings, *ports, config=CARTPOLE)
+    learner = site.learner(*settings, config=CARTPOLE)
     actors = [site.actor() for _ in range(2)]
     site.wait_report("a while of training", lambda r: r["updates"] > 100)
     checkpoints = site.run_dir / "checkpoints"
@@ -71,7 +68,7 @@ def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> 
     learner.signal(signal.SIGKILL)
     learner.wait_exit()
     saved = max(int(path.name.split("-")[2]) for path in checkpoints.glob("ckpt-1-*"))
-    resumed = site.learner(resume=True)
+    resumed = site.learner(*site.same_ports, resume=True)
     first = site.wait_report("both actors are back", lambda r: r["num_actors"] == 2, 30)
     assert all(actor.process.poll() is None for actor in actors)
     assert first["weights/version_epoch"] == 2
@@ -92,17 +89,15 @@ def test_the_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> 
 @pytest.mark.slow
 def test_actors_of_this_host_wait_for_no_lease_when_a_killed_learner_resumes(site: Site) -> None:
     """Its sockets lie in another folder then; the lease is longer than the test."""
-    data, weights = free_ports(2)
-    ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
     patient = ("learner.lease_s=60", "checkpoint.every_s=0.5")
-    learner = site.learner(*ENDLESS, *patient, *ports, config=CARTPOLE)
+    learner = site.learner(*ENDLESS, *patient, config=CARTPOLE)
     for _ in range(2):
         site.actor()
     site.wait_report("two actors", lambda r: r["num_actors"] == 2 and r["updates"] > 10)
     wait_until("a checkpoint", lambda: list((site.run_dir / "checkpoints").glob("ckpt-1-*")))
     learner.signal(signal.SIGKILL)
     learner.wait_exit()
-    site.learner(resume=True)
+    site.learner(*site.same_ports, resume=True)
     bound_at = time.monotonic()
     first = site.wait_report("both are back", lambda r: r["num_actors"] == 2)
     site.wait_report("training", lambda r: r["updates"] > first["updates"])

@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from impala_async.launch.local import free_ports
 from tests import matrix
 from tests.e2e.harness import Site, identities_hold, site, wait_until
 
@@ -181,17 +180,15 @@ def test_a_run_goes_on_without_a_killed_actor_and_with_its_successor(site: Site)
 
 @pytest.mark.slow
 def test_a_learner_is_killed_and_resumed_under_the_same_actors(site: Site) -> None:
-    data, weights = free_ports(2)
-    ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
     settings = (*ENDLESS, *QUICK_LEASE, *PACE[1], "checkpoint.every_s=0.5")
-    learner = site.learner(*settings, *ports, config=CARTPOLE)
+    learner = site.learner(*settings, config=CARTPOLE)
     actors = [site.actor() for _ in range(2)]
     checkpoints = site.run_dir / "checkpoints"
     wait_until("a checkpoint", lambda: len(list(checkpoints.glob("ckpt-1-*"))) >= 2)
     learner.signal(signal.SIGKILL)
     learner.wait_exit()
     saved = max(int(path.name.split("-")[2]) for path in checkpoints.glob("ckpt-1-*"))
-    resumed = site.learner(resume=True)
+    resumed = site.learner(*site.same_ports, resume=True)
     more = site.wait_report("training", lambda r: r["updates"] > saved + 50, 30)
     assert more["num_actors"] == 2
     assert more["trajectories/rejected"] == 0
