@@ -52,13 +52,14 @@ CLONE_PARENT = 0x8000
 NR_CLONE = {"x86_64": 56, "aarch64": 220}
 MOST_BYTES = 1 << 18
 OWN_GROUP, SAME_GROUP = 0, -1
+OURS = ("impala_async.", "bench.")
 # More than anybody has workers for: each has ports of its own.
 NUM_SHARES = 64
 ROOT = Path(__file__).resolve().parents[2]
 # Where an interpreter finds modules that is told nothing.
 OWN_PATHS: list[str] = []
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
-_start_interpreter = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 class Job(NamedTuple):
@@ -73,7 +74,7 @@ class Job(NamedTuple):
 
 
 @functools.cache
-def _zygote() -> tuple[socket.socket, int]:
+def zygote() -> tuple[socket.socket, int]:
     """This process's end of a socket to it, and its pid. It ends when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -99,23 +100,30 @@ def use_own_ports() -> None:
 
 def children() -> list[psutil.Process]:
     """The processes that this one has started, and theirs; the zygote is not one of them."""
-    own_pid = _zygote()[1] if _zygote.cache_info().currsize else None
+    own_pid = zygote()[1] if zygote.cache_info().currsize else None
     found = psutil.Process().children(recursive=True)
     return [process for process in found if process.pid != own_pid]
 
 
 class Forked(subprocess.Popen[bytes]):
-    """A child of this process that the zygote has forked: `python PROGRAM FLAG ...`."""
+    """A child of this process: the zygote has forked `python PROGRAM FLAG ...`.
+
+    Another command, and one that is passed descriptors, is started: so this may be Popen itself.
+    """
 
     def _execute_child(self, *given: Any) -> None:
-        _execute(self, given, self._ask)
+        asked = _SIGNATURE.bind(self, *given).arguments
+        is_program = asked["args"][0] == sys.executable and asked["args"][1] != "-c"
+        if is_program and not asked["pass_fds"]:
+            _execute(self, given, self._ask)
+        else:
+            _start(self, *given)
 
     @staticmethod
     def _ask(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
-        assert not [*kept], "the zygote passes on no descriptor"
-        zygote, _ = _zygote()
-        socket.send_fds(zygote, [json.dumps(job).encode()], streams)
-        answer = zygote.recv(MOST_BYTES)
+        asking, _ = zygote()
+        socket.send_fds(asking, [json.dumps(job).encode()], streams)
+        answer = asking.recv(MOST_BYTES)
         assert answer, "the zygote has ended: what it said is on stderr"
         return int(answer)
 
@@ -142,13 +150,13 @@ def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any)
 def _execute_within(popen: "subprocess.Popen[bytes]", *given: Any) -> None:
     """Popen in a forked process: it forks too, where no thread could hold a lock meanwhile."""
     args = _SIGNATURE.bind(popen, *given).arguments["args"]
-    is_ours = [*args[:2]] == [sys.executable, "-m"] and args[2].startswith("impala_async.")
+    is_ours = [*args[:2]] == [sys.executable, "-m"] and args[2].startswith(OURS)
     # The thread that waits for the end of its parent holds nothing.
     num_idle = sum(each.name == "lifeline" for each in threading.enumerate())
     if is_ours and len(os.listdir("/proc/self/task")) == 1 + num_idle:
         _execute(popen, given, _fork)
     else:
-        _start_interpreter(popen, *given)
+        _start(popen, *given)
 
 
 def _fork(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
@@ -226,6 +234,10 @@ def _become(job: Job, streams: Sequence[int], kept: Iterable[int]) -> None:
             _close(number)
     for number in kept:
         os.set_inheritable(number, True)
+    # Those of the zygote believe that they can seek, or that nobody reads line by line.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     logging.root.handlers.clear()
     _seed_anew()
     os.chdir(job.folder)

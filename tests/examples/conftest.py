@@ -3,9 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,16 +11,17 @@ from tests.e2e.zygote import Forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
-Train = Callable[..., dict[str, Any]]
+# Enough for some updates.
+FEW_STEPS = ("--set", "stop.env_steps=4000")
 
 
 @pytest.fixture
 def train(tmp_path):
-    """Runs an example to a good end, with a run folder, and returns the run's summary."""
+    """Runs an example, with a run folder, to one of its ends."""
 
-    def run(name, *flags):
-        run_dir = tmp_path / "run"
-        log = tmp_path / "log"
+    def run(name, end):
+        run_dir, log = tmp_path / "run", tmp_path / "log"
+        flags = FEW_STEPS if end == "env_steps" else ()
         with log.open("wb") as file:
             process = Forked(
                 [sys.executable, str(ROOT / "examples" / name), *flags, "--run-dir", str(run_dir)],
@@ -36,7 +35,9 @@ def train(tmp_path):
             assert process.wait(90) == 0, log.read_text()
         finally:
             process.kill()
-        summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-        return summary
+        summary = json.loads((run_dir / "summary.json").read_text())
+        assert summary["exit_reason"] == end, summary
+        assert summary["rejected"] == 0
+        assert summary["updates"] > 2
 
     return run

@@ -7,6 +7,7 @@ from gymnasium.utils.env_checker import check_env
 from examples.custom_env import MOVES, Courier
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
+from tests import matrix
 
 
 def test_the_package_finds_an_environment_by_its_name():
@@ -34,7 +35,6 @@ def test_the_best_return_is_what_the_text_says_and_who_is_late_is_truncated():
 
 
 @pytest.mark.e2e
-def test_it_is_trained_to_its_return(train):
-    summary = train("custom_env.py")
-    assert summary["exit_reason"] == "mean_return"
-    assert summary["mean_return_100"] >= 0.6
+@pytest.mark.parametrize("end", matrix.EXAMPLES)
+def test_it_is_trained_for_a_moment_or_to_its_return(train, end):
+    train("custom_env.py", end)

@@ -8,6 +8,7 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from tests import matrix
 
 NAME = "examples.custom_model:MyTorso"
 ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
@@ -40,6 +41,6 @@ def test_what_it_cannot_build_is_said():
 
 
 @pytest.mark.e2e
-def test_it_is_trained(train):
-    summary = train("custom_model.py")
-    assert summary["exit_reason"] == "mean_return", summary
+@pytest.mark.parametrize("end", matrix.EXAMPLES)
+def test_it_is_trained_for_a_moment_or_to_its_return(train, end):
+    train("custom_model.py", end)
