@@ -2,9 +2,10 @@
 
 import pytest
 
+from tests import matrix
 from tests.training.games import bandit, delayed, probabilities, trained, values
 
-SEEDS = pytest.mark.parametrize("seed", [0, 1])
+SEEDS = pytest.mark.parametrize("seed", matrix.first_of(0, 1))
 APPO = {"name": "appo", "lr": 5e-3}
 PPO = {"name": "ppo", "lr": 5e-3, "num_minibatches": 4}
 # Settings, and passes of each batch.
