@@ -58,13 +58,13 @@ class BareLoop:
 
     def update(self) -> None:
         """One turn."""
-        output = self._model(self._obs)
+        logits_NA, values_N = self._model(self._obs)
         num_columns = len(self._actions_BT1)
-        logits_BSA = output.parameters_NP.view(num_columns, -1, output.parameters_NP.shape[-1])
+        logits_BSA = logits_NA.view(num_columns, -1, logits_NA.shape[-1])
         log_probs_BTA = logits_BSA[:, :-1].log_softmax(-1)
         chosen_TB = log_probs_BTA.gather(-1, self._actions_BT1).squeeze(-1).t()
         entropies_TB = -(log_probs_BTA.exp() * log_probs_BTA).sum(-1).t()
-        total = self._loss(chosen_TB, entropies_TB, output.values_N.view(num_columns, -1).t())
+        total = self._loss(chosen_TB, entropies_TB, values_N.view(num_columns, -1).t())
         self._optimizer.zero_grad()
         total.backward()
         if self._section.grad_clip is not None:

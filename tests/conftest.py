@@ -7,14 +7,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.e2e.zygote import use_own_ports
-
 # Before anything imports torch: its pool of threads spins while it waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes says nothing.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
-use_own_ports()
 
 
 class FilesAndProcesses(LoadScopeScheduling):

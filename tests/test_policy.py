@@ -9,6 +9,7 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
+from impala_async.models.flat import Snapshot
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import (
@@ -20,7 +21,6 @@ from impala_async.schema import (
     recurrent_state,
 )
 from impala_async.training.checkpoint import open_checkpoint, save_checkpoint
-from impala_async.training.snapshot import Snapshot
 from impala_async.weights import NO_VERSION, Version, Weights
 
 SECTION = ModelSection(hidden_sizes=(16, 16))
@@ -237,7 +237,7 @@ def test_actions_come_from_the_given_generator_as_often_as_their_probabilities_s
     first, again, other = (policy.act(obs, {}, generator(seed)).actions[""] for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    logits = policy.model(to_torch(one)).parameters_NP[0]
+    logits = policy.model(to_torch(one))[0][0]
     frequencies = np.bincount(first, minlength=4) / 40_000
     np.testing.assert_allclose(frequencies, logits.softmax(-1).detach(), atol=0.01)
 
@@ -245,7 +245,7 @@ def test_actions_come_from_the_given_generator_as_often_as_their_probabilities_s
 def test_greedy_takes_the_likeliest_action_of_every_part():
     policy, obs = make_policy(COMPOSITE), random_obs(COMPOSITE, 9)
     greedy, _, state = policy.act(obs, {})
-    parameters = policy.model(to_torch(obs)).parameters_NP.detach()
+    parameters = policy.model(to_torch(obs))[0].detach()
     move, push, left, right, turn = parameters.split([3, 4, 2, 4, 2], -1)
     assert greedy["move"].tolist() == move.argmax(-1).tolist()
     assert greedy["look"].tolist() == torch.stack([left.argmax(-1), right.argmax(-1)], -1).tolist()
@@ -365,9 +365,9 @@ def test_evaluation_is_time_major_and_every_row_of_its_own_observation():
     for column in range(4):
         for row in range(6):
             output = policy.model({"": obs_BS[column, row][None]})
-            torch.testing.assert_close(evaluation.values_SB[row, column], output.values_N[0])
+            torch.testing.assert_close(evaluation.values_SB[row, column], output[1][0])
             if row < 5:
-                log_probs_A = output.parameters_NP[0].log_softmax(-1)
+                log_probs_A = output[0][0].log_softmax(-1)
                 chosen = log_probs_A[actions_BT[column, row].long()]
                 torch.testing.assert_close(evaluation.log_probs_TB[row, column], chosen)
                 entropy = -(log_probs_A.exp() * log_probs_A).sum()

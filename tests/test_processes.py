@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +17,6 @@ from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import EXIT_TRY_AGAIN
 from impala_async.processes import (
-    GATE_VARIABLE,
     REQUESTS,
     VARIABLE,
     Lifeline,
@@ -162,7 +160,7 @@ def test_letting_go_ends_a_child_in_good_order_or_anyway(start):
 
 def test_a_child_that_comes_late_ends_too(start):
     line = Lifeline()
-    fd, _ = line.fds
+    (fd,) = line.fds
     # The end of the parent's side comes before the child has begun to watch.
     late = os.dup(fd)
     line.close()
@@ -177,7 +175,7 @@ def test_a_child_that_comes_late_ends_too(start):
 def test_the_variable_names_the_descriptor(monkeypatch):
     line = Lifeline()
     monkeypatch.setenv(VARIABLE, line.environment[VARIABLE])
-    assert processes.inherited_fds() == line.fds[:1]
+    assert processes.inherited_fds() == line.fds
     assert not os.get_inheritable(line.fds[0])
     line.close()
     for value in ("", "x", "-1", "3.5", " 3", "²"):
@@ -207,35 +205,6 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
     os.close(fd)
     # What belongs to somebody else was not read either.
     assert (code, out) == (0, "content\n" if kind == "file" else "")
-
-
-def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch):
-    line = Lifeline()
-    passed = []
-
-    def come():
-        monkeypatch.setenv(GATE_VARIABLE, line.environment[GATE_VARIABLE])
-        thread = threading.Thread(target=lambda: passed.append(processes.wait_at_gate() is None))
-        thread.start()
-        until(lambda: GATE_VARIABLE not in os.environ)
-        return thread
-
-    threads = [come(), come()]
-    assert not line.is_gate_open
-    assert passed == []
-    monkeypatch.setenv(GATE_VARIABLE, line.environment[GATE_VARIABLE])
-    processes.open_gate()
-    # It is for none of our children.
-    assert GATE_VARIABLE not in os.environ
-    threads.append(come())
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(passed) == 3
-    assert line.is_gate_open
-    line.close()
-    # Without a gate nobody waits.
-    processes.wait_at_gate()
-    processes.open_gate()
 
 
 # -------------------- the beginning

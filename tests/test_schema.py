@@ -156,11 +156,6 @@ def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
         assert not touched.any(), "somebody wrote here before"
         touched[...] = number
         assert (plane != before).sum(axis=1).tolist() == [view[0].nbytes] * num_columns
-    for plane, bytes_of in (("obs", obs), ("small", small)):
-        is_gap = np.zeros(bytes_of.shape[1], bool)
-        for gap in layout.gaps(plane):
-            is_gap[gap] = True
-        assert np.array_equal(is_gap, bytes_of[0] == 0)
 
 
 def test_views_of_some_columns_of_a_slot():

@@ -1,5 +1,6 @@
 """What foreign code raises becomes an error of ours, unless it is one already; how it is found."""
 
+import re
 import signal
 import sys
 from pathlib import Path
@@ -8,14 +9,9 @@ import pytest
 
 from impala_async.errors import ConfigError, EnvError
 from impala_async.processes import Interrupted
-from impala_async.user_code import NamedInSetting, UserCode, import_callable, one_line
+from impala_async.user_code import UserCode, import_callable, one_line
 
-
-class Blame(UserCode):
-    """Knows whose fault everything but a KeyError is."""
-
-    def blame(self, error: BaseException) -> Exception | None:
-        return None if isinstance(error, KeyError) else ValueError(one_line(error))
+BLAME = UserCode("env.id: a:B", "to step", EnvError)
 
 
 class Unprintable(Exception):
@@ -34,16 +30,21 @@ def test_what_is_blamed_has_its_cause_and_one_line() -> None:
         (GeneratorExit("done"), "GeneratorExit: done"),
         (Unprintable(), "Unprintable"),
     ):
-        with pytest.raises(ValueError, match=f"^{says}$") as caught, Blame():
+        place = rf"{re.escape(__file__)}:\d+"
+        text = rf"^env.id: a:B failed to step, at {place}: {says}$"
+        with pytest.raises(EnvError, match=text) as caught, BLAME:
             raise cause
         assert caught.value.__cause__ is cause
+    without_place = UserCode("a:B", "to step", EnvError, tells_place=False)
+    with pytest.raises(EnvError, match=r"^a:B failed to step: KeyError: 'x'$"), without_place:
+        raise KeyError("x")
 
 
 def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     # As in a program that uses the package: there Ctrl-C is Python's own.
     monkeypatch.setattr("signal.getsignal", lambda number: signal.default_int_handler)
-    for error in (KeyError("mine"), KeyboardInterrupt(), Interrupted()):
-        with pytest.raises(type(error)) as caught, Blame():
+    for error in (EnvError("of my own"), KeyboardInterrupt(), Interrupted()):
+        with pytest.raises(type(error)) as caught, BLAME:
             raise error
         assert caught.value is error
 
@@ -109,14 +110,3 @@ def test_a_name_that_no_process_could_import_is_told_how_to_be_written(
 ) -> None:
     with pytest.raises(ConfigError, match=f"^model.name: {typed}: {says}"):
         named(typed)
-
-
-def test_an_error_is_of_the_kind_that_is_asked_for_and_passes_if_it_is_that_already() -> None:
-    says = r"^env.id: a:B failed to step, at .*:\d+: KeyError: 'x'$"
-    of_env = NamedInSetting("env.id", "a:B", "to step", EnvError)
-    with pytest.raises(EnvError, match=says), of_env:
-        raise KeyError("x")
-    mine = ConfigError("of my own")
-    with pytest.raises(ConfigError) as caught, NamedInSetting("env.id", "a:B", "to step"):
-        raise mine
-    assert caught.value is mine

@@ -26,11 +26,10 @@ from impala_async.learner.threads.loader import (
     make_current,
 )
 from impala_async.models.actor_critic import ActorCritic
+from impala_async.models.flat import Snapshot
 from impala_async.models.torso import pick_precision
-from impala_async.policy import AnyPolicy, layout_of
+from impala_async.policy import AnyPolicy, build_policy, layout_of
 from impala_async.schema import Schema
-from impala_async.team import build_policy
-from impala_async.training.snapshot import Snapshot
 from impala_async.training.state import TrainingState
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep

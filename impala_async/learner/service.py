@@ -227,7 +227,7 @@ class LearnerService:
             release=Inbox(self._loop, self._server.release).post,
         )
         self._learner = learner
-        self._folder.confirm()
+        self._folder.confirm(self._config)
         self._server.open(schema, learner.slots, learner.full.put, learner.layout)
         for name, body in learner.bodies.items():
             self._threads.append(self._begin(f"the {name} thread", on_thread(name, body)))

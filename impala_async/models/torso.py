@@ -15,7 +15,7 @@ or all rows of a batch. docs/models.md says more.
 N rows, F features
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
@@ -25,11 +25,13 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
-from impala_async.models.cnn import ImageTorso, minatar_body, nature_body, resnet_body
-from impala_async.models.mlp import MLPTorso
+from impala_async.models.leaves import as_image, image_shape, is_image, vector_size
+from impala_async.models.mlp import HIDDEN_GAIN, Hidden, MLPTorso, init_orthogonal, joined
 from impala_async.schema import ObsSpec
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
+# A residual branch starts small, or six of them would multiply the signal by eight.
+RESIDUAL_GAIN = 0.5
 # For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
 # /proc/cpuinfo lists bfloat16 under these names: `bf16` on Arm, the others on AMD and Intel.
@@ -44,6 +46,128 @@ class Torso(Protocol):
     def __call__(self, obs: dict[str, Tensor]) -> Tensor:
         """`[N, ...]` leaves to `[N, num_out]` features."""
         ...
+
+
+class ImageTorso(nn.Module):
+    """Convolutions for each image, then hidden layers for what they give and all other leaves.
+
+    Args:
+        make_body: makes the convolutions for an image with so many channels.
+        sizes: those of the hidden layers, where the section names none.
+        for_smaller: the torsos for images that are too small for this one.
+    """
+
+    def __init__(
+        self,
+        obs: ObsSpec,
+        section: ModelSection,
+        *,
+        make_body: Callable[[int, ModelSection], nn.Module],
+        sizes: Sequence[int],
+        for_smaller: str = "impala_resnet or small_cnn",
+    ) -> None:
+        super().__init__()
+        self._images = [leaf for leaf in obs.leaves if is_image(leaf)]
+        self._vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
+        if not self._images:
+            raise SpacesError(
+                f"model.name {section.name} wants an image in the observation, of three "
+                "dimensions, or a stack of images of bytes, of four: use mlp"
+            )
+        self.bodies = nn.ModuleList()
+        num_seen = sum(vector_size(leaf) for leaf in self._vectors)
+        for leaf in self._images:
+            channels, height, width, _ = image_shape(leaf)
+            self.bodies.append(make_body(channels, section))
+            try:
+                with torch.no_grad():
+                    num_seen += self.bodies[-1](torch.zeros(1, channels, height, width)).numel()
+            except RuntimeError:
+                which = repr(leaf.name) if leaf.name else "the observation"
+                raise SpacesError(
+                    f"model.name {section.name} is for larger images than {which} of {height} x "
+                    f"{width}: use {for_smaller}"
+                ) from None
+        self.hidden = Hidden(
+            num_seen,
+            section.hidden_sizes or sizes,
+            section.activation or "relu",
+        )
+        self.num_out = self.hidden.num_out
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        parts = [
+            body(as_image(leaf, obs[leaf.name])).flatten(1)
+            for body, leaf in zip(self.bodies, self._images, strict=True)
+        ]
+        if self._vectors:
+            parts.append(joined(self._vectors, obs))
+        return self.hidden.through(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+
+
+def nature_body(num_channels: int, section: ModelSection) -> nn.Module:
+    """That of the Nature DQN (Mnih et al., 2015), for images of about 84 x 84."""
+    return nn.Sequential(
+        _conv(num_channels, 32, kernel=8, stride=4),
+        nn.ReLU(inplace=True),
+        _conv(32, 64, kernel=4, stride=2),
+        nn.ReLU(inplace=True),
+        _conv(64, 64, kernel=3, stride=1),
+        nn.ReLU(inplace=True),
+    )
+
+
+def minatar_body(num_channels: int, section: ModelSection) -> nn.Module:
+    """That of MinAtar (Young and Tian, 2019), for images of about 10 x 10."""
+    return nn.Sequential(_conv(num_channels, 16, kernel=3, stride=1), nn.ReLU(inplace=True))
+
+
+def resnet_body(num_channels: int, section: ModelSection) -> nn.Module:
+    """The deep one of IMPALA (arXiv 1802.01561, figure 3), `model.width` times as wide."""
+    stages: list[nn.Module] = []
+    for num_out in (16, 32, 32):
+        stages.append(_Stage(num_channels, num_out * section.width))
+        num_channels = num_out * section.width
+    return nn.Sequential(*stages, nn.ReLU(inplace=True))
+
+
+class _Stage(nn.Module):
+    """A convolution, a pooling that halves the image, and two residual blocks."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(
+            _conv(num_in, num_out, kernel=3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)
+        )
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.ReLU(),
+                _conv(num_out, num_out, kernel=3, padding=1),
+                nn.ReLU(inplace=True),
+                _conv(num_out, num_out, kernel=3, padding=1, gain=RESIDUAL_GAIN),
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, image: Tensor) -> Tensor:
+        seen: Tensor = self.enter(image)
+        for block in self.blocks:
+            seen = seen + block(seen)
+        return seen
+
+
+def _conv(
+    num_in: int,
+    num_out: int,
+    *,
+    kernel: int,
+    stride: int = 1,
+    padding: int = 0,
+    gain: float = HIDDEN_GAIN,
+) -> nn.Conv2d:
+    layer = nn.Conv2d(num_in, num_out, kernel, stride, padding)
+    init_orthogonal(layer, gain)
+    return layer
 
 
 TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
@@ -62,22 +186,12 @@ def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], Torso]:
     imported = import_callable(f"model.name: {section.name}", section.name, SpacesError)
 
     def make_own() -> Torso:
-        with NamedInSetting("model.name", section.name, "when it was made", SpacesError):
+        with UserCode(f"model.name: {section.name}", "when it was made", SpacesError):
             torso = imported(obs, section)
         _check_own(section.name, torso, obs)
         return cast(Torso, torso)
 
     return make_own
-
-
-def is_own(section: ModelSection) -> bool:
-    """Whether the section names a torso of the user's."""
-    return section.name not in TORSOS
-
-
-def blaming(section: ModelSection) -> NamedInSetting:
-    """In which an own torso is called, so that what it raises is told as its own."""
-    return NamedInSetting("model.name", section.name, "to make features", SpacesError)
 
 
 def pick_precision(
@@ -112,7 +226,7 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros", SpacesError):
+    with torch.no_grad(), UserCode(f"model.name: {name}", "on two rows of zeros", SpacesError):
         features = torso(dict(rows))
     for leaf, row in rows.items():
         if row._version:

@@ -8,9 +8,7 @@ are looked at each time, so that what is wrong is told by its name. One of ours 
     B columns of a batch, T action rows, S = T+1 observation rows
 """
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -23,7 +21,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.policy import Evaluation
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
 
@@ -76,60 +74,50 @@ class Algorithm(NamedTuple):
 
 
 def _impala(section: AlgorithmSection) -> Algorithm:
-    settings = _shared(section) | _bars(section)
+    settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar")
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
-        behaviour_TB = view.behaviour_log_probs_TB
-        inputs = view.inputs | {"behaviour_log_probs_TB": behaviour_TB}
-        return impala_loss(**inputs, entropy_cost=entropy_cost, **settings)
+        mu_TB = view.behaviour_log_probs_TB
+        inputs = view.inputs | {"behaviour_log_probs_TB": mu_TB, "entropy_cost": entropy_cost}
+        return impala_loss(**inputs, **settings)
 
     return Algorithm(loss)
 
 
 def _appo(section: AlgorithmSection) -> Algorithm:
-    settings = _shared(section) | _bars(section)
-    clip, is_clip = section.clip, section.is_clip
+    settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar", "clip", "is_clip")
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
-        target = _target(view)
         return appo_loss(
             **view.inputs,
             behaviour_log_probs_TB=view.behaviour_log_probs_TB,
-            target_log_probs_TB=target.log_probs_TB,
-            kl_TB=_kl(view, target) if view.kl_coeff else None,
+            target_log_probs_TB=_target(view).log_probs_TB,
+            kl_TB=_kl(view) if view.kl_coeff else None,
             kl_coeff=view.kl_coeff,
             entropy_cost=entropy_cost,
-            clip=clip,
-            is_clip=is_clip,
             **settings,
         )
 
     def stats(view: View) -> dict[str, Tensor]:
-        target = _target(view)
         log_probs_TB, mu_TB = view.evaluation.log_probs_TB, view.behaviour_log_probs_TB
-        ratios_TB = impact_ratios(log_probs_TB, mu_TB, target.log_probs_TB, is_clip)
+        target_TB = _target(view).log_probs_TB
+        ratios_TB = impact_ratios(log_probs_TB, mu_TB, target_TB, section.is_clip)
         return {
-            "policy/kl": view.mean(_kl(view, target)),
-            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
+            "policy/kl": view.mean(_kl(view)),
+            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),
         }
 
     return Algorithm(loss, stats, has_target=True)
 
 
 def _ppo(section: AlgorithmSection) -> Algorithm:
-    bars = {"rho_bar": section.rho_bar, "c_bar": section.c_bar, "lambda_": section.trace_decay}
-    settings = _shared(section) | bars
-    kind, clip = section.returns_kind, section.clip
+    settings = _settings(section, "rho_bar", "c_bar", "clip")
+    settings["returns"] = section.returns_kind
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
-        return ppo_loss(
-            **view.inputs,
-            behaviour_log_probs_TB=view.behaviour_log_probs_TB,
-            entropy_cost=entropy_cost,
-            returns=kind,
-            clip=clip,
-            **settings,
-        )
+        mu_TB = view.behaviour_log_probs_TB
+        inputs = view.inputs | {"behaviour_log_probs_TB": mu_TB, "entropy_cost": entropy_cost}
+        return ppo_loss(**inputs, **settings)
 
     def stats(view: View) -> dict[str, Tensor]:
         log_ratios_TB = view.evaluation.log_probs_TB.detach() - view.behaviour_log_probs_TB
@@ -137,35 +125,29 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
         return {
             # From the actions taken alone, and never below 0: E[r - 1 - log r] = KL(mu || pi).
             "policy/kl": view.mean(ratios_TB - 1 - log_ratios_TB),
-            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
+            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),
         }
 
     return Algorithm(loss, stats)
 
 
 def _a2c(section: AlgorithmSection) -> Algorithm:
-    settings, decay = _shared(section), section.trace_decay
+    settings = _settings(section)
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
-        return a2c_loss(**view.inputs, entropy_cost=entropy_cost, lambda_=decay, **settings)
+        return a2c_loss(**view.inputs, entropy_cost=entropy_cost, **settings)
 
     return Algorithm(loss)
 
 
-def _shared(section: AlgorithmSection) -> dict[str, Any]:
+def _settings(section: AlgorithmSection, *keys: str) -> dict[str, Any]:
+    """The arguments of a loss that are settings: those that all have, and these."""
     return {
         "value_cost": section.value_cost,
         "reduction": section.reduction,
         "normalize_advantages": section.has_normal_advantages,
-    }
-
-
-def _bars(section: AlgorithmSection) -> dict[str, Any]:
-    return {
-        "rho_bar": section.rho_bar,
-        "c_bar": section.c_bar,
-        "pg_rho_bar": section.pg_rho_bar,
         "lambda_": section.trace_decay,
+        **{key: getattr(section, key) for key in keys},
     }
 
 
@@ -174,9 +156,9 @@ def _target(view: View) -> Evaluation:
     return view.target
 
 
-def _kl(view: View, target: Evaluation) -> Tensor:
+def _kl(view: View) -> Tensor:
     """[T, B]"""
-    return target.joint_BT.kl(view.evaluation.joint_BT).t()
+    return _target(view).joint_BT.kl(view.evaluation.joint_BT).t()
 
 
 MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
@@ -189,21 +171,11 @@ MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
 
 def make_algorithm(section: AlgorithmSection) -> Algorithm:
     """The one that the section names; raises ConfigError where a user's own cannot be made."""
-    if is_own(section):
-        return _make_own(section)
-    return MAKERS[section.name](section)
-
-
-def is_own(section: AlgorithmSection) -> bool:
-    """Whether the section names an algorithm of the user's."""
-    return section.name not in MAKERS
-
-
-def _make_own(section: AlgorithmSection) -> Algorithm:
-    """A user's, in which every mistake becomes a ConfigError."""
     name = section.name
+    if name in MAKERS:
+        return MAKERS[name](section)
     make = import_callable(f"{KEY}: {name}", name)
-    with NamedInSetting(KEY, name, "when it was made"):
+    with UserCode(f"{KEY}: {name}", "when it was made"):
         made = make(section)
     if not isinstance(made, Algorithm):
         raise ConfigError(
@@ -212,46 +184,41 @@ def _make_own(section: AlgorithmSection) -> Algorithm:
         )
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
-        with _watched(name, view, "in its loss"):
-            terms = made.loss(view, entropy_cost)
-        _check_terms(name, terms)
+        terms = _call(name, "in its loss", made.loss, view, entropy_cost)
+        if not isinstance(terms, LossTerms):
+            raise ConfigError(
+                f"{KEY}: the loss of {name} must give LossTerms of impala_async/algo/terms.py, as "
+                f"ValidRows.terms makes them, not {type(terms).__name__}"
+            )
+        if torch.is_grad_enabled() and not terms.total.requires_grad:
+            raise ConfigError(
+                f"{KEY}: the loss of {name} has no gradient: its total must follow from "
+                "view.evaluation"
+            )
         return terms
 
     def stats(view: View) -> dict[str, Tensor]:
-        with _watched(name, view, "in its stats"):
-            stats = made.stats(view)
-        _check_stats(name, stats, has_target=made.has_target)
-        return stats
+        found: dict[str, Tensor] = _call(name, "in its stats", made.stats, view)
+        _check_stats(name, found, has_target=made.has_target)
+        return found
 
     return Algorithm(loss, stats, made.has_target)
 
 
-@contextmanager
-def _watched(name: str, view: View, where: str) -> Iterator[None]:
-    """A mistake in the block is told by the name, as is a change to the batch's own memory."""
+def _call(name: str, where: str, function: Callable[..., Any], view: View, *more: float) -> Any:
+    """A mistake in a user's function is told by the name, as is a change to the batch's memory."""
     rows = {field: part for field, part in view._asdict().items() if isinstance(part, Tensor)}
     # Every change in place increases it.
     before = {field: tensor._version for field, tensor in rows.items()}
-    with NamedInSetting(KEY, name, where):
-        yield
+    with UserCode(f"{KEY}: {name}", where):
+        found = function(view, *more)
     for field, tensor in rows.items():
         if tensor._version != before[field]:
             raise ConfigError(
                 f"{KEY}: {name} changes view.{field} in place, which other passes over the batch "
                 "read too: it must make a new tensor"
             )
-
-
-def _check_terms(name: str, terms: Any) -> None:
-    if not isinstance(terms, LossTerms):
-        raise ConfigError(
-            f"{KEY}: the loss of {name} must give LossTerms of impala_async/algo/terms.py, as "
-            f"ValidRows.terms makes them, not {type(terms).__name__}"
-        )
-    if torch.is_grad_enabled() and not terms.total.requires_grad:
-        raise ConfigError(
-            f"{KEY}: the loss of {name} has no gradient: its total must follow from view.evaluation"
-        )
+    return found
 
 
 def _check_stats(name: str, stats: Any, *, has_target: bool) -> None:
@@ -264,25 +231,14 @@ def _check_stats(name: str, stats: Any, *, has_target: bool) -> None:
         if not is_of_update(str(stat)):
             raise ConfigError(
                 f"{KEY}: {name} reports {stat!r}, which is no metric of an update: a metric of "
-                f"your own needs no declaration, but a name like {OWN_PREFIX}{_plain(stat)}"
+                f"your own needs no declaration, but a name like {OWN_PREFIX}name"
             )
         if not isinstance(value, Tensor) or value.dim():
             raise ConfigError(
-                f"{KEY}: {name} reports {stat} as {_kind(value)}, and must report a tensor without "
-                "dimensions: view.mean gives one"
+                f"{KEY}: {name} must report {stat} as a tensor without dimensions: view.mean "
+                "gives one"
             )
     if has_target and "policy/kl" not in stats:
         raise ConfigError(
             f"{KEY}: {name} has a target network, so its stats must hold policy/kl, the KL from it"
         )
-
-
-def _plain(stat: object) -> str:
-    """As the end of a name."""
-    return re.sub("[^a-z0-9]+", "_", str(stat).rpartition("/")[2].lower()).strip("_") or "name"
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    return f"a {type(value).__name__}"

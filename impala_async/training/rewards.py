@@ -50,10 +50,7 @@ class ReturnScale:
     are. Rewards are divided rather than values multiplied (PopArt, arXiv 1602.07714), so that
     the model and its weights stay as they are for all who only act with it; the price is that
     values follow a change of scale by learning. So the scale moves slowly: the moments are
-    averages in which a new batch has a share of 0.01, corrected for their start at zero as in
-    Adam, so that early batches count alike. From below the scale is bounded by a tenth of the
-    mean and by 0.01: rewards smaller than that are made larger with `reward_scale`. From above it
-    is bounded by 1e15, and a batch whose targets are larger than that does not count.
+    averages, corrected for their start at zero as in Adam, so that early batches count alike.
     """
 
     def __init__(self) -> None:
@@ -66,9 +63,7 @@ class ReturnScale:
 
     @property
     def scale(self) -> float:
-        if self.is_empty:
-            return 1.0
-        return _scale(self._mean / self._weight, self._mean_square / self._weight)
+        return scale_of((self._weight, self._mean, self._mean_square))
 
     def add(self, parts: Iterable[Sequence[float]], scale: float) -> None:
         """Take in the sums of parts of a batch, whose rewards were divided by `scale`."""
@@ -114,12 +109,11 @@ def sums_of(targets_TB: Tensor, mask_TB: Tensor) -> Tensor:
 
 
 def scale_of(sums: Sequence[float]) -> float:
-    """The scale of these targets alone."""
+    """The scale of the targets with these sums alone; 1 without any."""
     count, total, total_square = sums
-    return _scale(total / count, total_square / count) if count else 1.0
-
-
-def _scale(mean: float, mean_square: float) -> float:
+    if not count:
+        return 1.0
+    mean, mean_square = total / count, total_square / count
     # Not mean**2: where that overflows, Python raises.
     deviation = math.sqrt(max(mean_square - mean * mean, 0.0))
     # NaN comes first, and stays.

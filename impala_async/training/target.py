@@ -6,6 +6,7 @@ coefficient that holds the live one near the copy.
     B columns of a batch, T action rows
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.policy import Policy
-from impala_async.training.state import entry
+from impala_async.models.actor_critic import ActorCritic
+from impala_async.training.state import check_alike, entry
 
 KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
 # Adapting ends there. From 0 and from infinity there would be no way back.
@@ -22,16 +23,19 @@ MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
 
 
 class Target:
-    """Starts as a copy of the policy. `note_update` is called after every update taken."""
+    """Starts as a copy of the network. `note_update` is called after every update taken."""
 
-    def __init__(self, policy: Policy, section: AlgorithmSection) -> None:
-        self.policy = policy.twin()
+    def __init__(self, live: ActorCritic, section: AlgorithmSection) -> None:
+        self.model = copy.deepcopy(live)
         self.kl_coeff = section.kl_coeff
         self._section = section
+        # The settings that, with the course of the run, determine the coefficient.
+        self._kl_settings = [section.kl_coeff, section.kl_target]
         self._age = 0
         self._has_moved = False
 
-    def note_update(self, live: Policy, kl: float) -> None:
+    @torch.no_grad()
+    def note_update(self, live: ActorCritic, kl: float) -> None:
         """One update further from the target, at a mean KL before it of `kl`.
 
         The coefficient is adapted when the target moves, by the last KL before: right behind a
@@ -42,47 +46,33 @@ class Target:
             return
         self._age = 0
         self.kl_coeff = adapted(self.kl_coeff, kl, self._section.kl_target)
-        self._move(live)
+        for weight, goal in zip(self.model.parameters(), live.parameters(), strict=True):
+            weight.lerp_(goal, self._section.tau)
+        self._has_moved = True
+        self._take_statistics(live)
 
-    @torch.no_grad()
-    def end_batch(self, live: Policy) -> None:
-        """If it has moved: statistics of observations are no weights, the newest are the best."""
+    def end_batch(self, live: ActorCritic) -> None:
+        """Follow the statistics of observations that the batch has changed, if it has moved."""
         if self._has_moved:
             self._has_moved = False
             self._take_statistics(live)
 
-    @torch.no_grad()
-    def _move(self, live: Policy) -> None:
-        tau = self._section.tau
-        mine, theirs = self.policy.model, live.model
-        for weight, goal in zip(mine.parameters(), theirs.parameters(), strict=True):
-            weight.lerp_(goal, tau)
-        self._take_statistics(live)
-        self._has_moved = True
-
-    def _take_statistics(self, live: Policy) -> None:
-        theirs = live.model.buffers()
-        for statistic, newest in zip(self.policy.model.buffers(), theirs, strict=True):
+    def _take_statistics(self, live: ActorCritic) -> None:
+        """They are no weights: the newest are the best."""
+        for statistic, newest in zip(self.model.buffers(), live.buffers(), strict=True):
             statistic.copy_(newest)
 
-    def tensors(self) -> dict[str, Tensor]:
-        return dict(self.policy.model.state_dict())
-
     def state(self) -> dict[str, Any]:
-        """Return the values that a checkpoint must hold besides `tensors`."""
+        """The values that a checkpoint must hold besides the tensors of its model."""
         return {"kl_coeff": self.kl_coeff, "kl_settings": self._kl_settings, "age": self._age}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Undo `tensors` and `state`; where the settings of the KL have changed, they hold."""
-        self.policy.model.load_state_dict(dict(tensors))
+        """Go on from a checkpoint; where the settings of the KL have changed, they hold."""
+        check_alike(tensors, self.model.state_dict())
+        self.model.load_state_dict(dict(tensors))
         if entry(state, "kl_settings", list) == self._kl_settings:
             self.kl_coeff = float(entry(state, "kl_coeff", float))
         self._age = int(entry(state, "age", float))
-
-    @property
-    def _kl_settings(self) -> list[float | None]:
-        """The settings that, with the course of the run, determine the KL coefficient."""
-        return [self._section.kl_coeff, self._section.kl_target]
 
 
 def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.policy import AnyPolicy
+from impala_async.policy import AnyPolicy, member_seed_of, split_off
 from impala_async.schema import POLICY
-from impala_async.team import member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
 from impala_async.training.step import StepResult, UpdateStep, means_of
@@ -81,7 +80,7 @@ class TeamStep:
             columns_N = has_rows_B.nonzero().flatten()
             if not len(columns_N):
                 continue
-            own = replace(batch, mask_BT=is_own_BT).take(columns_N.to(is_own_BT.device))
+            own = replace(batch, mask_BT=is_own_BT).take(columns_N)
             alive_N = torch.ones_like(columns_N, dtype=torch.bool)
             num_before = step.num_updates
             result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)

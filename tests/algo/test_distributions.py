@@ -16,8 +16,7 @@ from impala_async.algo.distributions import (
     Gaussian,
     Joint,
     _quadrature,
-    distribution_of,
-    forbid,
+    joint_of,
     sample_by_numpy,
 )
 from impala_async.schema import ActionPart
@@ -36,6 +35,16 @@ def normal(*shape, seed=0):
 def one_item(logits_A):
     """One item, with a choice for each logit."""
     return Categorical(logits_A, logits_A.shape[-1:], ())
+
+
+def one_part(part, parameters_P, legal_P=None):
+    """The distribution of a part that is alone."""
+    return joint_of((part,), parameters_P, legal_P).parts[part.name]
+
+
+def items_of(logits_P, legal_P, choices):
+    part = ActionPart("", "discrete", choices, (len(choices),))
+    return one_part(part, logits_P, legal_P)
 
 
 # -------------------- discrete items
@@ -176,9 +185,8 @@ def test_items_of_different_sizes_leave_finite_gradients():
 def test_an_illegal_action_is_never_drawn(choices, seed, dtype):
     generator = torch.Generator().manual_seed(seed)
     legal_P = torch.randint(0, 2, (sum(choices),), generator=generator).to(dtype)
-    forbidden_P = forbid(3 * torch.randn(sum(choices), generator=generator), legal_P, choices)
-    items = Categorical(forbidden_P.expand(10_000, -1), choices, (len(choices),))
-    draws = items.sample(generator)
+    logits_P = 3 * torch.randn(sum(choices), generator=generator).expand(10_000, -1)
+    draws = items_of(logits_P, legal_P.expand(10_000, -1), choices).sample(generator)
     for item, legal_A in enumerate(legal_P.split(choices)):
         allowed = legal_A.nonzero().flatten().tolist()
         # Nothing legal means that all are.
@@ -189,7 +197,7 @@ def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient():
     logits_P = normal(3, 5, seed=4).requires_grad_()
     legal_P = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]])
     choices = (3, 2)
-    distribution = Categorical(forbid(logits_P, legal_P, choices), choices, (2,))
+    distribution = items_of(logits_P, legal_P, choices)
     log_probs = distribution.log_prob(torch.tensor([[2, 1], [0, 0], [1, 0]]))
     expected = [
         logits_P[0, [0, 2]].log_softmax(-1)[1],
@@ -198,7 +206,7 @@ def test_what_is_legal_keeps_its_odds_and_what_is_not_gets_no_gradient():
         logits_P[2, :3].log_softmax(-1)[1] + logits_P[2, 3:].log_softmax(-1)[0],
     ]
     torch.testing.assert_close(log_probs, torch.stack(expected))
-    other = Categorical(forbid(logits_P.flip(0), legal_P, choices), choices, (2,))
+    other = items_of(logits_P.flip(0), legal_P, choices)
     total = log_probs + distribution.entropy() + distribution.kl(other)
     assert total.isfinite().all()
     for term in (distribution.entropy() + log_probs, other.kl(distribution)):
@@ -319,10 +327,8 @@ PARTS = (
 
 def test_parts_add_up():
     def parts_of(seed):
-        return {
-            part.name: distribution_of(part, normal(5, part.num_parameters, seed=seed + i))
-            for i, part in enumerate(PARTS)
-        }
+        parameters = [normal(5, p.num_parameters, seed=seed + i) for i, p in enumerate(PARTS)]
+        return joint_of(PARTS, torch.cat(parameters, -1), None).parts
 
     parts, others = parts_of(0), parts_of(50)
     assert [type(part) for part in parts.values()] == [*[Categorical] * 2, *[Gaussian] * 2]
@@ -346,7 +352,7 @@ def test_parts_add_up():
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
 def test_every_kind_computes_in_float32(part, low):
     parameters = normal(6, part.num_parameters).to(low)
-    ours, upcast = (distribution_of(part, p) for p in (parameters, parameters.float()))
+    ours, upcast = (one_part(part, p) for p in (parameters, parameters.float()))
     actions = upcast.sample()
     for got, want in (
         (ours.log_prob(actions), upcast.log_prob(actions)),

@@ -142,6 +142,11 @@ class Site:
         wait_until(f"the learner serves:\n{door.log}", lambda: self._serves(door))
         return door
 
+    @property
+    def same_ports(self) -> list[str]:
+        """Settings by which the next learner is found where the last one was."""
+        return [f"bind.{name}={self.service[f'{name}_url']}" for name in ("data", "weights")]
+
     def _serves(self, learner: Door) -> bool:
         if learner.process.poll() is not None:
             raise AssertionError(f"the learner ended:\n{learner.log}")

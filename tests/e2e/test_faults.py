@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from impala_async.launch.local import free_ports
 from tests import matrix
 from tests.e2e.harness import (
     CARTPOLE,
@@ -70,17 +69,14 @@ def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:
 def test_a_learner_is_killed_and_resumed_under_the_same_actors(
     site: Site, case: tuple[str, ...]
 ) -> None:
-    data, weights = free_ports(2)
-    ports = f"bind.data=tcp://127.0.0.1:{data}", f"bind.weights=tcp://127.0.0.1:{weights}"
-    settings = (*ENDLESS, *case, "checkpoint.every_s=0.5")
-    learner = site.learner(*settings, *ports, config=CARTPOLE)
+    learner = site.learner(*ENDLESS, *case, "checkpoint.every_s=0.5", config=CARTPOLE)
     actors = [site.actor() for _ in range(2)]
     site.wait_report("both actors", lambda r: r["num_actors"] == 2 and r["updates"] > 10)
     wait_until("a checkpoint", lambda: len(site.checkpoints()) >= 2)
 
     learner.kill()
     saved = int(site.checkpoints()[-1].name.split("-")[2])
-    resumed = site.learner(resume=True)
+    resumed = site.learner(*site.same_ports, resume=True)
     first = site.wait_report("both actors are back", lambda r: r["num_actors"] == 2, 30)
     assert all(actor.process.poll() is None for actor in actors)
     assert first["weights/version_epoch"] == 2

@@ -50,7 +50,7 @@ def test_a_run_of_train_is_made_again_to_the_last_bit(
     site: Site, recording: Path, player: Site
 ) -> None:
     flags = ["--config", CARTPOLE, "--run-dir", str(site.run_dir), "--set", "stop.mean_return=60"]
-    door = site.open("record", str(recording), *flags)
+    door = site.open("train", "--record", str(recording), *flags)
     assert door.wait_exit(90) == 0, door.log
     said = played(player, recording, "--exact")
     assert "the same weights and optimizer state as recorded, to the last bit" in said

@@ -33,7 +33,6 @@ from typing import Any, NamedTuple, NoReturn
 import psutil
 
 import impala_async
-from impala_async.launch import local
 
 # Beside all modules of the package: what they import only when they need it.
 IMPORTED_LATE = (
@@ -53,8 +52,6 @@ NR_CLONE = {"x86_64": 56, "aarch64": 220}
 MOST_BYTES = 1 << 18
 OWN_GROUP, SAME_GROUP = 0, -1
 OURS = ("impala_async.", "bench.")
-# More than anybody has workers for: each has ports of its own.
-NUM_SHARES = 64
 ROOT = Path(__file__).resolve().parents[2]
 # Where an interpreter finds modules that is told nothing.
 OWN_PATHS: list[str] = []
@@ -90,12 +87,6 @@ def zygote() -> tuple[socket.socket, int]:
     # Its exit is nobody's concern.
     process.returncode = 0
     return ours, process.pid
-
-
-def use_own_ports() -> None:
-    """Two workers of pytest must not choose the same port at the same time."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    local.PORTS = local.PORTS[number % NUM_SHARES :: NUM_SHARES]
 
 
 def children() -> list[psutil.Process]:
@@ -175,7 +166,6 @@ def main(fd: int) -> None:
             importlib.import_module(name)
     named = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
-    use_own_ports()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be lost in a fork"
     subprocess.Popen._execute_child = _execute_within  # type: ignore[attr-defined]

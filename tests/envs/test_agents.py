@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from bench.probes import Counting
 from impala_async.config.policies import PoliciesSection
-from impala_async.envs.agents import AgentEnvs, PolicyMapping, is_parallel
+from impala_async.envs.agents import AgentEnvs, is_parallel, make_deal
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 
@@ -23,11 +23,12 @@ DEAL = "a_module_of_a_test:deal"
 
 def mapping(*names: str, of: str = "shuffled", agents: list[str] = AGENTS, **more: Any) -> Any:
     section = PoliciesSection(names=names, mapping=of, **more)
-    return PolicyMapping(section, agents)
+    return make_deal(section, agents)
 
 
-def drawn(mapped: PolicyMapping, num: int = 300) -> list[tuple[int, ...]]:
-    return [tuple(mapped.draw().tolist()) for _ in range(num)]
+def drawn(deal: Any, num: int = 300) -> list[tuple[int, ...]]:
+    rng = np.random.default_rng(0)
+    return [tuple(deal(rng).tolist()) for _ in range(num)]
 
 
 def test_policies_are_dealt_in_rounds_until_all_agents_have_one() -> None:
@@ -46,30 +47,36 @@ def test_policies_are_dealt_in_rounds_until_all_agents_have_one() -> None:
 def test_draws_follow_from_the_seed_but_not_as_those_of_an_environment_do(
     module: ModuleType,
 ) -> None:
-    mapped = mapping("a", "b")
-    runs = []
-    for seed in (3, 4, 3):
-        mapped.seed(seed)
-        runs.append(drawn(mapped))
-    assert runs[0] == runs[2] != runs[1]
+    numbers: list[float] = []
 
     def note(agents: list[str], rng: np.random.Generator) -> dict[str, str]:
         numbers.append(rng.random())
         return dict.fromkeys(agents, "a")
 
-    numbers: list[float] = []
     module.deal = note  # type: ignore[attr-defined]
-    mapped = mapping("a", "b", of=DEAL)
-    for seed in range(20):
-        mapped.seed(seed)
-        mapped.draw()
-        assert gym.utils.seeding.np_random(seed)[0].random() != numbers[-1]
+    seen = []
+    for seed in (3, 4, 3):
+        worlds = [Lives() for _ in range(5)]
+        policies = PoliciesSection(names=("a", "b"), mapping=DEAL)
+        envs = AgentEnvs(worlds, policies=policies)
+        numbers.clear()
+        envs.reset(seed)
+        seen.append(list(numbers))
+        for world, number in zip(worlds, numbers, strict=True):
+            assert gym.utils.seeding.np_random(world.seeds[0])[0].random() != number
+    assert seen[0] == seen[2] != seen[1]
+    assert len(set(seen[0])) == 5
 
 
 def test_it_knows_who_is_trained() -> None:
-    copied = mapping("a", "past", "b", copies={"past": "a"}, copy_every_updates=1)
-    assert copied.is_trained.tolist() == [True, False, True]
-    assert copied.leaf.choices == (3,)
+    copied = {"copies": {"past": "a"}, "copy_every_updates": 1}
+    policies = PoliciesSection(names=("a", "past", "b"), **copied)  # type: ignore[arg-type]
+    envs = AgentEnvs([Lives((1, 1, 1), (0, 0, 0))], policies=policies)
+    assert envs.obs_spec.leaves[1].choices == (3,)
+    players = envs.reset(0)["policy"]
+    untrained = envs.step(ones(envs)).untrained
+    assert untrained is not None
+    assert untrained.tolist() == (players == 1).tolist()
 
 
 def keeper_is_past(agents: list[str], rng: np.random.Generator) -> dict[str, str]:

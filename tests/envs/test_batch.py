@@ -10,15 +10,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import CountingVector
+from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import (
-    EnvBatch,
-    as_flag,
-    as_flags,
-    as_reward,
-    as_rewards,
-    spread_seed,
-)
+from impala_async.envs.batch import BOOL, FLOAT, EnvBatch, as_numbers, spread_seed
 from impala_async.envs.describe import try_steps
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
@@ -37,29 +31,27 @@ def step(envs: EnvBatch, num_steps: int = 1) -> None:
 
 def test_a_reward_is_any_number_and_a_flag_any_truth() -> None:
     for value in (1.5, 3, True, np.float16(1.5), np.int8(3), np.array([2.5])):
-        assert as_reward(value) == value
+        assert as_numbers(value, "reward", FLOAT) == value
     for value in (True, np.True_, 1, 1.0, np.array([True]), np.ones((), int)):
-        assert as_flag(value, "terminated") is True
-        assert as_flag(value * 0, "terminated") is False
-    assert as_rewards([1, 2.5], "rewards", 2).tolist() == [1, 2.5]
-    assert as_flags(MANY, "terminated", 2) is MANY
-    assert as_flags([1, 0], "terminated", 2).tolist() == [True, False]
+        assert as_numbers(value, "terminated", BOOL)
+        assert not as_numbers(value * 0, "terminated", BOOL)
+    assert as_numbers([1, 2.5], "rewards", FLOAT, 2).tolist() == [1, 2.5]
+    assert as_numbers(MANY, "terminated", BOOL, 2) is MANY
+    assert as_numbers([1, 0], "terminated", BOOL, 2).tolist() == [True, False]
 
 
 def test_another_reward_or_flag_is_refused() -> None:
-    got = r"got .+ \(\w+\)$"
-    for value in ("1.5", None, MANY, [1.0, 2.0], [[1], [2, 3]], 1j, {}, Box(0, 1)):
-        with pytest.raises(EnvError, match=rf"^reward in step: wants a number, {got}"):
-            as_reward(value)
-    for value in ("False", None, MANY, 2, np.nan, [], {}):
-        with pytest.raises(EnvError, match=rf"^truncated in step: wants True or False, {got}"):
-            as_flag(value, "truncated")
-    for values in (np.float32(1), [1.0], ["1", "2"], [None, 1.0]):
-        with pytest.raises(EnvError, match=rf"^rewards .* a number for each of 2 columns, {got}"):
-            as_rewards(values, "rewards", 2)
-    for values in (True, [True], ["True", "False"], [None, True], [2, 0]):
-        with pytest.raises(EnvError, match=r"^truncated in step: wants True or False"):
-            as_flags(values, "truncated", 2)
+    number, truth, got = "wants a number", "wants True or False", r"got .+ \(\w+\)$"
+    each = "for each of 2 columns"
+    for dtype, num_columns, says, values in (
+        (FLOAT, None, number, ("1.5", None, MANY, [1.0, 2.0], [[1], [2, 3]], 1j, {}, Box(0, 1))),
+        (BOOL, None, truth, ("False", None, MANY, 2, np.nan, [], {})),
+        (FLOAT, 2, f"{number} {each}", (np.float32(1), [1.0], ["1", "2"], [None, 1.0])),
+        (BOOL, 2, f"{truth} {each}", (True, [True], ["True", "False"], [None, True], [2, 0])),
+    ):
+        for value in values:
+            with pytest.raises(EnvError, match=rf"^x in step: {says}, {got}"):
+                as_numbers(value, "x", dtype, num_columns)
 
 
 def changed(result: Any, at: int, value: Any) -> Any:
@@ -149,9 +141,9 @@ ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
 def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, value: Any) -> None:
     given = NUMBERS, ZEROS, value, 3
     for envs in (
-        SerialEnvs([Odd(*given, place=place)], name="my:Env"),
-        AgentEnvs([OddAgents(*given, place=place)], name="my:Env"),
-        VectorEnvs(OddVector(place, value), name="my:Env"),
+        SerialEnvs([Odd(*given, place=place)], EnvSection(id="my:Env")),
+        AgentEnvs([OddAgents(*given, place=place)], EnvSection(id="my:Env")),
+        VectorEnvs(OddVector(place, value), EnvSection(id="my:Env")),
     ):
         envs.reset(0)
         step(envs, 2)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bench.probes import Counting
+from impala_async.config.env import EnvSection
 from impala_async.envs import faults
 from impala_async.envs.faults import (
     RUNNING,
@@ -177,7 +178,7 @@ RESET = "wants `def reset(self, *, seed=None, options=None)`, which returns (obs
 def test_what_does_not_fit_its_caller_is_told_the_signature(
     env: Any, begins: str, ends: str
 ) -> None:
-    envs = SerialEnvs([env], name="my:Env")
+    envs = SerialEnvs([env], EnvSection(id="my:Env"))
 
     def play() -> None:
         envs.reset(0)
@@ -325,6 +326,7 @@ def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch: pytest.Mon
 
 HANGING = """
 import ctypes, sys, time
+from impala_async.config.env import EnvSection
 from impala_async.envs import faults
 
 faults.LOOK_EVERY_S = 0.05

@@ -56,7 +56,10 @@ def test_vectors_are_told_from_single_environments() -> None:
 
 
 EXTRA = "It is {0}:{1}, with pip install 'impala-async[{0}]'."
-PACKAGE = "Write package:{} for an environment that is registered when its package is imported."
+PACKAGE = (
+    "Write package:{} for an environment that is registered when its package is imported, and "
+    "package.module:Name for a class or a function."
+)
 ON_PATH = "write {}, and have it in the current folder or on PYTHONPATH"
 MISSING = (
     "; Python looks for {} among what is installed on this host, in the current folder, and on "
@@ -76,10 +79,7 @@ GAME = "If it is one of Atari's games, it is ALE/{}-v5."
         ("MiniGrid-NoSuch-v0", EXTRA.format("minigrid", "MiniGrid-NoSuch-v0")),
         ("MinAtar/NoSuch-v1", EXTRA.format("minatar", "MinAtar/NoSuch-v1")),
         ("nowhere/Thing-v0", PACKAGE.format("nowhere/Thing-v0")),
-        ("json.decoder.Maze", "Write json.decoder:Maze for an environment that this module holds."),
-        ("no_such_package.Maze", "doesn't exist."),
-        (".Maze", "doesn't exist."),
-        ("__main__.Maze", "doesn't exist."),
+        ("json.decoder.Maze", PACKAGE.format("json.decoder.Maze")),
         ("Pong-v5", GAME.format("Pong")),
         ("PongNoFrameskip-v4", GAME.format("Pong")),
         ("SpaceInvaders-v4", GAME.format("SpaceInvaders")),

@@ -15,7 +15,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.section import Named
 from impala_async.envs import make as make_module
-from impala_async.envs.make import KINDS, build_envs, build_usual, make_env, make_vector_env, wrap
+from impala_async.envs.make import KINDS, build_envs, build_usual, make_env, wrap
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 
@@ -68,7 +68,7 @@ def test_an_old_version_and_one_without_a_number_say_what_they_are() -> None:
         env = make_env(section("CartPole"))
     assert env.spec.id == "CartPole-v1"
     with pytest.warns(UserWarning, match="Using the latest versioned environment"):
-        vector = make_vector_env(section("CartPole"), 2)
+        vector = build_envs("vector", section("CartPole"), 2)
     assert vector.num_envs == 2
     vector.close()
     with pytest.warns(DeprecationWarning, match="out of date"):
@@ -340,8 +340,8 @@ def watched(env: Other) -> Other:
     return env
 
 
-def step_others(envs: list[Any], options: Any, name: str) -> SerialEnvs:
-    return SerialEnvs([env.inner for env in envs], options, name)
+def step_others(envs: list[Any], section: EnvSection) -> SerialEnvs:
+    return SerialEnvs([env.inner for env in envs], section)
 
 
 def test_a_new_kind_is_a_line_of_the_table_and_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:

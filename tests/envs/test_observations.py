@@ -17,7 +17,8 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from impala_async.envs.observations import ObsRows, obs_leaves
+from impala_async.envs.batch import ObsRows
+from impala_async.envs.spaces import obs_leaves
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 

@@ -9,7 +9,8 @@ from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from impala_async.envs.spaces import SpaceOptions, Spaces
+from impala_async.config.env import EnvSection
+from impala_async.envs.spaces import Spaces
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ArraySpec, ObsSpec
@@ -59,7 +60,7 @@ BOX = Box(-1, 1, (4,), np.float32)
 
 
 def spaces_of(action: Space[Any], **options: Any) -> Spaces:
-    return Spaces(BOX, action, SpaceOptions(**options))
+    return Spaces(BOX, action, EnvSection(id="some:Env", **options))
 
 
 def random_actions(
@@ -80,9 +81,9 @@ def random_actions(
 def test_an_action_space_is_its_parts_of_which_numbers_alone_are_squashed() -> None:
     for space, parts in PARTS:
         assert list(spaces_of(space).action_spec.parts) == parts, space
-    squashed = spaces_of(NESTED, is_squashed=True).action_spec.parts
+    squashed = spaces_of(NESTED, squash_actions=True).action_spec.parts
     assert [part.kind for part in squashed] == ["discrete", "discrete", "discrete", "squashed"]
-    assert Spaces(BOX, Discrete(3)).obs_spec == ObsSpec((ArraySpec("", (4,), "float32"),))
+    assert spaces_of(Discrete(3)).obs_spec == ObsSpec((ArraySpec("", (4,), "float32"),))
 
 
 @pytest.mark.parametrize(
@@ -98,8 +99,12 @@ def test_an_action_space_is_its_parts_of_which_numbers_alone_are_squashed() -> N
         (Box(0, 1, (0,), np.float32), {}, "no numbers"),
         (MultiDiscrete([]), {}, "no items"),
         (Dict([("a", Dict(b=Discrete(2))), ("a/b", Discrete(2))]), {}, "two parts called 'a/b'"),
-        (Dict(a=HALF_OPEN), {"is_squashed": True}, "at 'a' has no bounds to squash into"),
-        (Discrete(2), {"is_squashed": True}, "env.squash_actions: action space Discrete(2) has no"),
+        (Dict(a=HALF_OPEN), {"squash_actions": True}, "at 'a' has no bounds to squash into"),
+        (
+            Discrete(2),
+            {"squash_actions": True},
+            "squash_actions: action space Discrete(2) has no",
+        ),
     ],
     ids=str,
 )
@@ -135,7 +140,7 @@ class Recording(gym.Env[Any, Any]):
 def test_single_and_vector_environments_get_the_same_actions_of_their_space(
     space: Space[Any], is_squashed: bool
 ) -> None:
-    options = SpaceOptions(is_squashed=is_squashed)
+    options = EnvSection(id="some:Env", squash_actions=is_squashed)
     singles = [Recording(space) for _ in range(3)]
     columns = [Recording(space) for _ in range(3)]
     try:
@@ -145,7 +150,7 @@ def test_single_and_vector_environments_get_the_same_actions_of_their_space(
         return
     kinds = [lambda env=env: env for env in columns]
     vector = VectorEnvs(SyncVectorEnv(kinds), options)  # type: ignore[arg-type]
-    whole, spaces = batch_space(space, 3), spaces_of(space, is_squashed=is_squashed)
+    whole, spaces = batch_space(space, 3), spaces_of(space, squash_actions=is_squashed)
     rng = np.random.default_rng(3)
     serial.reset(0)
     vector.reset(0)
@@ -181,12 +186,12 @@ def test_numbers_are_clipped_or_squashed_into_their_own_bounds() -> None:
     open_end = spaces_of(HALF_OPEN).batch({"": given})
     assert open_end.tolist() == [[-3, 0], [0.25, 4.5], [1, 77]]
     given = np.array([[0, 0], [-50, 50], [0.5, -0.5]], np.float32)
-    squashed = spaces_of(BOUNDED, is_squashed=True).batch({"": given})
+    squashed = spaces_of(BOUNDED, squash_actions=True).batch({"": given})
     assert squashed[:2].tolist() == [[0, 4.5], [-1, 9]]
     np.testing.assert_allclose(squashed[2], [np.tanh(0.5), 4.5 - 4.5 * np.tanh(0.5)])
     # The widest bounds do not overflow.
     most = np.finfo(np.float32).max
-    widest = spaces_of(Box(-most, most, (1,), np.float32), is_squashed=True)
+    widest = spaces_of(Box(-most, most, (1,), np.float32), squash_actions=True)
     squashed = widest.batch({"": np.array([[0.0], [99.0], [-99.0]], np.float32)})
     assert squashed.tolist() == [[0.0], [most], [-most]]
 
@@ -200,7 +205,7 @@ def flags(*shape: int, dtype: type = np.int8) -> Box:
 
 def legal(obs: Space[Any], action: Space[Any], key: str | None = "auto") -> str | None:
     """The leaf that is taken for the mask."""
-    return Spaces(obs, action, SpaceOptions(mask_key=key)).action_spec.legal
+    return Spaces(obs, action, EnvSection(id="some:Env", action_mask_key=key)).action_spec.legal
 
 
 @pytest.mark.parametrize(
@@ -258,9 +263,9 @@ def test_only_images_of_bytes_are_stacks() -> None:
     image, small = Box(0, 255, (4, 8, 8), np.uint8), Box(0, 255, (8, 8), np.uint8)
     numbers = Box(-1, 1, (4, 8, 8))
     both = Dict(a=image, b=small, c=numbers)
-    stacked = SpaceOptions(is_stacked=True)
+    plain, stacked = (EnvSection(id="a:B", frame_stack=given) for given in ("auto", "on"))
     leaves = Spaces(both, Discrete(2), stacked).obs_spec.leaves
     assert [leaf.is_stack for leaf in leaves] == [True, False, False]
-    assert not any(leaf.is_stack for leaf in Spaces(both, Discrete(2)).obs_spec.leaves)
+    assert not any(leaf.is_stack for leaf in Spaces(both, Discrete(2), plain).obs_spec.leaves)
     with pytest.raises(EnvError, match=r"^env\.frame_stack: observation space Dict.* has no stack"):
         Spaces(Dict(b=small, c=numbers), Discrete(2), stacked)

@@ -13,9 +13,8 @@ from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.describe import try_steps
-from impala_async.envs.make import build_envs, make_env
-from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.envs.wrappers import WithHistory, is_atari
+from impala_async.envs.make import build_envs, is_atari, make_env
+from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 from tests.envs.test_agents import Lives
@@ -45,8 +44,8 @@ def ale() -> None:
 
 
 def test_only_ales_own_entry_point_is_atari() -> None:
-    assert not is_atari(None)
-    assert not is_atari(gym.spec("CartPole-v1"))
+    assert not is_atari("CartPole-v1")
+    assert not is_atari(Counting)
 
 
 @pytest.mark.usefixtures("ale")
@@ -129,7 +128,7 @@ def test_without_preprocessing_or_in_wrappers_a_game_is_single() -> None:
 
 @pytest.mark.usefixtures("ale")
 def test_single_games_say_that_they_need_opencv(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("impala_async.envs.wrappers.find_spec", lambda name: None)
+    monkeypatch.setattr("impala_async.envs.make.find_spec", lambda name: None)
     with pytest.raises(EnvError, match=r"impala-async\[atari\]', or set actor\.sampler to vector"):
         make_env(EnvSection(id=PONG))
 

@@ -20,10 +20,10 @@ from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
 from impala_async.learner.threads import learner_thread
 from impala_async.metrics.names import undeclared
+from impala_async.models.flat import Snapshot
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
 from impala_async.training.checkpoint import newest_checkpoint
-from impala_async.training.snapshot import Snapshot
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
 from tests.learner.service_run import SCHEMA, ServiceRun, service_run

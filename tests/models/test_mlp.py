@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from impala_async.config.model import ModelSection
+from impala_async.models.flat import Snapshot
 from impala_async.models.mlp import MLPTorso, orthogonal_linear
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
-from impala_async.training.snapshot import Snapshot
 from impala_async.weights import Version
 
 
@@ -92,7 +92,7 @@ def obs_of(num_columns, seed=0):
 )
 def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypatch):
     quick, other = (Policy(SCHEMA, ModelSection(**section), seed=seed) for seed in (3, 9))
-    slow = quick.twin()
+    slow = Policy(SCHEMA, ModelSection(**section), seed=3)
     assert quick._quick is not None
     slow._quick = None
     first, second = (torch.Generator().manual_seed(5) for _ in range(2))

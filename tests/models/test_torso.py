@@ -140,7 +140,7 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
     assert isinstance(model.policy_torso, Own)
     assert isinstance(model.value_torso, Own)
     assert model.policy_torso is not model.value_torso
-    assert model({"": torch.randn(4, 3)}).parameters_NP.shape == (4, 2)
+    assert model({"": torch.randn(4, 3)})[0].shape == (4, 2)
     assert ActorCritic(own("Own"), OBS, ACTION).value_torso is None
 
 
@@ -178,7 +178,7 @@ def test_what_a_torso_stores_in_its_dict_is_not_for_the_other_one():
     model.value_torso.load_state_dict(model.policy_torso.state_dict())
     obs = {"": torch.randn(4, 3)}
     features = model.policy_torso(dict(obs))
-    torch.testing.assert_close(model(obs).values_N, model.value_head(features).squeeze(-1))
+    torch.testing.assert_close(model(obs)[1], model.value_head(features).squeeze(-1))
 
 
 def test_what_an_own_torso_raises_when_it_is_called_is_told_as_its_own():

@@ -1,18 +1,36 @@
-"""The summary: every key that others read, and quantiles of a histogram."""
+"""The end of a run: its summary, quantiles of a histogram, the table, the picture."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import pyplot as plt
 
+from impala_async import output
 from impala_async.metrics.names import DROP_REASONS
-from impala_async.metrics.verdict import ADVICE, Verdict
-from impala_async.runs.summary import describe, lag_quantiles, summarise
+from impala_async.metrics.report import ADVICE
+from impala_async.output import Wait
+from impala_async.runs import summary as summary_module
+from impala_async.runs.folder import RunFolder
+from impala_async.runs.summary import (
+    describe,
+    draw_learning_curve,
+    lag_quantiles,
+    read_reports,
+    summarise,
+)
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
 
+ENDED = {"env_id": "Pole", "mean_return": None, "episodes": 0}
 REPORT = {
     "env_steps_trained": 900,
     "updates": 9,
@@ -33,10 +51,14 @@ def summary_of(env_id="tests:None", config=None, **changes):
         "env_steps_since": 600,
         "lag_histogram": [1, 1],
         "mean_return": 475.5,
-        "verdict": Verdict("learner", "busy"),
+        "verdict": "learner: busy",
     }
     config = config or config_of(small_schema(), env={"id": env_id})
     return summarise(config, REPORT, **{**arguments, **changes})
+
+
+def table_of(summary, goal=None, is_resumed=False):
+    return describe(summary, goal, is_resumed=is_resumed)
 
 
 def test_a_summary_has_what_others_read():
@@ -80,15 +102,39 @@ def test_steps_at_a_rate_of_0_are_told(schedule, end, since):
     config = config_of(small_schema(), algorithm=rates, stop={"env_steps": end})
     summary = summary_of(config=config)
     assert summary["lr_is_0_since"] == since
-    assert ("nothing was learned after env step 800" in describe(summary)) == (since == 800)
+    assert ("0 since env step 800: nothing was learned" in table_of(summary)) == (since == 800)
 
 
-def test_a_summary_in_one_line():
-    summary = summary_of() | {"env_steps_trained": 123456, "updates": 1234}
-    assert describe(summary) == (
-        "ended (env_steps) after 123,456 env steps and 1,234 updates, mean return 476 (12 episodes)"
-    )
-    assert describe(summary | {"mean_return": None, "episodes": 0}).endswith(", mean return -")
+def test_a_summary_as_a_table():
+    whole = summary_of() | {"env_steps_trained": 123456, "lag_quantiles": [0, 1, 2, 3, 9]}
+    assert table_of(whole, 476.0).splitlines() == [
+        "tests:None: ended (env_steps)",
+        "  mean return of 12 episodes  475.5",
+        "  env steps trained           123,456",
+        "  updates                     9",
+        "  seconds of training         4.0",
+        "  env steps per second        150",
+        "  lag, median (largest)       2 (9) updates",
+        "  trajectories dropped        3",
+        "  trajectories refused        3",
+        "  what limits it              learner: busy",
+        f"  what may help               {ADVICE['learner']}",
+    ]
+    # Figures of a resumed run that are of this start alone say so.
+    resumed = table_of(whole, is_resumed=True).splitlines()
+    marked = [line.strip().partition(", this start")[0] for line in resumed if "start " in line]
+    assert marked == [
+        "seconds of training",
+        "env steps per second",
+        "lag, median (largest)",
+        "what limits it",
+    ]
+    # A run without updates, and one with a frame skip.
+    nothing = {"mean_return": None, "lag_quantiles": [], "advice": None, "frames_per_s": 600.0}
+    shown = table_of(summary_of() | nothing)
+    assert "env steps per second        150 (600 frames)" in shown
+    assert "lag, median (largest)       -" in shown
+    assert "what may help" not in shown
 
 
 @given(st.lists(st.integers(0, 6), max_size=60))
@@ -98,3 +144,166 @@ def test_quantiles_are_values_that_occurred(lags):
     got = lag_quantiles(np.bincount(lags, minlength=9).tolist())
     assert got == [ordered[place] for place in places if lags]
     assert lag_quantiles([]) == []
+
+
+def report(steps, **changes):
+    values = {
+        "env_steps_trained": steps,
+        "episodes/return_mean": steps / 10,
+        "mean_return_100": steps / 20,
+        "lag/mean": 1.5,
+    }
+    return json.dumps(values | changes)
+
+
+def write(folder, *lines, end="\n"):
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("\n".join(lines) + end, errors="surrogateescape")
+    return metrics
+
+
+def points_of(line):
+    return list(zip(*line.get_data(), strict=True))
+
+
+@pytest.fixture
+def lines_of(tmp_path, monkeypatch):
+    """Draws reports, and returns what is drawn: the points of each line by its name."""
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
+
+    def draw(*lines, **how):
+        picture = tmp_path / "curve.png"
+        assert draw_learning_curve(write(tmp_path, *lines), picture, **how) == picture
+        content = picture.read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
+        assert width > height > 500
+        top, bottom = kept[-1].axes
+        found = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in top.lines}
+        lag = [
+            tuple(point) for line in bottom.lines for point in zip(*line.get_data(), strict=True)
+        ]
+        return found | {"lag": lag, "title": top.get_title()}
+
+    yield draw
+    monkeypatch.undo()
+    plt.close("all")
+
+
+# -------------------- the picture
+
+
+def test_returns_their_mean_the_goal_and_the_lag_are_drawn(lines_of):
+    drawn = lines_of(report(100), report(200), title="A $b$ c$", goal=475.0)
+    assert drawn["interval"] == [(100, 10), (200, 20)]
+    assert drawn["last 100 episodes"] == [(100, 5), (200, 10)]
+    assert drawn["lag"] == [(100, 1.5), (200, 1.5)]
+    assert {y for _, y in drawn["goal"]} == {475.0}
+    assert drawn["title"] == "A $b$ c$"
+    assert "goal" not in lines_of(report(100))
+
+
+def test_what_is_not_known_yet_is_left_out(lines_of):
+    early = report(1, mean_return_100=None, **{"lag/mean": None})
+    drawn = lines_of(early)
+    assert "last 100 episodes" not in drawn
+    assert drawn["lag"] == []
+    quiet = report(2, **{"episodes/return_mean": None})
+    drawn = lines_of('{"env_steps_trained": 5}', early, quiet, report(3))
+    assert [steps for steps, _ in drawn["interval"]] == [1, 3]
+    assert [steps for steps, _ in drawn["last 100 episodes"]] == [3]
+
+
+def test_damage_is_passed_over(lines_of, tmp_path):
+    damage = ["[1]", "\udcff", "[" * 100_000, report(1)[:9]]
+    steps = [report(2, env_steps_trained=wrong) for wrong in ("x", 10**400)]
+    others = [report(2, **{name: "x"}) for name in ("episodes/return_mean", "lag/mean")]
+    drawn = lines_of(report(1), *damage, *steps, *others, report(4))
+    assert [step for step, _ in drawn["interval"]] == [1, 2, 4]
+    assert [step for step, _ in drawn["lag"]] == [1, 4]
+    torn = write(tmp_path, report(1), report(2), report(3)[:20], end="")
+    assert [r["env_steps_trained"] for r in read_reports(torn)] == [1, 2]
+
+
+def test_what_a_resumed_run_did_again_is_drawn_once(lines_of):
+    drawn = lines_of(*(report(steps) for steps in (100, 200, 300, 150, 250, 250, 400)))
+    assert [steps for steps, _ in drawn["interval"]] == [100, 150, 250, 250, 400]
+
+
+@pytest.mark.parametrize(
+    "lines", [[], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]]
+)
+def test_without_episodes_there_is_no_picture(tmp_path, lines):
+    assert draw_learning_curve(write(tmp_path, *lines), tmp_path / "curve.png") is None
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_without_metrics_there_is_none_and_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    for name in ("none.jsonl", "metrics.jsonl"):
+        assert draw_learning_curve(tmp_path / name, tmp_path / "curve.png") is None
+
+
+# -------------------- at the end of a run
+
+
+def draw_at_end(folder):
+    return summary_module.draw_at_end(ENDED, RunFolder(folder), None)
+
+
+def test_what_is_drawn_is_named_and_what_matplotlib_cannot_do_is_told(tmp_path, monkeypatch):
+    titles = []
+
+    def draw(*paths, title, **how):
+        titles.append(title)
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no matplotlibrc")
+
+    monkeypatch.setattr(summary_module, "draw_learning_curve", draw)
+    whole = {"env_id": "Pole", "mean_return": 21.3, "episodes": 12}
+    summary_module.draw_at_end(whole, RunFolder(tmp_path), None)
+    assert titles == ["Pole: mean return 21.3 (12 episodes)"]
+    assert draw_at_end(tmp_path).startswith("cannot be drawn: UnicodeDecodeError: ")
+
+
+def test_a_backend_of_the_users_is_not_looked_for(tmp_path):
+    write(tmp_path, report(100), report(200))
+    script = (
+        "from impala_async.runs.summary import *; from impala_async.runs.folder import RunFolder;"
+        f"print(draw_at_end({ENDED}, RunFolder(Path({str(tmp_path)!r})), None))"
+    )
+    env = {**os.environ, "MPLBACKEND": "nonsense"}
+    done = subprocess.check_output([sys.executable, "-c", script], env=env, text=True)
+    assert done.strip() == str(tmp_path / "learning_curve.png")
+
+
+def test_drawing_that_takes_long_is_told_of(tmp_path, monkeypatch):
+    is_told = threading.Event()
+    said = []
+
+    def say(line):
+        said.append(line.partition(" (")[0])
+        is_told.set()
+
+    def draw(*paths, **how):
+        assert is_told.wait(30)
+
+    monkeypatch.setattr(output, "Wait", partial(Wait, after_s=0.0))
+    monkeypatch.setattr(summary_module.logger, "info", say)
+    monkeypatch.setattr(summary_module, "draw_learning_curve", draw)
+    assert draw_at_end(tmp_path) == "no report to draw"
+    assert set(said) == {"ending: drawing the learning curve, with matplotlib"}
+
+
+def test_on_a_full_disk_the_picture_of_before_stays_and_that_is_told(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    write(tmp_path, report(100), report(200))
+    picture = tmp_path / "learning_curve.png"
+    assert draw_at_end(tmp_path) == str(picture)
+    before = picture.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    assert draw_at_end(tmp_path) == "cannot be written: No space left"
+    assert picture.read_bytes() == before
+    assert set(os.listdir(tmp_path)) == {picture.name, "metrics.jsonl"}

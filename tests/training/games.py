@@ -114,4 +114,4 @@ def probabilities(policy: Policy) -> NDArray[np.float64]:
 
 def values(policy: Policy) -> list[float]:
     with torch.no_grad():
-        return policy.model({"": torch.from_numpy(ONE_HOT)}).values_N.tolist()
+        return policy.model({"": torch.from_numpy(ONE_HOT)})[1].tolist()

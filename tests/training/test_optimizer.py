@@ -13,15 +13,11 @@ from impala_async.errors import CheckpointError
 from impala_async.training.optimizer import (
     RMSPropTF,
     build_optimizer,
-    can_skip,
     clip_gradients,
-    clip_unseen,
     flatten_optimizer,
     global_norm,
-    norm_limit,
     restore_optimizer,
-    set_learning_rate,
-    step_unless,
+    scheduled,
     take_step,
 )
 
@@ -46,7 +42,7 @@ def build(parameters, kind="adam", **options):
 def train(optimizer, parameters, seeds):
     for seed in seeds:
         set_gradients(parameters, seed)
-        set_learning_rate(optimizer, 0.01 / (1 + seed))
+        optimizer.param_groups[0]["lr"] = 0.01 / (1 + seed)
         take_step(optimizer)
 
 
@@ -74,52 +70,15 @@ def test_the_global_norm_is_that_of_all_gradients_as_one_vector():
     torch.testing.assert_close(global_norm(parameters), flat.norm())
 
 
-def test_a_gradient_whose_square_overflows_is_for_no_optimizer():
-    assert norm_limit(40.0) == norm_limit(1e18) == math.inf
-    assert norm_limit(None) == norm_limit(1e20) == 1e19
-
-
 @pytest.mark.parametrize("share", [None, 0.01, 0.25, 1.0, 1.7])
 def test_clipping_scales_all_gradients_alike_and_only_above_the_limit(share):
-    """Seen by the host or not, it is the same to the last bit."""
-    seen, unseen = make_parameters(), make_parameters()
-    for seed in range(20):
-        for parameters in (seen, unseen):
-            set_gradients(parameters, seed)
-        before = [parameter.grad.clone() for parameter in seen]
-        norm = global_norm(seen)
-        limit = None if share is None else share * float(norm)
-        clip_gradients(seen, float(norm), limit)
-        clip_unseen(unseen, norm, limit)
-        assert are_equal([p.grad for p in seen], [p.grad for p in unseen])
-        scale = min(1.0, share or 1.0)
-        for parameter, gradient in zip(seen, before, strict=True):
-            torch.testing.assert_close(parameter.grad, gradient * scale)
-    for parameter in unseen:
-        parameter.grad.zero_()
-    clip_unseen(unseen, global_norm(unseen), 0.5)
-    assert not any(parameter.grad.any() for parameter in unseen)
-
-
-@pytest.mark.parametrize("kind", ["adam", "adamw"])
-def test_a_step_that_is_not_taken_leaves_no_trace(kind):
-    straight, interrupted = make_parameters(), make_parameters()
-    one, other = build(straight, kind), build(interrupted, kind)
-    assert can_skip(one)
-    for seed in range(4):
-        for parameter in interrupted:
-            parameter.grad = torch.full_like(parameter, math.nan)
-        step_unless(other, torch.tensor(True))
-        for parameters, optimizer in ((straight, one), (interrupted, other)):
-            set_gradients(parameters, seed)
-            step_unless(optimizer, torch.tensor(False))
-    assert are_equal(straight, interrupted)
-    states = [flatten_optimizer(optimizer)[0] for optimizer in (one, other)]
-    assert are_equal(states[0].values(), states[1].values())
-
-
-def test_rmsprop_cannot_skip_by_itself():
-    assert not any(can_skip(build(make_parameters(), f"rmsprop{kind}")) for kind in ("", "_tf"))
+    parameters = make_parameters()
+    set_gradients(parameters, 1)
+    before = [parameter.grad.clone() for parameter in parameters]
+    norm = float(global_norm(parameters))
+    clip_gradients(parameters, norm, None if share is None else share * norm)
+    for parameter, gradient in zip(parameters, before, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient * min(1.0, share or 1.0))
 
 
 # -------------------- kinds
@@ -171,7 +130,6 @@ def test_tfs_rmsprop_by_hand_with_a_rate_that_changes(momentum):
     """
     weight, idle = (torch.nn.Parameter(torch.tensor(0.0, dtype=torch.float64)) for _ in range(2))
     optimizer = RMSPropTF([weight, idle], lr=0.5, decay=0.9, eps=0.1, momentum=momentum)
-    optimizer.step()
     weight.grad = torch.full_like(weight, 2.0)
     optimizer.step()
     first = 0.5 * 2 / math.sqrt(1.4)
@@ -184,6 +142,13 @@ def test_tfs_rmsprop_by_hand_with_a_rate_that_changes(momentum):
     # What has no gradient stays, and has no state.
     assert idle.item() == 0
     assert len(optimizer.state) == 1
+
+
+def test_schedules_are_linear_and_end_exactly():
+    assert [scheduled(3.0, None, None, at) for at in (0, 10**9)] == [3.0, 3.0]
+    assert [scheduled(1.0, 0.2, 80, at) for at in (0, 40, 80, 81)] == [1.0, 0.6, 0.2, 0.2]
+    # start + (end - start) would be 0.7999999999999998.
+    assert scheduled(1e16, 0.8, 10, 10) == 0.8
 
 
 # -------------------- state
@@ -265,7 +230,6 @@ def test_a_state_of_another_kind_or_shape_is_refused():
         ({"0.exp_avg": torch.zeros(2, 2)}, {}, "shape"),
         ({"3.exp_avg": torch.zeros(2, 2)}, {}, "does not exist"),
         ({"x.exp_avg": torch.zeros(2, 2)}, {}, "does not exist"),
-        ({}, {"groups": options["groups"] * 2}, r"state of parameters \[.*\], not "),
     ]:
         with pytest.raises(CheckpointError, match=why):
             restore_optimizer(optimizer, tensors | added, options | changed)
@@ -277,7 +241,7 @@ from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
-from impala_async.training.snapshot import Snapshot
+from impala_async.models.flat import Snapshot
 from impala_async.training.step import UpdateStep
 from impala_async.weights import NO_VERSION
 

@@ -10,7 +10,7 @@ from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
 from impala_async.training import rewards
-from impala_async.training.batch import Batch
+from impala_async.training.batch import Batch, deal
 from impala_async.training.rewards import scale_of
 from impala_async.training.step import UpdateStep
 from tests.training.conftest import ALIVE_B, are_equal, is_same, remembered, weights_of
@@ -27,33 +27,32 @@ CASES = {
 EACH = pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
 
 
-def parts_of(step, batch, alive_B=ALIVE_B):
-    """The result of an update, and the columns of each of its parts."""
-    seen, original = [], step._learn_from
+@pytest.fixture
+def parts(monkeypatch):
+    """The columns of each part, as updates deal them."""
+    seen = []
 
-    def noted(part, this):
-        seen.append(part.is_in_B)
-        return original(part, this)
+    def noted(*given):
+        seen.append(deal(*given))
+        return seen[-1]
 
-    step._learn_from = noted
-    try:
-        return step.run(batch, alive_B, 0), seen
-    finally:
-        step._learn_from = original
+    monkeypatch.setattr("impala_async.training.step.deal", noted)
+    return seen
 
 
 # -------------------- parts
 
 
-def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
+def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch, parts):
     step, singles, batch = make_step(**PPO), make_step(name="ppo"), make_batch()
-    alive_B = torch.tensor([True, True, False, True, True])
-    result, parts = parts_of(step, batch, alive_B)
+    result = step.run(batch, torch.tensor([True, True, False, True, True]), 0)
     assert result.num_updates == 3
-    assert torch.equal(torch.stack(parts).sum(0).bool(), alive_B)
-    assert sorted(int(part.sum()) for part in parts) == [1, 1, 2]
+    dealt = [columns_N.tolist() for columns_N in parts[0]]
+    assert sorted(map(len, dealt)) == [1, 1, 2]
+    assert sorted(itertools.chain(*dealt)) == [0, 1, 3, 4]
     # The same as one update after the other with only these columns alive.
-    stats = [singles.run(batch, part, 0).stats for part in parts]
+    alive = [torch.zeros(5).index_fill(0, columns_N, 1).bool() for columns_N in parts[0]]
+    stats = [singles.run(batch, alive_B, 0).stats for alive_B in alive]
     for mine, theirs in zip(step.parameters, singles.parameters, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     for name, value in result.stats.items():
@@ -61,14 +60,14 @@ def test_each_part_is_a_step_and_reports_are_means(make_step, make_batch):
         assert value == pytest.approx(mean, rel=1e-3, abs=1e-5), name
 
 
-def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, make_batch):
+def test_the_order_changes_from_update_to_update_and_is_the_seeds(make_step, make_batch, parts):
     first, second, batch = make_step(**PPO), make_step(**PPO), make_batch()
-    found = []
     for _ in range(4):
-        orders = [torch.stack(parts_of(step, batch)[1]).tolist() for step in (first, second)]
-        assert orders[0] == orders[1]
-        found.append(orders[0])
-    assert any(parts != found[0] for parts in found)
+        first.run(batch, ALIVE_B, 0)
+        second.run(batch, ALIVE_B, 0)
+    orders = [torch.cat(dealt).tolist() for dealt in parts]
+    assert orders[::2] == orders[1::2]
+    assert any(order != orders[0] for order in orders)
 
 
 def test_a_column_that_is_not_finite_fails_alone(make_step, make_batch):
@@ -214,7 +213,7 @@ def test_rewards_are_clipped_then_scaled_in_the_loss_only(make_step, make_batch)
 
 def test_the_target_moves_with_updates_taken(make_step, make_batch):
     step, batch = make_step(**APPO), make_batch()
-    target, start = step.target.policy.tensors, weights_of(step)
+    target, start = tuple(step.target.model.state_dict().values()), weights_of(step)
     assert step.run(batch, ALIVE_B, 0).stats["policy/kl"] == pytest.approx(0, abs=1e-6)
     assert are_equal(target, start)
     assert step.run(batch, ALIVE_B, 0).stats["policy/kl"] > 0
@@ -222,7 +221,7 @@ def test_the_target_moves_with_updates_taken(make_step, make_batch):
     assert not are_equal(target, start)
     assert step.run(batch, ALIVE_B, 0).stats["policy/kl"] == pytest.approx(0, abs=1e-6)
     # Nobody learns it.
-    assert all(parameter.grad is None for parameter in step.target.policy.model.parameters())
+    assert all(parameter.grad is None for parameter in step.target.model.parameters())
 
 
 def test_the_target_moves_in_mid_batch_where_its_time_comes_there(make_step, make_batch):
@@ -234,7 +233,7 @@ def test_the_target_moves_in_mid_batch_where_its_time_comes_there(make_step, mak
     def noted(live, kl):
         kls.append(kl)
         original(live, kl)
-        if are_equal(step.target.policy.tensors, live.tensors):
+        if are_equal(step.target.model.state_dict().values(), live.state_dict().values()):
             moved_after.append(len(kls))
 
     step.target.note_update = noted
@@ -243,7 +242,7 @@ def test_the_target_moves_in_mid_batch_where_its_time_comes_there(make_step, mak
     # The first part of all, and the one behind the move, see a target that is the policy itself.
     assert [kl < 1e-6 for kl in kls] == [True, False, True, False]
     # It gets the statistics that the batch left behind, too.
-    assert are_equal(step.target.policy.model.buffers(), step.policy.model.buffers())
+    assert are_equal(step.target.model.buffers(), step.policy.model.buffers())
 
 
 @EACH

@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 import pytest
 import zmq
 
+from impala_async.wire import sockets
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
 from impala_async.wire.sockets import (
     MAX_ANSWER_BYTES,
@@ -19,7 +20,6 @@ from impala_async.wire.sockets import (
     MAX_UNSENT,
     NO_FRAME,
     Dealer,
-    NoSocketError,
 )
 from tests.proxy import HOST, LEARNER_HOST, proxy
 from tests.wire import raw_peer
@@ -73,12 +73,13 @@ def test_frames_land_in_place_and_sizes_are_the_true_ones(router, link):
     _, header, size = take(router)
     assert (header, size) == (b"x" * (MAX_HEADER_BYTES + MAX_INLINE_BYTES), 20_000)
     assert router.has_more_frames()
-    assert router.discard_rest() == 1
+    router.discard_rest()
     assert take(router)[1:] == (b"", 0)
     assert not router.has_more_frames()
 
 
-def test_what_is_not_wanted_is_discarded_and_a_header_overwritten(router, link):
+def test_what_is_not_wanted_is_discarded_and_a_header_overwritten(router, link, monkeypatch):
+    monkeypatch.setattr(sockets, "MAX_DISCARDED", 2)
     dealer = link()
     greeted(router, dealer)
     assert dealer.send([b"first one", b"x" * 100_000, b"", b"y"])
@@ -88,8 +89,9 @@ def test_what_is_not_wanted_is_discarded_and_a_header_overwritten(router, link):
     assert arrived is not None
     _, header, _ = arrived
     assert bytes(header) == b"first one"
-    assert [router.discard_rest(2), router.discard_rest(), router.discard_rest()] == [2, 1, 0]
-    assert not router.has_more_frames()
+    for has_more in (True, False, False):
+        router.discard_rest()
+        assert router.has_more_frames() == has_more
     assert take(router)[1:] == (b"second", 6)
     assert bytes(header) == b"secondone"
 
@@ -350,6 +352,6 @@ def test_a_dealer_that_cannot_be_made_leaves_nothing_open(num_sockets):
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, num_sockets)
     for _ in range(3):
-        with pytest.raises(NoSocketError):
+        with pytest.raises(zmq.ZMQError, match="Too many open files"):
             Dealer(context, "tcp://127.0.0.1:1")
     context.term()

@@ -21,9 +21,8 @@ import psutil
 from impala_async.learner.handoff import Flag
 from impala_async.learner.slots import Episodes, give_back_freed_memory
 from impala_async.metrics.names import Value
-from impala_async.metrics.report import RETURN_EPISODES, assemble
+from impala_async.metrics.report import RETURN_EPISODES, RunTimes, assemble, judge
 from impala_async.metrics.sinks import Sink
-from impala_async.metrics.verdict import RunTimes, Verdict, judge
 from impala_async.metrics.window import WindowStat
 
 logger = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ class Reporter:
             return int(self._process.memory_info().rss)
         return None
 
-    def verdict(self, report: dict[str, Value]) -> Verdict:
+    def verdict(self, report: dict[str, Value]) -> str:
         """On this whole start, of which this is the last report."""
         return judge(self._times.over(report))
 

@@ -30,7 +30,7 @@ from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.threads.loader import HostLoader, LoadedBatch, make_current
 from impala_async.learner.threads.measurements import Measurements
 from impala_async.learner.watchdog import BUILD_PATIENCE
-from impala_async.training.snapshot import Snapshot
+from impala_async.models.flat import Snapshot
 from impala_async.training.step import StepResult, UpdateStep
 from impala_async.training.team_step import TeamStep
 
