@@ -152,7 +152,10 @@ def _execute_within(popen: "subprocess.Popen[bytes]", *given: Any) -> None:
 
 def _fork(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
     sys.stdout.flush()
+    # A signal that is heard while Python forks is told to nobody.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
     if pid == 0:
         _become(job, streams, kept)
         _run(job)
