@@ -55,7 +55,7 @@ BOUNDARIES = [
     ({"zmq"}, {"wire/sockets.py", "wire/connections.py"}),
     (
         {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"},
-        {"learner/threads/loader.py"},
+        {"learner/loader.py"},
     ),
     (
         {

@@ -266,12 +266,6 @@ def test_any_garbage_has_a_verdict(plain: Message) -> None:
         assert plain.reason == "invalid"
 
 
-def test_valid_rows_are_counted(plain: Message) -> None:
-    plain["mask_CT"][:] = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]]
-    counted = ColumnChecks(SCHEMA).count_valid(plain.small)
-    assert (counted.dtype, counted.tolist()) == (np.int64, [2, 0, 4])
-
-
 # -------------------- categories, and masks of legal actions
 
 

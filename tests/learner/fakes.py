@@ -21,8 +21,8 @@ from impala_async.learner.handoff import (
     LearnerReport,
     Mailbox,
 )
+from impala_async.learner.loader import LoadedBatch
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.step import StepResult
 from impala_async.weights import Version, Weights
@@ -51,8 +51,8 @@ class Listener:
         self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
-            reports=Mailbox(loop, self.reports.append),
-            captures=Mailbox(loop, self.captures.append),
+            reports=Inbox(loop, self.reports.append),
+            captures=Inbox(loop, self.captures.append),
             stops=Inbox(loop, self.stops.append),
             run_path=Path(),
         )
@@ -85,12 +85,13 @@ def batch_of(
 ) -> LoadedBatch:
     """A loaded batch, told by versions and valid rows of its columns."""
     updates_B = np.array(tuple(updates), np.int64)
+    mask_CT = np.arange(9) < np.array(tuple(valid_rows))[:, None]
     slot: Any = SimpleNamespace(
         batch=number,
         filled_B=np.ones(len(updates_B), np.bool_),
         updates_B=updates_B,
         ranks_B=np.zeros_like(updates_B),
-        valid_rows_B=np.array(tuple(valid_rows), np.int64),
+        columns=SimpleNamespace(mask_CT=mask_CT),
     )
     tensors: Any = FakeBatch(number)
     return LoadedBatch(number, tensors, slot)
@@ -105,6 +106,7 @@ class FakeLoader:
     def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
         self._script = list(script)
         self.released: list[int] = []
+        self.num_slots = 3
         self.is_abandoned = False
         self.timeouts: list[float | None] = []
         self.load_timer = TimerStat()
@@ -127,15 +129,6 @@ class FakeLoader:
 
     def num_waiting(self) -> int:
         return sum(isinstance(step, LoadedBatch) for step in self._script)
-
-    def leftovers(self) -> list[int]:
-        return []
-
-    def report(self) -> dict[str, object]:
-        return {}
-
-    def close(self) -> None:
-        self._script.clear()
 
     def abandon(self) -> None:
         self.is_abandoned = True

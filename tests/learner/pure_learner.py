@@ -10,11 +10,10 @@ import numpy as np
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.admission import Admission
-from impala_async.learner.loop.filler import SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Answer, Publisher, Sessions
-from impala_async.learner.slots import Episodes, Slot, allocate_slots
+from impala_async.learner.slots import Episodes, Slot, SlotFiller, allocate_slots
 from impala_async.schema import Schema
 from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.codec import Frame

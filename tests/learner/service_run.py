@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from impala_async.config.run import RunConfig
-from impala_async.learner.loop.saver import Restored, load_newest
+from impala_async.learner.handoff import Captured
+from impala_async.learner.loop.saver import load_newest
 from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import JsonlSink
@@ -126,7 +127,7 @@ class ServiceRun:
         config: RunConfig,
         *,
         schema: Schema | None,
-        restored: Restored | None,
+        restored: Captured | None,
         make: Callable[..., LearnerService],
     ) -> None:
         self.folder = folder
