@@ -11,7 +11,7 @@ P parameters of all action parts
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.mlp import init_orthogonal, orthogonal_linear
-from impala_async.models.torso import TORSOS, Torso, torso_maker
+from impala_async.models.torso import TORSOS, torso_maker
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 from impala_async.user_code import NamedInSetting
 
@@ -56,7 +56,7 @@ class ActorCritic(nn.Module):
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
         self.policy_torso = make_torso()
         self.value_torso = None if section.has_shared_torso else make_torso()
-        num_hidden = self.policy_torso.num_out
+        num_hidden: Any = self.policy_torso.num_out
         self.core = Core(section.core, num_hidden, section.core_size) if section.core else None
         if self.core is not None:
             num_hidden = self.core.num_out
@@ -106,13 +106,15 @@ class ActorCritic(nn.Module):
             assert isinstance(normalizer, Normalizer)
             normalizer.update(as_vector(leaf, obs[leaf.name]), is_valid_N)
 
-    def _features(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
+    def _features(self, torso: nn.Module, obs: dict[str, Tensor]) -> Tensor:
         obs = dict(obs)  # what a torso stores in it is not for the other one
         with self._calling:
             if self.precision == torch.float32:
-                return torso(obs)
+                features_NH: Tensor = torso(obs)
+                return features_NH
             with torch.autocast(self.value_head.weight.device.type, self.precision):
-                return torso(obs).float()
+                features_NH = torso(obs)
+            return features_NH.float()
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The leaves, those that are normalised in float32 and in their own shapes."""

@@ -18,7 +18,7 @@ N rows, F features
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +36,6 @@ RESIDUAL_GAIN = 0.5
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
 # /proc/cpuinfo lists bfloat16 under these names: `bf16` on Arm, the others on AMD and Intel.
 CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-
-
-class Torso(Protocol):
-    """An nn.Module that is made from an ObsSpec and the `model` section."""
-
-    num_out: int
-
-    def __call__(self, obs: dict[str, Tensor]) -> Tensor:
-        """`[N, ...]` leaves to `[N, num_out]` features."""
-        ...
 
 
 class ImageTorso(nn.Module):
@@ -170,7 +160,7 @@ def _conv(
     return layer
 
 
-TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
+TORSOS: dict[str, Callable[[ObsSpec, ModelSection], nn.Module]] = {
     "mlp": MLPTorso,
     "nature_cnn": partial(ImageTorso, make_body=nature_body, sizes=(512,)),
     "small_cnn": partial(ImageTorso, make_body=minatar_body, sizes=(128,), for_smaller="mlp"),
@@ -178,18 +168,18 @@ TORSOS: dict[str, Callable[[ObsSpec, ModelSection], Torso]] = {
 }
 
 
-def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], Torso]:
+def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], nn.Module]:
     """Makes torsos of the kind that `model.name` says; raises SpacesError if there is none."""
-    make = TORSOS.get(section.name)
-    if make is not None:
-        return partial(make, obs, section)
-    imported = import_callable(f"model.name: {section.name}", section.name, SpacesError)
+    name = section.name
+    if name in TORSOS:
+        return partial(TORSOS[name], obs, section)
+    imported = import_callable(f"model.name: {name}", name, SpacesError)
 
-    def make_own() -> Torso:
-        with NamedInSetting("model.name", section.name, "when it was made", SpacesError):
+    def make_own() -> nn.Module:
+        with NamedInSetting("model.name", name, "when it was made", SpacesError):
             torso = imported(obs, section)
-        _check_own(section.name, torso, obs)
-        return cast(Torso, torso)
+        _check_own(name, torso, obs)
+        return torso  # type: ignore[no-any-return]
 
     return make_own
 
@@ -203,15 +193,14 @@ def pick_precision(
         has_it = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
         has_it = bool(CPU_FLAGS & _cpu_flags())
-    if name == "auto":
-        pays = has_it and (is_gpu or model_name in LARGE_MODELS)
-        return torch.bfloat16 if pays else torch.float32
     if name == "bfloat16" and is_gpu and not has_it:
         raise ConfigError(
             f"model.precision: {torch.cuda.get_device_name(device)} has no bfloat16; wants "
             "float32 or auto"
         )
-    return torch.bfloat16 if name == "bfloat16" else torch.float32
+    pays = has_it and (is_gpu or model_name in LARGE_MODELS)
+    is_coarse = name == "bfloat16" or (name == "auto" and pays)
+    return torch.bfloat16 if is_coarse else torch.float32
 
 
 def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import a2c_loss, appo_loss, impact_ratios, impala_loss, ppo_loss
+from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
 from impala_async.config.algorithm import AlgorithmSection
@@ -48,6 +48,7 @@ class View(NamedTuple):
         """The arguments that every loss takes."""
         return {
             "log_probs_TB": self.evaluation.log_probs_TB,
+            "behaviour_log_probs_TB": self.behaviour_log_probs_TB,
             "entropies_TB": self.evaluation.entropies_TB,
             "values_SB": self.evaluation.values_SB,
             "rewards_TB": self.rewards_TB,
@@ -75,13 +76,7 @@ class Algorithm(NamedTuple):
 
 def _impala(section: AlgorithmSection) -> Algorithm:
     settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar")
-
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        mu_TB = view.behaviour_log_probs_TB
-        inputs = view.inputs | {"behaviour_log_probs_TB": mu_TB, "entropy_cost": entropy_cost}
-        return impala_loss(**inputs, **settings)
-
-    return Algorithm(loss)
+    return Algorithm(lambda view, cost: impala_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
 def _appo(section: AlgorithmSection) -> Algorithm:
@@ -90,7 +85,6 @@ def _appo(section: AlgorithmSection) -> Algorithm:
     def loss(view: View, entropy_cost: float) -> LossTerms:
         return appo_loss(
             **view.inputs,
-            behaviour_log_probs_TB=view.behaviour_log_probs_TB,
             target_log_probs_TB=_target(view).log_probs_TB,
             kl_TB=_kl(view) if view.kl_coeff else None,
             kl_coeff=view.kl_coeff,
@@ -114,11 +108,6 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
     settings = _settings(section, "rho_bar", "c_bar", "clip")
     settings["returns"] = section.returns_kind
 
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        mu_TB = view.behaviour_log_probs_TB
-        inputs = view.inputs | {"behaviour_log_probs_TB": mu_TB, "entropy_cost": entropy_cost}
-        return ppo_loss(**inputs, **settings)
-
     def stats(view: View) -> dict[str, Tensor]:
         log_ratios_TB = view.evaluation.log_probs_TB.detach() - view.behaviour_log_probs_TB
         ratios_TB = clamped_exp(log_ratios_TB)
@@ -128,16 +117,14 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),
         }
 
-    return Algorithm(loss, stats)
+    return Algorithm(
+        lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings), stats
+    )
 
 
 def _a2c(section: AlgorithmSection) -> Algorithm:
-    settings = _settings(section)
-
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        return a2c_loss(**view.inputs, entropy_cost=entropy_cost, **settings)
-
-    return Algorithm(loss)
+    settings = _settings(section) | {"clip": None}
+    return Algorithm(lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
 def _settings(section: AlgorithmSection, *keys: str) -> dict[str, Any]:

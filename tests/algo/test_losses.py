@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.algo.losses import a2c_loss, appo_loss, clipped_surrogate, impala_loss, ppo_loss
+from impala_async.algo.losses import appo_loss, clipped_surrogate, impala_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import vtrace
 from tests.algo.batches import column, nan, poisoned_values
@@ -20,7 +20,7 @@ LOSSES: dict[str, tuple[Any, dict[str, Any]]] = {
     "appo": (appo_loss, {"kl_coeff": 0.7}),
     "ppo": (ppo_loss, {}),
     "ppo on vtrace": (ppo_loss, {"returns": "vtrace"}),
-    "a2c": (a2c_loss, {}),
+    "a2c": (ppo_loss, {"clip": None}),
 }
 EACH = pytest.mark.parametrize("name", LOSSES)
 
@@ -422,7 +422,6 @@ ON_POLICY = {"lambda_": 0.95, "normalize_advantages": True}
         (impala_loss, BARS),
         (appo_loss, BARS | {"clip": 0.2, "is_clip": 2.0, "kl_TB": None, "kl_coeff": 0.0}),
         (ppo_loss, ON_POLICY | {"clip": 0.2, "returns": "gae", "rho_bar": 1.0, "c_bar": 1.0}),
-        (a2c_loss, ON_POLICY),
     ],
 )
 def test_signatures_are_stable(function, own):

@@ -26,7 +26,7 @@ def test_the_config_names_those_that_there_are():
 
 @pytest.mark.parametrize("name", TORSOS)
 def test_a_torso_makes_features_of_rows(name):
-    made: torso.Torso = torso.TORSOS[name](MIXED, ModelSection(name=name, hidden_sizes=(9,)))
+    made = torso.TORSOS[name](MIXED, ModelSection(name=name, hidden_sizes=(9,)))
     assert isinstance(made, nn.Module)
     assert made.num_out == 9
     obs = {

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ CASES = {
     "appo": (BARS | CLIPS, losses.appo_loss),
     "ppo": ({"clip": 0.05, "lambda": 0.8}, losses.ppo_loss),
     "ppo, vtrace": (NO_PG | {"clip": 0.05, "returns": "vtrace"}, losses.ppo_loss),
-    "a2c": ({"lambda": 0.8}, losses.a2c_loss),
+    "a2c": ({"lambda": 0.8}, partial(losses.ppo_loss, clip=None)),
 }
 EACH = pytest.mark.parametrize("case", CASES)
 
@@ -59,8 +60,6 @@ def section_of(case, **settings):
 def test_a_name_is_its_loss_with_the_settings_of_its_section(case, view, is_normal):
     settings, function = CASES[case]
     inputs = view.inputs
-    if case != "a2c":
-        inputs["behaviour_log_probs_TB"] = view.behaviour_log_probs_TB
     if case == "appo":
         inputs["target_log_probs_TB"] = view.target.log_probs_TB
         inputs["kl_TB"] = view.target.joint_BT.kl(view.evaluation.joint_BT).t()
