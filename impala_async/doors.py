@@ -172,7 +172,7 @@ def names_an_env(args: argparse.Namespace) -> bool:
     """Whether the flags say what to run, by a file or by env.id."""
     from impala_async.config.load import merge_overrides
 
-    env = merge_overrides({}, args.overrides).settings.get("env")
+    env = merge_overrides({}, args.overrides)[0].get("env")
     return args.config is not None or (isinstance(env, dict) and "id" in env)
 
 

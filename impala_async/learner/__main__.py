@@ -166,8 +166,7 @@ def _sinks(
     config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Restored | None"
 ) -> "list[Sink]":
     from impala_async.metrics.console import ConsoleSink
-    from impala_async.metrics.jsonl import JsonlSink
-    from impala_async.metrics.sinks import ChosenSinks, Run
+    from impala_async.metrics.sinks import ChosenSinks, JsonlSink, Run
 
     return [
         JsonlSink(

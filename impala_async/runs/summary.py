@@ -11,8 +11,7 @@ import numpy as np
 from impala_async import __version__
 from impala_async.config.run import RunConfig
 from impala_async.metrics.names import DROP_REASONS, Value
-from impala_async.metrics.report import format_mean_return
-from impala_async.metrics.verdict import Verdict
+from impala_async.metrics.report import advice_on, format_mean_return
 
 QUANTILES = (0, 10, 50, 90, 100)
 
@@ -26,7 +25,7 @@ def summarise(
     env_steps_since: int,
     lag_histogram: Sequence[int],
     mean_return: float | None,
-    verdict: Verdict,
+    verdict: str,
 ) -> dict[str, Any]:
     """`wall_s` runs from the first update; rates are means over it, and the verdict is on it.
 
@@ -55,8 +54,8 @@ def summarise(
         "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},
         "rejected": report["trajectories/rejected"],
         "starved_total_s": report["learner/starved_total_s"],
-        "bottleneck": str(verdict),
-        "advice": verdict.advice,
+        "bottleneck": verdict,
+        "advice": advice_on(verdict),
         "num_actors": report["num_actors"],
     }
 

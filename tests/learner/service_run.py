@@ -12,8 +12,8 @@ from typing import Any
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.saver import Restored, load_newest
 from impala_async.learner.service import LearnerService
-from impala_async.metrics.jsonl import JsonlSink
 from impala_async.metrics.names import Value
+from impala_async.metrics.sinks import JsonlSink
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import Schema

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impala_async.metrics.names import DROP_REASONS
-from impala_async.metrics.verdict import ADVICE, Verdict
+from impala_async.metrics.report import ADVICE
 from impala_async.runs.summary import describe, lag_quantiles, summarise
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
@@ -33,7 +33,7 @@ def summary_of(env_id="tests:None", config=None, **changes):
         "env_steps_since": 600,
         "lag_histogram": [1, 1],
         "mean_return": 475.5,
-        "verdict": Verdict("learner", "busy"),
+        "verdict": "learner: busy",
     }
     config = config or config_of(small_schema(), env={"id": env_id})
     return summarise(config, REPORT, **{**arguments, **changes})

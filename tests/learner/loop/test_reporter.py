@@ -14,7 +14,7 @@ from impala_async.learner.handoff import Flag
 from impala_async.learner.loop import reporter
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.metrics.names import Value
-from impala_async.metrics.verdict import BATCH_WAIT_MS, UPDATE_MS
+from impala_async.metrics.report import BATCH_WAIT_MS, UPDATE_MS
 from impala_async.wire.codec import EPISODE
 from tests.learner.hand_actor import until
 
@@ -137,6 +137,19 @@ def test_a_report_is_merged_and_reaches_every_sink(monkeypatch: pytest.MonkeyPat
     assert all(sink.is_closed for sink in harness.sinks)
 
 
+def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_cut, num_given = 0, itertools.count()
+    monkeypatch.setattr(reporter, "give_back_freed_memory", lambda: next(num_given))
+    harness = ReporterHarness(parts=[lambda: {"wire/cut": num_cut}])
+    harness.after(2.0, 0)
+    assert next(num_given) == 0
+    num_cut = 1
+    harness.after(2.0, 0)
+    harness.after(9.0, 0)
+    harness.after(9.0, 0)
+    assert next(num_given) == 3  # twice, and the look before
+
+
 @pytest.mark.parametrize("name", ["updates", "no/such/name"])
 def test_a_name_twice_or_undeclared_is_a_bug(name: str) -> None:
     parts: list[Callable[[], dict[str, object]]] = [lambda: {"updates": 1}, lambda: {name: 1}]
@@ -195,7 +208,7 @@ def test_the_verdict_is_on_the_whole_start() -> None:
     harness = ReporterHarness(parts=[part], earlier_updates=100)
     last = [harness.after(2.0, 10) for _ in range(3)][-1]
     assert str(last["bottleneck"]).startswith("waiting: ")
-    assert harness.reporter.verdict(last).stage == "learner"
+    assert harness.reporter.verdict(last).startswith("learner: ")
 
 
 async def test_the_loop_tells_how_late_it_is() -> None:
