@@ -34,8 +34,6 @@ class Joint:
     `log_prob`, `entropy` and `kl` return one number per leading index, here and below.
     """
 
-    __slots__ = ("parts",)
-
     def __init__(self, parts: Mapping[str, "Distribution"]) -> None:
         self.parts = parts
 
@@ -63,8 +61,6 @@ class Categorical:
 
     A logit of -inf makes a choice impossible, at no cost to the gradient.
     """
-
-    __slots__ = ("_shape", "log_probs_A")
 
     def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
         dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -119,8 +115,6 @@ class Gaussian:
     Squashed, the numbers go through a tanh before the environment sees them. An action here is
     the number before the tanh: so it has no bound at which its logarithm ends.
     """
-
-    __slots__ = ("_is_squashed", "_shape", "log_std_D", "mean_D")
 
     def __init__(
         self, parameters: Tensor, shape: tuple[int, ...], *, is_squashed: bool = False

@@ -141,8 +141,6 @@ def impact_ratios(
     Multiplied as logarithms, so that two extreme factors whose product is ordinary keep it, and
     its gradient.
     """
-    if not is_clip > 0:
-        raise ValueError(f"is_clip must be above 0, got {is_clip}")
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
-from impala_async.models.mlp import init_orthogonal, orthogonal_linear
+from impala_async.models.mlp import orthogonal
 from impala_async.models.torso import TORSOS, torso_maker
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 from impala_async.user_code import NamedInSetting
@@ -61,7 +61,7 @@ class ActorCritic(nn.Module):
         if self.core is not None:
             num_hidden = self.core.num_out
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
-        self.value_head = orthogonal_linear(num_hidden, 1, VALUE_GAIN)
+        self.value_head = orthogonal(nn.Linear(num_hidden, 1), VALUE_GAIN)
 
     @property
     def is_plain(self) -> bool:
@@ -176,7 +176,7 @@ class PolicyHead(nn.Linear):
             for part, is_free in zip(parts, are_free, strict=True)
         ]
         super().__init__(num_hidden, sum(sizes))
-        init_orthogonal(self, POLICY_GAIN)
+        orthogonal(self, POLICY_GAIN)
         self._sizes, self._are_free = sizes, are_free
         self.log_stds = nn.ParameterList()
         log_std = math.log(section.initial_std)

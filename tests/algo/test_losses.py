@@ -384,8 +384,6 @@ def test_what_does_not_fit_is_refused(name):
         ("reduction", {"reduction": "median"}),
         ("lambda_", {"lambda_": -1.0}),
     ]
-    if name == "appo":
-        refused += [("is_clip", {"is_clip": wrong}) for wrong in (0.0, nan)]
     if name not in ("impala", "a2c"):
         refused += [("clip", {"clip": wrong}) for wrong in (-0.1, nan)]
     for culprit, wrong in refused:

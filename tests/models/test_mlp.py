@@ -8,7 +8,7 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.models.flat import Snapshot
-from impala_async.models.mlp import MLPTorso, orthogonal_linear
+from impala_async.models.mlp import MLPTorso, orthogonal
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.weights import Version
@@ -41,7 +41,7 @@ def test_layers_are_orthogonal_with_their_gain_and_without_bias():
         weight = layer.weight if layer.weight.shape[0] <= layer.weight.shape[1] else layer.weight.T
         torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(len(weight)))
         assert not layer.bias.any()
-    layer = orthogonal_linear(5, 3, 0.01)
+    layer = orthogonal(torch.nn.Linear(5, 3), 0.01)
     singular = torch.linalg.svdvals(layer.weight.detach())
     torch.testing.assert_close(singular, torch.full((3,), 0.01))
 

@@ -216,7 +216,7 @@ def test_a_users_own_is_trained_with_and_resumed(own, make_step, make_batch):
     ("name", "text"),
     [
         ("without_key", r"failed when it was made, at .*own_algorithms\.py:[0-9]+: KeyError"),
-        ("nothing", "must make an Algorithm of .*, not NoneType"),
+        ("nothing", "must make .*Algorithm, not NoneType"),
         ("missing", "has no 'missing'"),
         ("NUMBER", "is of type int, and cannot be called"),
     ],
@@ -230,13 +230,13 @@ def test_one_that_cannot_be_made_is_told_why(own, name, text):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("undeclared", r"reports 'debug/My Norm', .* but a name like user/name$"),
+        ("undeclared", r"reports 'debug/My Norm', .* has a name like user/name$"),
         ("of_others", "reports 'updates', which is no metric of an update: .* user/name$"),
         ("number", "must report user/x as a tensor without dimensions"),
         ("wide", "must report user/x as a tensor without dimensions"),
-        ("no_dict", "must be a dict from name to tensor, not a NoneType"),
+        ("no_dict", "must give stats as a dict, not NoneType"),
         ("fails", r"failed in its loss, at .*own_algorithms\.py:\d+: AttributeError"),
-        ("gives_a_tensor", "must give LossTerms of .*, not Tensor"),
+        ("gives_a_tensor", "must give LossTerms .*, not Tensor"),
         ("constant", "has no gradient"),
         ("in_place", r"changes view\.behaviour_log_probs_TB in place"),
         ("in_place_stats", r"changes view\.rewards_TB in place"),

@@ -47,7 +47,7 @@ def test_without_any_target_the_scale_is_one():
     scale = ReturnScale()
     scale.add([], 1.0)
     scale.add([[0.0, 0.0, 0.0]], 1.0)
-    assert scale.is_empty
+    assert scale.weight == 0
     assert scale.scale == scale_of([0.0, 0.0, 0.0]) == 1
 
 
