@@ -10,7 +10,7 @@ P parameters of all action parts
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -39,19 +39,13 @@ class ActorCritic(nn.Module):
         super().__init__()
         make_torso = torso_maker(section, obs)
         # An error of a torso of the user's own is told as that.
-        self._calling: AbstractContextManager[None] = nullcontext()
-        if section.name not in TORSOS:
-            self._calling = NamedInSetting(
-                "model.name", section.name, "to make features", SpacesError
-            )
+        own = NamedInSetting("model.name", section.name, "to make features", SpacesError)
+        self._calling = nullcontext() if section.name in TORSOS else own
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
-        self._normal_leaves = [
-            leaf
-            for leaf in obs.leaves
-            if section.normalize_obs and leaf.is_float and not is_image(leaf)
-        ]
-        if section.normalize_obs and not self._normal_leaves:
+        floats = [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
+        self._normal_leaves = floats if section.normalize_obs else []
+        if section.normalize_obs and not floats:
             raise SpacesError("model.normalize_obs: the observation has no vector of floats")
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
         self.policy_torso = make_torso()
@@ -110,11 +104,9 @@ class ActorCritic(nn.Module):
         obs = dict(obs)  # what a torso stores in it is not for the other one
         with self._calling:
             if self.precision == torch.float32:
-                features_NH: Tensor = torso(obs)
-                return features_NH
+                return torso(obs)  # type: ignore[no-any-return]
             with torch.autocast(self.value_head.weight.device.type, self.precision):
-                features_NH = torso(obs)
-            return features_NH.float()
+                return torso(obs).float()  # type: ignore[no-any-return]
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The leaves, those that are normalised in float32 and in their own shapes."""

@@ -15,7 +15,6 @@ from impala_async.algo.distributions import (
     Categorical,
     Gaussian,
     Joint,
-    _quadrature,
     joint_of,
     sample_by_numpy,
 )
@@ -303,15 +302,6 @@ def test_a_deviation_out_of_range_is_brought_back_by_its_gradient(log_std, bound
     (-wish * entropy).backward()
     assert parameters.grad is not None
     assert parameters.grad[1].item() == (-wish if wish * log_std < 0 else 0)
-
-
-def test_an_entropy_that_was_first_asked_for_in_acting_can_be_trained_on():
-    parameters = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    _quadrature.cache_clear()
-    with torch.inference_mode():
-        squashed(parameters.detach(), ()).entropy()
-    squashed(parameters, ()).entropy().backward()
-    assert parameters.grad is not None
 
 
 # -------------------- parts together

@@ -96,7 +96,7 @@ def test_each_kind_is_the_one_it_is_named_after():
         "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5),
         "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-5, weight_decay=0.01),
         "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.99, eps=1e-5),
-        "rmsprop_tf": lambda p: RMSPropTF(p, 0.01),
+        "rmsprop_tf": lambda p: RMSPropTF(p, lr=0.01, decay=0.99, eps=0.1, momentum=0.0),
     }
     found = []
     for kind, make in theirs.items():
