@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from impala_async import schema
@@ -20,7 +20,6 @@ from impala_async.schema import (
     ActionPart,
     ActionSpec,
     ArraySpec,
-    ColumnLayout,
     Leaf,
     ObsSpec,
     Schema,
@@ -137,7 +136,6 @@ def test_golden_layout():
     assert stacked["obs/speed"] == Leaf("obs", 184, (4,), "float32")
 
 
-@settings(deadline=None)
 @given(schemas(), st.integers(1, 4))
 def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
     layout = schema.layout
@@ -156,15 +154,6 @@ def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
         assert not touched.any(), "somebody wrote here before"
         touched[...] = number
         assert (plane != before).sum(axis=1).tolist() == [view[0].nbytes] * num_columns
-
-
-def test_views_of_some_columns_of_a_slot():
-    layout = ColumnLayout([("obs", (4,), "float32")], [("reward", (3,), "float32")])
-    obs = np.zeros((6, layout.obs_bytes), np.uint8)
-    small = np.zeros((6, layout.small_bytes), np.uint8)
-    layout.views(obs[2:4], small[2:4])["reward"][1] = (1.0, 2.0, 3.0)
-    assert layout.views(obs, small)["reward"][3].tolist() == [1.0, 2.0, 3.0]
-    assert not small[[0, 1, 2, 4, 5]].any()
 
 
 def test_a_column_has_a_largest_size(monkeypatch):
@@ -205,9 +194,6 @@ def test_neither_the_mask_nor_who_plays_is_an_input():
     # A leaf of that name is one like any other where there is a single policy.
     assert [leaf.name for leaf in replace(TEAM, policies=()).inputs.leaves] == ["sight", POLICY]
     assert SCHEMA.inputs == SCHEMA.obs
-
-
-def test_the_state_of_a_core():
     hidden, cell = (ArraySpec(name, (7,), "float32") for name in ("hidden", "cell"))
     cores = [recurrent_state(core, 7) for core in (None, "gru", "lstm")]
     assert cores == [(), (hidden,), (hidden, cell)]
@@ -251,7 +237,6 @@ def test_golden_json():
     assert Schema.from_json(TEAM.to_json()) == TEAM
 
 
-@settings(deadline=None)
 @given(schemas(), schemas())
 def test_there_and_back(one, other):
     again = Schema.from_json(one.to_json())
@@ -362,7 +347,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(WRONG_VALUES)), json_values)
 def test_anything_anywhere_is_a_schema_or_refused(path, value):
     try:
