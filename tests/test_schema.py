@@ -1,22 +1,19 @@
 """Column layouts byte by byte, how two schemas differ, and what is sent in place of one."""
 
+import contextlib
+import itertools
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from impala_async import schema
 from impala_async.errors import SpacesError
 from impala_async.schema import (
-    DTYPES,
     POLICY,
-    ActionKind,
     ActionPart,
     ActionSpec,
     ArraySpec,
@@ -71,42 +68,13 @@ JSON = (
     b'"rows":3,"state":[{"choices":[],"dtype":"float64","name":"core","shape":[2]}]}'
 )
 
-names = st.text(max_size=3).filter(str.isprintable)
-shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
-
-
-@st.composite
-def choices(draw, shape):
-    """A number of choices for each item."""
-    num_items = math.prod(shape)
-    return tuple(draw(st.lists(st.integers(1, 9), min_size=num_items, max_size=num_items)))
-
-
-@st.composite
-def array_specs(draw):
-    name, shape, dtype = draw(names), draw(shapes), draw(st.sampled_from(sorted(DTYPES)))
-    is_category = not dtype.startswith("float") and draw(st.booleans())
-    return ArraySpec(name, shape, dtype, draw(choices(shape)) if is_category else ())
-
-
-@st.composite
-def action_parts(draw):
-    name, kind, shape = draw(names), draw(st.sampled_from(get_args(ActionKind))), draw(shapes)
-    return ActionPart(name, kind, draw(choices(shape)) if kind == "discrete" else (), shape)
-
-
-@st.composite
-def schemas(draw):
-    arrays = st.lists(array_specs(), max_size=4, unique_by=lambda array: array.name)
-    leaves = draw(arrays.filter(len))
-    parts = tuple(
-        draw(st.lists(action_parts(), min_size=1, max_size=3, unique_by=lambda part: part.name))
-    )
-    action = ActionSpec(parts)
-    if action.num_choices and draw(st.booleans()):
-        action = ActionSpec(parts, "a mask")
-        leaves.append(ArraySpec("a mask", (action.num_choices,), "int8"))
-    return Schema(ObsSpec(tuple(leaves)), action, draw(st.integers(1, 9)), tuple(draw(arrays)))
+ODD = Schema(
+    obs=ObsSpec((ArraySpec("", (), "bool"), ArraySpec("ä", (3, 1), "float16"))),
+    action=ActionSpec((ActionPart("", "squashed", (), (5,)),)),
+    rows=1,
+    state=(ArraySpec("one", (), "int8"), ArraySpec("two", (3,), "uint16")),
+)
+SCHEMAS = (SCHEMA, STACKED, WIDE, TEAM, ODD)
 
 
 # -------------------- layout
@@ -136,7 +104,8 @@ def test_golden_layout():
     assert stacked["obs/speed"] == Leaf("obs", 184, (4,), "float32")
 
 
-@given(schemas(), st.integers(1, 4))
+@pytest.mark.parametrize("num_columns", [1, 4])
+@pytest.mark.parametrize("schema", SCHEMAS)
 def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
     layout = schema.layout
     obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
@@ -236,12 +205,12 @@ def test_golden_json():
     assert Schema.from_json(TEAM.to_json()) == TEAM
 
 
-@given(schemas(), schemas())
-def test_there_and_back(one, other):
-    again = Schema.from_json(one.to_json())
-    assert (again, again.digest, again.layout.leaves) == (one, one.digest, one.layout.leaves)
-    assert one.difference(again, "here", "there") == "nothing differs"
-    assert (one.digest == other.digest) == (one == other)
+def test_there_and_back():
+    assert len({schema.digest for schema in SCHEMAS}) == len(SCHEMAS)
+    for one in SCHEMAS:
+        again = Schema.from_json(one.to_json())
+        assert (again, again.digest, again.layout.leaves) == (one, one.digest, one.layout.leaves)
+        assert one.difference(again, "here", "there") == "nothing differs"
 
 
 DIFFERENCES = {
@@ -334,17 +303,9 @@ def test_the_largest_number_of_dimensions_has_a_view():
     assert layout.views(obs, small)["obs/image"].ndim == 32
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=5,
-)
-
-
-@given(st.sampled_from(sorted(WRONG_VALUES)), json_values)
-def test_anything_anywhere_is_a_schema_or_refused(path, value):
-    try:
-        found = Schema.from_json(changed(path, value))
-    except SpacesError:
-        return
-    assert Schema.from_json(found.to_json()) == found
+@pytest.mark.parametrize("path", WRONG_VALUES)
+def test_anything_anywhere_is_a_schema_or_refused(path):
+    for value in (*itertools.chain(*WRONG_VALUES.values()), {"": [{}]}, [[], {"a": 1}], 1e300):
+        with contextlib.suppress(SpacesError):
+            found = Schema.from_json(changed(path, value))
+            assert Schema.from_json(found.to_json()) == found
