@@ -135,15 +135,10 @@ def test_good_columns_have_no_fault(plain: Message, wide: Message) -> None:
 
 BEYOND = [*("rewards_CT", "obs/position", "obs/far", "state/core")]
 NAMES = {
-    "rewards_CT": "a reward",
-    "log_probs_CT": "the log-probability of an action",
-    "obs/position": "the observation 'position'",
-    "obs/far": "the observation 'far'",
-    "obs/near": "the observation 'near'",
-    "obs/count": "the observation 'count'",
+    **{"rewards_CT": "a reward", "log_probs_CT": "the log-probability of an action"},
+    **{f"obs/{name}": f"the observation '{name}'" for name in ("position", "far", "near", "count")},
+    **{f"actions/{name}": f"the action '{name}'" for name in ("push", "turn")},
     "state/core": "the state 'core'",
-    "actions/push": "the action 'push'",
-    "actions/turn": "the action 'turn'",
 }
 ONE_VALUE = [
     *((name, value, f"{NAMES[name]} is not finite")
