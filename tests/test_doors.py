@@ -325,40 +325,19 @@ def resume(run_dir, *settings):
     return check_run(parse("--resume", "--run-dir", str(run_dir), *sets))[0]
 
 
-def test_a_run_is_not_overwritten(run_dir, tmp_path):
+def test_a_run_is_not_overwritten_and_a_resumed_one_keeps_its_settings_but_for_some(run_dir):
     with pytest.raises(ConfigError, match=r"already holds a run: continue it with --resume"):
         check_run(parse("--config", "cartpole", "--run-dir", str(run_dir)))
-    (tmp_path / "empty").mkdir()
-    check_run(parse("--config", "cartpole", "--run-dir", str(tmp_path / "empty")))
-
-
-def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir):
     assert resume(run_dir) == load_config(default_config_path(), ["seed=7"])
     changed = load_config(default_config_path(), ["seed=7", "stop.env_steps=9"])
     assert resume(run_dir, "stop.env_steps=9") == changed
-
-
-@pytest.mark.parametrize("lost", ["its folder", "all that is in it"])
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(run_dir, lost):
-    folder = RunFolder(run_dir)
-    # It ended before its first.
-    resume(run_dir)
-    folder.note_saved("ckpt-1-40")
-    (folder.checkpoints / "ckpt-1-40").mkdir()
-    resume(run_dir)
-    (folder.checkpoints / "ckpt-1-40").rmdir()
-    if lost == "its folder":
-        folder.checkpoints.rmdir()
-    gone = r"run/checkpoints: the checkpoints of this run are gone \(ckpt-1-40 was the last\): put "
-    with pytest.raises(CheckpointError, match=gone):
+    (run_dir / "checkpoints").rmdir()
+    with pytest.raises(CheckpointError, match="the checkpoints of this run are gone"):
         resume(run_dir)
-    # The refused start has not put an empty folder there, which would mean something else.
-    assert folder.checkpoints.exists() == (lost != "its folder")
 
 
-@pytest.mark.parametrize("damaged", ['"9"', "[]", "{}"])
-def test_a_damaged_summary_is_told(run_dir, damaged):
-    (run_dir / "summary.json").write_text(f'{{"env_steps_trained": {damaged}}}')
+def test_a_damaged_summary_is_told(run_dir):
+    (run_dir / "summary.json").write_text('{"env_steps_trained": "9"}')
     with pytest.raises(CheckpointError, match=r"summary\.json: env_steps_trained: wants a number"):
         resume(run_dir, "stop.env_steps=9")
 
