@@ -77,23 +77,19 @@ def test_flags_are_frozen_and_each_door_says_its_command_and_version(door, monke
     assert said("--version") == f"impala-async {__version__}\n"
 
 
-TWICE = [
-    ("train", ["--config", "cartpole", "--config=pong_impala"]),
-    ("learner", ["--config", "cartpole", "--config", "cartpole"]),
-    ("learner", ["--record", "a", "--record", "b"]),
-    ("actor", ["--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
-    ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
-    ("replay", ["file", "--run-dir", "a", "--run-dir", "b"]),
-    ("evaluate", ["run", "--episodes", "10", "--episodes", "20"]),
-]
-
-
-@pytest.mark.parametrize(("door", "flags"), TWICE)
+@pytest.mark.parametrize(
+    ("door", "flags"),
+    [
+        ("train", ["--config", "cartpole", "--config=pong_impala"]),
+        ("learner", ["--record", "a", "--record", "a"]),
+        ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
+    ],
+)
 def test_no_value_of_a_flag_is_dropped_for_a_second_one(door, flags, capsys):
-    flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
     with pytest.raises(SystemExit) as end:
         importlib.import_module(DOORS[door][0]).main(flags)
     assert end.value.code == 2
+    flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"error: argument {flag}: takes one value, and has 2" in last
     assert last.endswith("; change single settings with --set") == (flag == "--config")
@@ -181,21 +177,15 @@ def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monke
     assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else flags)
 
 
-@pytest.mark.parametrize("url", ["tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"])
-def test_where_a_learner_may_be(url):
-    check_learner(url)
-
-
-@pytest.mark.parametrize(
-    "url", ["h:1", "5555", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""]
-)
-def test_where_no_learner_can_be(url):
-    with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, or a ") as caught:
+def test_where_a_learner_may_be():
+    for url in ("tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"):
         check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
-    assert str(caught.value).endswith(
-        f"; did you mean {meant[url]}?" if url in meant else repr(url)
-    )
+    for url in (*meant, "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""):
+        with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT") as caught:
+            check_learner(url)
+        told = f"; did you mean {meant[url]}?" if url in meant else repr(url)
+        assert str(caught.value).endswith(told)
 
 
 # -------------------- ends
@@ -264,12 +254,6 @@ def test_output_that_is_closed_or_full_does_not_change_the_end(monkeypatch):
 
 
 # -------------------- new and resumed runs
-
-
-def test_the_default_config_is_cartpole():
-    config = load_config(default_config_path())
-    assert config.env.id == "CartPole-v1"
-    assert config.stop.mean_return == 475
 
 
 def test_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsys):

@@ -195,7 +195,7 @@ def test_where_nothing_can_be_made_or_written_the_flag_is_wrong(tmp_path, monkey
         made(path, mode)
 
     monkeypatch.setattr(os, "mkdir", make)
-    with pytest.raises(ConfigError, match="cannot write to .*/checkpoints/.*: Permission denied"):
+    with pytest.raises(ConfigError, match=r"cannot write to .*/checkpoints/.*: Permission"):
         RunFolder(tmp_path / "run").begin(CONFIG)
 
 
@@ -233,7 +233,7 @@ def test_a_folder_belongs_to_one_learner_and_is_free_when_that_has_gone(folder):
     folder.announce("tcp://h:1", "tcp://h:2", 1)
     second = RunFolder(folder.path)
     for take in (second.check_free, lambda: second.begin(CONFIG)):
-        with pytest.raises(ConfigError, match="in use by another learner .*: end it first"):
+        with pytest.raises(ConfigError, match=r"in use by another learner .*: end it first"):
             take()
     assert folder.read_json("service.json") is not None
     folder.let_go()
