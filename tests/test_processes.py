@@ -127,12 +127,10 @@ def is_gone(pid):
     return status.rpartition(")")[2].split()[0] in "ZX"
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_children_and_grandchildren_end_with_the_parent(start, end):
-    manners = ("default", "orderly", "stubborn")
-    parent = start("parent.py", "member.py", *manners, num_pids=6)
+def test_children_and_grandchildren_end_with_the_parent(start):
+    parent = start("parent.py", "member.py", "default", "orderly", "stubborn", num_pids=6)
     assert not any(map(is_gone, parent.pids))
-    parent.send_signal(end)
+    parent.kill()
     try:
         until(lambda: all(map(is_gone, parent.pids)), within_s=GONE_S)
     finally:
@@ -236,40 +234,17 @@ def test_no_file_of_ours_becomes_a_stream(closed, out, err, tmp_path):
     assert int((tmp_path / "fd").read_text()) > 2
 
 
-def test_a_door_hears_how_its_children_end_whoever_has_started_it():
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def test_a_door_hears_how_its_children_end_and_no_terminal_stops_it_whoever_has_started_it():
+    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGTTOU)}
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     try:
         assert run_door(lambda: subprocess.run(["sh", "-c", "exit 3"]).returncode) == 3
+        # Where a terminal has `stty tostop`, it would stop who writes from the background.
+        assert signal.getsignal(signal.SIGTTOU) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-IN_BACKGROUND = """
-import os, pty, signal, sys, termios
-
-pid, terminal = pty.fork()
-if pid == 0:
-    modes = termios.tcgetattr(1)
-    modes[3] |= termios.TOSTOP
-    termios.tcsetattr(1, termios.TCSANOW, modes)
-    if (child := os.fork()) == 0:
-        os.setpgid(0, 0)
-        from impala_async.processes import begin
-        begin()
-        os.write(1, b"said")
-        os._exit(0)
-    _, status = os.waitpid(child, os.WUNTRACED)
-    if os.WIFSTOPPED(status):
-        os.kill(child, signal.SIGKILL)
-    os._exit(os.WIFSTOPPED(status))
-said = os.read(terminal, 99)
-_, status = os.waitpid(pid, 0)
-print(said.decode(), os.waitstatus_to_exitcode(status))
-"""
-
-
-def test_a_terminal_that_stops_those_in_the_background_does_not_stop_ours():
-    assert run(IN_BACKGROUND) == (0, "said 0\n", "")
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -------------------- a signal
