@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 import tracemalloc
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -389,8 +390,9 @@ def test_of_a_long_log_only_the_end_is_read(tmp_path):
 # -------------------- signals
 
 
-def signal_when(is_ready, *numbers):
-    """Send signals to this process, each once what came before has arrived.
+@contextmanager
+def signals(*numbers, when):
+    """Send signals to this process, each once `when` is true of what was sent before.
 
     The run must have taken them over before, or they would end the tests.
     """
@@ -399,14 +401,19 @@ def signal_when(is_ready, *numbers):
     def send():
         give_up_at = time.monotonic() + WITHIN_S
         for n, number in enumerate(numbers):
-            while signal.getsignal(number) is before[number] or not is_ready(n):
+            while signal.getsignal(number) is before[number] or not when(n):
                 assert time.monotonic() < give_up_at
                 time.sleep(0.001)
             os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=send)
     thread.start()
-    return thread
+    yield
+    thread.join()
+
+
+def are_noted(most):
+    return lambda n: len(events("learner")) + len(events("actor")) == most
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -415,9 +422,8 @@ def test_a_signal_reaches_the_learner_once_and_the_actors_end_with_it(monkeypatc
     actor = "signal.signal(signal.SIGINT, lambda *_: note(interrupted=True))\n" + ACTOR_UNTIL_KILLED
     before = signal.getsignal(number)
     started = time.monotonic()
-    thread = signal_when(lambda n: len(events("learner")) + len(events("actor")) == 3, number)
-    assert run(LEARNER_UNTIL_TOLD, actor, num_actors=2) == code
-    thread.join()
+    with signals(number, when=are_noted(3)):
+        assert run(LEARNER_UNTIL_TOLD, actor, num_actors=2) == code
     # Not waited for: they think that the learner comes back.
     assert time.monotonic() - started < local.ACTOR_END_S
     assert [e["signal"] for e in events("learner", "signal")] == [number]
@@ -442,11 +448,8 @@ wait_for(Path("told").exists)
 note()
 sys.exit(78 * (count("actor") % 2))
 """
-    thread = signal_when(
-        lambda n: len(events("learner")) + len(events("actor")) == 3, signal.SIGTERM
-    )
-    assert run(learner, actor, num_actors=2) == 0
-    thread.join()
+    with signals(signal.SIGTERM, when=are_noted(3)):
+        assert run(learner, actor, num_actors=2) == 0
     assert len(events("actor")) == 4
     assert caplog.messages == []
 
@@ -464,15 +467,8 @@ hear()
     [("note()\ntime.sleep(30)", signal.SIGTERM, 0), (STARTS, signal.SIGINT, 130)],
 )
 def test_a_learner_that_only_starts_ends_as_it_was_asked_to(learner, number, code):
-    thread = signal_when(lambda n: len(events("learner")) == 1, number)
-    assert run(learner) == code
-    thread.join()
-
-
-def test_a_learner_that_could_not_save_after_a_ctrl_c_says_so_by_its_code():
-    thread = signal_when(lambda n: len(events("learner")) == 1, signal.SIGINT)
-    assert run(f"{LEARNER_UNTIL_TOLD.rpartition('sys.exit')[0]}sys.exit(75)\n") == 75
-    thread.join()
+    with signals(number, when=lambda n: len(events("learner")) == 1):
+        assert run(learner) == code
 
 
 @pytest.mark.parametrize(
@@ -501,9 +497,8 @@ wait_for(lambda: len(signals) == 2)
 time.sleep(0.2)
 sys.exit(130)
 """
-    thread = signal_when(lambda n: len(events("learner")) == n + 1, first, second)
-    assert run(learner) == 130
-    thread.join()
+    with signals(first, second, when=lambda n: len(events("learner")) == n + 1):
+        assert run(learner) == 130
     assert [e["signal"] for e in events("learner", "signal")] == [first, second]
 
 
@@ -520,13 +515,11 @@ wait_for(lambda: False)
 """
     stubborn = "signal.signal(signal.SIGTERM, lambda *_: None)\n" + ACTOR_UNTIL_KILLED
     ready = ["actor", "has not answered yet"]
-    thread = signal_when(
-        lambda n: bool(events(ready[n]) and events("learner")) or ready[n] in caplog.text,
-        signal.SIGINT,
-        signal.SIGINT,
-    )
-    assert run(learner, stubborn) == 130
-    thread.join()
+    with signals(
+        *[signal.SIGINT] * 2,
+        when=lambda n: bool(events(ready[n]) and events("learner")) or ready[n] in caplog.text,
+    ):
+        assert run(learner, stubborn) == 130
     told = [text for text in caplog.messages if not text.startswith("starting: ")]
     assert "waiting for the learner, which has not answered yet (0 s); press Ctrl-C" in told[0]
     assert told[1] == "quitting: what has not ended 0 s after this is killed"
