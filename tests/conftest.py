@@ -1,6 +1,8 @@
 """What holds for all tests, which share the cores with other processes."""
 
 import os
+import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +14,25 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes says nothing.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+@pytest.fixture(scope="session")
+def fork_children() -> Callable[[pytest.MonkeyPatch], None]:
+    """Lets the children of this process be forked, until a patch is undone."""
+    from tests.e2e.zygote import Forked, zygote
+
+    def fork(patch: pytest.MonkeyPatch) -> None:
+        # Now, since whoever is tested may end all that begins within a block.
+        zygote()
+        patch.setattr(subprocess, "Popen", Forked)
+
+    return fork
+
+
+@pytest.fixture
+def forks(fork_children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that the test starts is forked: see tests/e2e/zygote.py."""
+    fork_children(monkeypatch)
 
 
 class FilesAndProcesses(LoadScopeScheduling):
