@@ -167,11 +167,6 @@ class ColumnChecks:
             return None
         return _find_illegal(self._schema, columns_over(self._schema, obs, small))
 
-    def count_valid(self, small: Bytes2D) -> NDArray[np.int64]:
-        """Valid rows of each column, once its mask is known to hold flags."""
-        counts: NDArray[np.int64] = np.add.reduce(small[:, self._mask], axis=1, dtype=np.int64)
-        return counts
-
 
 def _unused_bits(layout: ColumnLayout, plane: Literal["obs", "small"]) -> Bytes2D:
     """The bits of a plane that are never set: those between arrays, and all but one of a flag."""

@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, RecordingError
+from impala_async.policy import build_policy
 from impala_async.replay.client import POLL_S, ReplayClient, RunOver
 from impala_async.replay.index import RecordingIndex
-from impala_async.team import build_policy
 from impala_async.weights import Version
 from impala_async.wire.codec import body_sizes, encode_again
 from impala_async.wire.messages import Data

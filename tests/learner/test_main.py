@@ -40,7 +40,7 @@ def start(path: Path) -> int:
     return door.main(["--run-dir", str(path), "--set", "env.id=CartPole-v1"])
 
 
-def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
     """A real limit, which no process may raise again."""
     command = f"ulimit -n 48; exec {sys.executable} -m impala_async.learner --run-dir run"
     root = Path(learner.__file__).parents[2]
@@ -57,9 +57,7 @@ def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path: Path) 
     assert os.listdir(tmp_path) == []
 
 
-def test_the_soft_limit_is_raised_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_soft_limit_is_raised_first(tmp_path, monkeypatch, capsys):
     asked: list[int] = []
     monkeypatch.setattr(connections, "most_descriptors", lambda: asked.append(1) or 63)
     assert start(tmp_path / "run") == 2
@@ -79,18 +77,13 @@ def test_the_soft_limit_is_raised_first(
     ids=["of the process", "of the system", "of ZeroMQ", "disk", "memory"],
 )
 def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descriptors(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    *,
-    is_short: bool,
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+    tmp_path, monkeypatch, capsys, error, *, is_short
+):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
-    monkeypatch.setattr(probe, "SpaceProbe", fail)
+    monkeypatch.setattr(probe, "begin_probe", fail)
     assert start(tmp_path / "run") == (2 if is_short else 70)
     said = capsys.readouterr().err
     if is_short:
@@ -99,7 +92,7 @@ def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descrip
     assert os.listdir(tmp_path) == []
 
 
-def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code() -> None:
+def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code():
     root = Path(learner.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", DIES_AT_WORK],

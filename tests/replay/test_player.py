@@ -10,10 +10,10 @@ import pytest
 
 from impala_async.errors import ConfigError, MismatchError, RecordingError
 from impala_async.learner.slots import Slot
+from impala_async.policy import build_policy
 from impala_async.replay import player as module
 from impala_async.replay.index import RecordingIndex
 from impala_async.replay.player import Player
-from impala_async.team import build_policy
 from impala_async.wire.recording import Record
 from tests.learner.columns import big_schema, same
 from tests.learner.hand_actor import LAYOUT, until
