@@ -7,9 +7,10 @@ import argparse
 import errno
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import processes
@@ -20,13 +21,10 @@ from impala_async.doors import (
     run_door,
     start_logging,
     start_told_of,
-    typed_path,
-    with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
 from impala_async.output import WRITER, flush_output
 from impala_async.processes import leave, undone
-from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,23 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, then serve until a stop is reached or a signal comes."""
     parser = new_parser("learner", "Train from the trajectories of any number of actors.")
     add_run_flags(parser)
-    parser.add_argument(
-        "--record",
-        type=typed_path,
-        metavar="FILE",
-        help="write all that actors send to this new file",
-    )
     args = parser.parse_args(argv)
 
     def body() -> int:
-        config, folder = check_run(args, default=None)
+        config, folder = check_run(args)
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:
             try:
                 # A start that fails leaves nothing behind, whatever the reason.
                 starting.push(lambda kind, *_: folder.withdraw() if kind else None)
                 folder.begin(config)
-                return _serve(with_bind_of_this_start(config), folder, args, starting)
+                return _serve(config, folder, args, starting)
             except (ConfigError, EnvError, RecordingError):
                 folder.withdraw()
                 raise
@@ -118,14 +110,13 @@ def _serve(
                 is_watched=True,
                 on_ready=starting.close,
             )
-            processes.open_gate()  # it listens, and nobody else can at its address
             return await service.run()
 
         earlier = folder.read_json("summary.json")
         code = uvloop.run(serve())
         summary = None if folder.is_gone() else folder.read_json("summary.json")
         if summary is not None and summary != earlier:
-            _show(summary, folder, config.stop.mean_return, code)
+            _show(summary, folder, config.stop.mean_return, code, is_resumed=args.resume)
         return code
 
 
@@ -133,7 +124,6 @@ def _serve(
 def _enough_descriptors() -> Iterator[None]:
     """A start that has too few is one line: ConfigError."""
     from impala_async.wire.connections import most_descriptors
-    from impala_async.wire.sockets import NoSocketError
 
     fix = f"a learner needs {LEAST_DESCRIPTORS} and two for each actor: raise ulimit -n"
     most = most_descriptors()
@@ -142,8 +132,7 @@ def _enough_descriptors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_short = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
-        if not is_short and not isinstance(error, NoSocketError):
+        if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
             raise
         raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
 
@@ -166,13 +155,29 @@ def _sinks(
     ]
 
 
-def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> None:
-    from impala_async.runs.summary import describe
+def _show(
+    summary: dict[str, Any],
+    folder: "RunFolder",
+    goal: float | None,
+    code: int,
+    *,
+    is_resumed: bool,
+) -> None:
+    from impala_async.runs.summary import describe, draw_at_end
 
-    logger.info("%s; run folder: %s", describe(summary), folder.path)
-    # A process that has started it draws one itself; and a SIGTERM leaves ten seconds.
-    if not processes.inherited_fds() and summary["exit_reason"] != "terminated":
-        logger.info("learning curve: %s", draw_at_end(summary, folder, goal, code))
+    reason = summary["exit_reason"]
+    if reason == "actor_failed":  # whoever gave the run up says why
+        return
+    flush_output()
+    # Nobody may read it, or the disk be full: the run has ended as it has.
+    with suppress(OSError):
+        print(f"{describe(summary, goal, is_resumed=is_resumed)}\nrun folder: {folder.path}")
+        sys.stdout.flush()
+    if reason != "terminated":  # that leaves ten seconds
+        processes.end_at_signal(code)
+        curve = draw_at_end(summary, folder, goal)
+        with suppress(OSError):
+            print(f"learning curve: {curve}", flush=True)
 
 
 def _leave(code: int) -> NoReturn:

@@ -235,7 +235,7 @@ class LearnerService:
             release=Inbox(self._loop, self._server.release).post,
         )
         loader = self._loader = thread.loader
-        self._folder.confirm()
+        self._folder.confirm(self._config)
         self._server.open(schema, loader.slots, loader.full.put, layout)
         for name, body in {"learner": thread.run, **loader.bodies}.items():
             self._threads.append(self._begin(f"the {name} thread", on_thread(name, body)))

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import zmq
 
 from impala_async import learner
 from impala_async.learner import __main__ as door
 from impala_async.learner import probe
 from impala_async.wire import connections
-from impala_async.wire.sockets import NoSocketError
 
 # An interpreter that ends beneath such a thread is aborted by torch.
 DIES_AT_WORK = """
@@ -70,7 +70,7 @@ def test_the_soft_limit_is_raised_first(tmp_path, monkeypatch, capsys):
     [
         (OSError(errno.EMFILE, "Too many open files"), True),
         (OSError(errno.ENFILE, "Too many open files in system"), True),
-        (NoSocketError("Too many open files"), True),
+        (zmq.ZMQError(errno.EMFILE), True),
         (OSError(errno.EIO, "Input/output error"), False),
         (MemoryError("of a tensor"), False),
     ],

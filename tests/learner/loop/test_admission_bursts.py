@@ -233,7 +233,7 @@ def test_a_late_message_is_taken_comes_again_or_begins_anew(how):
         assert not late.watermark.is_settled(0)
     if how == "it gives way":
         assert late.called_back == 0
-        assert late.keeps_room_for(0)
+        assert late.has_call_room
         bay.actors[2].seq = 0
         bay.send(2, "good")
         bay.end_burst()
