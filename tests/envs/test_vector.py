@@ -189,21 +189,6 @@ def test_what_an_environment_raises_is_an_env_error_with_its_cause():
             envs.reset(0)
 
 
-@pytest.mark.parametrize("obs", [np.zeros(2, np.float32), np.float32(0), "ab", {"a": 0}], ids=str)
-def test_an_environment_that_breaks_its_space_is_refused_at_reset(obs):
-    class Wrong(Counting):
-        def _first(self):
-            return obs
-
-    class WrongVector(CountingVector):
-        def reset(self, **kwargs):
-            return obs, {}
-
-    for envs in (SerialEnvs([Wrong()]), VectorEnvs(WrongVector(1))):
-        with pytest.raises(EnvError, match="promises"):
-            envs.reset(0)
-
-
 def test_all_environments_are_closed_and_a_failure_is_told():
     closed = []
 
