@@ -1,5 +1,3 @@
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -111,16 +109,15 @@ def test_other_spaces_are_refused_by_name(space, options, named):
     assert "\n" not in str(caught.value)
 
 
-class Recording(gym.Env[Any, Any]):
+class Recording(gym.Env):
     """Keeps the actions that it gets, and refuses those that are not in its space."""
 
+    observation_space = Box(-1, 1, (1,), np.float32)
+
     def __init__(self, space):
-        self.observation_space = Box(-1, 1, (1,), np.float32)
-        self.action_space = space
-        self.actions = []
+        self.action_space, self.actions = space, []
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
@@ -134,16 +131,14 @@ class Recording(gym.Env[Any, Any]):
 # gymnasium's own vector gives a number, not an array, for a Box without dimensions.
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 def test_single_and_vector_environments_get_the_same_actions_of_their_space(space, is_squashed):
-    options = EnvSection(id="some:Env", squash_actions=is_squashed)
-    singles = [Recording(space) for _ in range(3)]
-    columns = [Recording(space) for _ in range(3)]
+    section = EnvSection(id="some:Env", squash_actions=is_squashed)
+    singles, columns = ([Recording(space) for _ in range(3)] for _ in range(2))
     try:
-        serial = SerialEnvs(singles, options)
+        serial = SerialEnvs(singles, section)
     except EnvError:
         assert is_squashed, "there is nothing to squash"
         return
-    kinds = [lambda env=env: env for env in columns]
-    vector = VectorEnvs(SyncVectorEnv(kinds), options)
+    vector = VectorEnvs(SyncVectorEnv([lambda env=env: env for env in columns]), section)
     whole, spaces = batch_space(space, 3), spaces_of(space, squash_actions=is_squashed)
     rng = np.random.default_rng(3)
     serial.reset(0)
