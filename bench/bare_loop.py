@@ -23,8 +23,8 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.build import build_step, pick_device
+from impala_async.learner.loader import make_current
 from impala_async.learner.slots import keep_freed_memory
-from impala_async.learner.threads.loader import make_current
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.replay.index import RecordingIndex
@@ -101,7 +101,7 @@ def build(kind: str, index: RecordingIndex, config: RunConfig) -> Callable[[], o
         policy = Policy(index.schema, config.model, seed=config.seed, device=device)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
         return BareLoop(policy, config.algorithm, batch).update
-    step = build_step(config, index.schema, device)
+    step, _ = build_step(config, index.schema, device)
     assert isinstance(step, UpdateStep), "a recording of several policies is not measured here"
     alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
     return lambda: step.run(batch, alive_B, 0)

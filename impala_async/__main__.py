@@ -18,7 +18,6 @@ DOORS = {
     "train": ("impala_async.train", "one learner and its actors on this machine"),
     "learner": ("impala_async.learner.__main__", "a learner for actors anywhere"),
     "actor": ("impala_async.actor.__main__", "an actor, for a learner anywhere"),
-    "record": ("impala_async.record", "train, and write all that actors send to a file"),
     "replay": ("impala_async.replay.__main__", "such a file into a learner, without environments"),
     "evaluate": ("impala_async.evaluate", "greedy episodes with a trained policy"),
 }
@@ -60,10 +59,9 @@ def _open(args: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {door:<10} {purpose}" for door, (_, purpose) in DOORS.items()]
-    return "\n".join(
-        ["usage: impala-async DOOR [flags]", "", *lines, "", "impala-async DOOR --help tells more"]
-    )
+    doors = "\n".join(f"  {door:<10} {purpose}" for door, (_, purpose) in DOORS.items())
+    told = "impala-async DOOR --help tells more"
+    return f"usage: impala-async DOOR [flags]\n\n{doors}\n\n{told}"
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ class Client:
     def _tell_of_weights(self, waited_s: float) -> None:
         """In lockstep the next ones come when all others have done their part."""
         pulls = self.link.pulls
-        is_due = self.side.version == NO_VERSION or pulls.is_behind
+        is_due = self.side.version == NO_VERSION or pulls.named > pulls.have
         if is_due and pulls.has_heard and waited_s > AFTER_S:
             self._log.warning(
                 "still waiting for weights from %s (%.0f s): %s",

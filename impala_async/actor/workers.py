@@ -36,10 +36,11 @@ from impala_async.actor.env_worker import (
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step
-from impala_async.envs.describe import Described, read_answer
-from impala_async.envs.faults import RUNNING, WHERES, Blame
+from impala_async.envs.describe import read_answer
+from impala_async.envs.faults import RUNNING, TOO_LONG, WHERES, Blame
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.processes import Lifeline, deaf_children
+from impala_async.schema import ActionSpec, ObsSpec
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ class Worker:
 
     name: str
     autoreset: AutoresetMode
-    spaces: Described
+    spaces: tuple[ObsSpec, ActionSpec]
+    num_columns: int
 
     def __init__(self, order: dict[str, Any], memory: int, look_up: LookUp) -> None:
         self._env_id, self._timeout_s = order["env"]["id"], order["env"]["step_timeout_s"]
@@ -129,7 +131,8 @@ class Worker:
         except EOFError:
             raise self._death() from None
         self.name, self.autoreset = look["name"], AutoresetMode(look["autoreset"])
-        self.spaces = read_answer(json.dumps(look["spaces"]).encode())
+        obs, action, self.num_columns = read_answer(json.dumps(look["spaces"]).encode())
+        self.spaces = obs, action
 
     def hang_up(self) -> None:
         """It ends when it has finished its step."""
@@ -186,7 +189,7 @@ class Worker:
             # It writes to where our own log goes.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STACKS_S)
-            raise EnvHangsError(call.too_long(waited_s))
+            raise EnvHangsError(f"{call.describe(waited_s)}, {TOO_LONG}")
 
     def _fault(self) -> EnvError:
         try:
@@ -288,12 +291,12 @@ class WorkerEnvs:
         """Only now is it known what goes into the memory."""
         one = self._workers[0]
         self.name, self.autoreset = one.name, one.autoreset
-        self.obs_spec, self.action_spec, _ = one.spaces
+        self.obs_spec, self.action_spec = one.spaces
         for worker in self._workers:
-            if worker.spaces[:2] != one.spaces[:2]:
+            if worker.spaces != one.spaces:
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
         *firsts, self.num_envs = accumulate(
-            (worker.spaces.num_columns for worker in self._workers), initial=0
+            (worker.num_columns for worker in self._workers), initial=0
         )
         self._shared = SharedColumns.over(memory, self.obs_spec, self.action_spec, self.num_envs)
         self._shared.touch()

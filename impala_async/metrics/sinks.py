@@ -28,7 +28,7 @@ from impala_async.config.run import SINKS, ReportSection
 from impala_async.config.section import Named
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import Value, numbers
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
 _LOG = logging.getLogger(__name__)
 Report: TypeAlias = dict[str, Value]
@@ -195,7 +195,7 @@ class ChosenSinks:
 
 def _make(one: Named, run: Run) -> Sink:
     make = import_callable(f"{_KEY}: {one.name}", SINKS.get(one.name, one.name))
-    with NamedInSetting(_KEY, one.name, "when it was made"):
+    with UserCode(f"{_KEY}: {one.name}", "when it was made"):
         sink = make(run, **one.kwargs)
     if not all(callable(getattr(sink, method, None)) for method in ("write", "close")):
         raise ConfigError(
@@ -209,21 +209,16 @@ def _feed(name: str, sink: Sink, waiting: "queue.Queue[Report | None]") -> None:
     """The body of a thread: one sink takes what waits for it."""
     try:
         while (report := waiting.get()) is not None:
-            with NamedInSetting(_KEY, name, "to take a report"):
+            with UserCode(f"{_KEY}: {name}", "to take a report"):
                 sink.write(report)
-        with NamedInSetting(_KEY, name, "to close"):
+        with UserCode(f"{_KEY}: {name}", "to close"):
             sink.close()
     except ConfigError as error:
         _LOG.error("%s; it gets no more reports, and training goes on", error)
 
 
 class TensorBoardSink:
-    """Numbers by env steps in an event file in the run folder, for `tensorboard --logdir`.
-
-    Args:
-        run: the run it belongs to.
-        settings: for `tensorboardX.SummaryWriter`; `logdir` is `tensorboard` in the run folder.
-    """
+    """Numbers by env steps in an event file in the run folder. `settings` are SummaryWriter's."""
 
     def __init__(self, run: Run, **settings: Any) -> None:
         # torch's own writer takes two seconds to import.
@@ -246,11 +241,7 @@ class WandbSink:
     """A run of Weights & Biases that has our id, and goes on when ours is resumed.
 
     It is begun by the first report, on the thread of the sink: that may take long where its server
-    cannot be reached, and must not keep training waiting.
-
-    Args:
-        run: the run it belongs to.
-        settings: for `wandb.init`, for example project, entity, group, tags and mode.
+    cannot be reached, and must not keep training waiting. `settings` are those of `wandb.init`.
     """
 
     def __init__(self, run: Run, **settings: Any) -> None:

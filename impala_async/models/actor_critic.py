@@ -22,7 +22,7 @@ from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.mlp import orthogonal
 from impala_async.models.torso import TORSOS, torso_maker
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
-from impala_async.user_code import NamedInSetting
+from impala_async.user_code import UserCode
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
 POLICY_GAIN = 0.01
@@ -39,7 +39,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         make_torso = torso_maker(section, obs)
         # An error of a torso of the user's own is told as that.
-        own = NamedInSetting("model.name", section.name, "to make features", SpacesError)
+        own = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
         self._calling = nullcontext() if section.name in TORSOS else own
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32

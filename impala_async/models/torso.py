@@ -18,7 +18,7 @@ from impala_async.errors import ConfigError, SpacesError
 from impala_async.models.leaves import as_image, image_shape, is_image, vector_size
 from impala_async.models.mlp import Hidden, MLPTorso, joined, orthogonal
 from impala_async.schema import ObsSpec
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
 # A residual branch starts small, or six of them would multiply the signal by eight.
 RESIDUAL_GAIN = 0.5
@@ -152,7 +152,7 @@ def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], nn.Module]:
     imported = import_callable(f"model.name: {name}", name, SpacesError)
 
     def make_own() -> nn.Module:
-        with NamedInSetting("model.name", name, "when it was made", SpacesError):
+        with UserCode(f"model.name: {name}", "when it was made", SpacesError):
             torso = imported(obs, section)
         _check_own(name, torso, obs)
         return torso  # type: ignore[no-any-return]
@@ -189,7 +189,7 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with torch.no_grad(), NamedInSetting("model.name", name, "on two rows of zeros", SpacesError):
+    with torch.no_grad(), UserCode(f"model.name: {name}", "on two rows of zeros", SpacesError):
         features = torso(dict(rows))
     changed = [leaf for leaf, row in rows.items() if row._version]
     if changed:

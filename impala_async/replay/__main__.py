@@ -4,12 +4,11 @@ import argparse
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impala_async.doors import (
-    bind_of_this_start,
     new_parser,
     run_door,
     start_logging,
@@ -18,7 +17,7 @@ from impala_async.doors import (
     typed_path,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
-from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, free_ports, spawn
+from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
 from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Start a learner with the settings of a recording, and play that into it, as fast as it "
         "takes it: without environments, over the same protocol.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a recording, as `record` made it")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a recording, as --record made it")
     parser.add_argument(
         "--exact",
         action="store_true",
@@ -81,8 +80,7 @@ def _replay(args: argparse.Namespace) -> int:
     config = settings_for(index, args.overrides, is_exact=args.exact)
     folder = RunFolder(args.run_dir or default_run_path(config))
     folder.check_new(advice="name another folder")
-    folder.hold()  # and so it is ours to withdraw
-    folder.let_go()
+    folder.check_free()  # and so it is ours to withdraw
     with undone(folder.withdraw), undone(lambda: folder.remove(SETTINGS)):
         return _start_and_play(args, index, folder, _write_settings(folder, config))
 
@@ -102,37 +100,27 @@ def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
 def _start_and_play(
     args: argparse.Namespace, index: "RecordingIndex", folder: "RunFolder", settings: Path
 ) -> int:
-    from impala_async.config.learner import BindSection
     from impala_async.replay.index import compare
 
-    data, weights = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     told: list[int] = []
-    learner = StartedLearner(
-        ["--config", str(settings), "--run-dir", str(folder.path)],
-        bind_of_this_start(BindSection(data=data, weights=weights)),
-    )
+    learner = StartedLearner(["--config", str(settings), "--run-dir", str(folder.path)])
     grace_s = 0.0
     try:
         with undone(learner.kill):
-            player = _make_player(args, data, index, told, learner)
-            player.run()
-        is_finished = player.client.is_finished
+            player = _make_player(args, folder, index, told, learner)
+            if player is not None:
+                player.run()
+        is_finished = player is not None and player.client.is_finished
         grace_s = GRACE_S if is_finished else 0.0
     finally:
         code = learner.end(grace_s)
+    if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
+        tell_death(code, folder, "learner")
     if code != EXIT_DONE:
-        if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
-            tell_death(code, folder, "learner")
         return code
+    if player is None:
+        return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
     print(player.describe())
-    summary = folder.read_json("summary.json")
-    if summary is not None:
-        print(
-            f"learner: {summary['updates']:,} updates of {summary['env_steps_trained']:,} env "
-            f"steps, {summary['env_steps_per_s']:,.0f} per second\n"
-            f"what limits it: {summary['bottleneck']}"
-        )
-    print(f"run folder: {folder.path}")
     if args.exact and not told:
         print(compare(folder, index, is_finished=is_finished))
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
@@ -140,12 +128,15 @@ def _start_and_play(
 
 def _make_player(
     args: argparse.Namespace,
-    url: str,
+    folder: "RunFolder",
     index: "RecordingIndex",
     told: list[int],
     learner: "StartedLearner",
-) -> "Player":
-    """It plays until the learner ends, or a signal comes, which `told` gets then."""
+) -> "Player | None":
+    """It plays until the learner ends, or a signal comes, which `told` gets then.
+
+    None if that comes before the learner listens.
+    """
     with start_told_of("torch is loaded"):
         import torch
 
@@ -161,24 +152,26 @@ def _make_player(
 
     for number in REQUESTS:
         signal.signal(number, hear)
-    return Player(
-        url,
-        index,
-        is_exact=args.exact,
-        is_looped=args.loop,
-        should_stop=lambda: bool(told) or not learner.is_running,
-        connect_s=CONNECT_S,
-    )
+    while learner.is_running and not told:
+        if service := folder.read_json("service.json"):
+            return Player(
+                service["data_url"],
+                index,
+                is_exact=args.exact,
+                is_looped=args.loop,
+                should_stop=lambda: bool(told) or not learner.is_running,
+                connect_s=CONNECT_S,
+            )
+        time.sleep(POLL_S)
+    return None
 
 
 class StartedLearner:
     """Owns the process. It ends with this one, however this one ends."""
 
-    def __init__(self, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, flags: Sequence[str]) -> None:
         self._lifeline = Lifeline()
-        self._process: subprocess.Popen[bytes] = spawn(
-            "learner", flags, self._lifeline, environment=environment
-        )
+        self._process: subprocess.Popen[bytes] = spawn("learner", flags, self._lifeline)
 
     @property
     def is_running(self) -> bool:

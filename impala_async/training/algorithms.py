@@ -24,7 +24,7 @@ from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.policy import Evaluation
 from impala_async.training.state import check_alike, entry
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
 KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
@@ -238,7 +238,7 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
     if name in MAKERS:
         return MAKERS[name](section)
     make = import_callable(f"{KEY}: {name}", name)
-    with NamedInSetting(KEY, name, "when it was made"):
+    with UserCode(f"{KEY}: {name}", "when it was made"):
         made = make(section)
     if not isinstance(made, Algorithm):
         raise _wrong(name, f"must make {Algorithm.__module__}.Algorithm, not {_kind(made)}")
@@ -274,7 +274,7 @@ def _call(name: str, where: str, function: Callable[..., Any], view: View, *more
     rows = {field: part for field, part in view._asdict().items() if isinstance(part, Tensor)}
     # Every change in place increases it.
     before = {field: tensor._version for field, tensor in rows.items()}
-    with NamedInSetting(KEY, name, where):
+    with UserCode(f"{KEY}: {name}", where):
         found = function(view, *more)
     for field, tensor in rows.items():
         if tensor._version != before[field]:

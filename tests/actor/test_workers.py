@@ -175,7 +175,7 @@ def working(env, look_up=lambda: None, num_envs=1):
     try:
         worker.hear_look()
         spaces = worker.spaces
-        worker.place = SharedColumns.over(memory, spaces.obs, spaces.action, num_envs).place
+        worker.place = SharedColumns.over(memory, *spaces, num_envs).place
         worker.tell([num_envs, 0])
         worker.begin_reset(1)
         worker.hear()

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,6 @@ import pytest
 
 from impala_async import processes
 from impala_async.config.load import load_config
-from impala_async.doors import BIND_VARIABLE
 from impala_async.launch import local
 from impala_async.replay import __main__ as replay
 from impala_async.replay import player as player_module
@@ -35,9 +34,10 @@ class FakeLearner:
     made: list["FakeLearner"]
     code = 0
 
-    def __init__(self, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, flags: Sequence[str]) -> None:
         self.flags = dict(zip(flags[::2], flags[1::2], strict=True))
-        self.ports: dict[str, str] = json.loads(environment[BIND_VARIABLE])
+        folder = RunFolder(Path(self.flags["--run-dir"]))
+        folder.write_json("service.json", {"data_url": "tcp://127.0.0.1:7"})
         self.grace_s: float | None = None
         self.is_running = True
         FakeLearner.made.append(self)
@@ -117,15 +117,11 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
     assert config.env.probe == "actor"
     assert set(config.stop.model_dump().values()) == {None}
     assert config.bind.data == config.bind.weights == "tcp://127.0.0.1:*"
-    assert player.url == learner.ports["data"]
+    assert player.url == "tcp://127.0.0.1:7"
     assert player.manner == set()
     assert learner.grace_s == 0.0
-    assert capsys.readouterr().out.splitlines() == [
-        "played it",
-        "learner: 7 updates of 1,234 env steps, 100 per second",
-        "what limits it: it",
-        "run folder: here",
-    ]
+    # The learner has said by then how it went.
+    assert capsys.readouterr().out.splitlines() == ["played it"]
 
 
 def test_settings_of_a_benchmark_may_be_changed() -> None:
@@ -174,10 +170,12 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPa
     """Neither its own file, nor what the learner has begun, nor the learner."""
     seen: list[str] = []
 
-    def begin(self: FakeLearner, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+    def begin(self: FakeLearner, flags: Sequence[str]) -> None:
+        self.is_running = True
         folder = RunFolder(Path(flags[3]))
         seen.extend(path.name for path in folder.path.iterdir())
         folder.begin(load_config(Path(flags[1])))
+        folder.announce("tcp://127.0.0.1:7", "", 1)
         folder.let_go()
 
     def interrupted(self: FakePlayer) -> None:
@@ -317,7 +315,7 @@ from pathlib import Path
 
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-found = [sys.argv[1:], os.environ["PORTS"], os.environ["OMP_NUM_THREADS"]]
+found = [sys.argv[1:], os.environ["OMP_NUM_THREADS"]]
 Path("new").write_text(json.dumps(found))
 Path("new").rename("flags")
 give_up_at = time.monotonic() + 20
@@ -335,7 +333,7 @@ def learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "learner.py").write_text(LEARNER)
-    started = StartedLearner(["--flag", "1"], {"PORTS": "7"})
+    started = StartedLearner(["--flag", "1"])
     give_up_at = time.monotonic() + 10
     while not Path("flags").exists():
         assert time.monotonic() < give_up_at
@@ -346,7 +344,7 @@ def learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_it_gets_its_flags_and_ends_when_it_is_asked_to(learner: Any) -> None:
     assert learner.is_running
     threads = os.environ.get("OMP_NUM_THREADS", "1")
-    assert json.loads(Path("flags").read_text()) == [["--flag", "1"], "7", threads]
+    assert json.loads(Path("flags").read_text()) == [["--flag", "1"], threads]
     assert learner.end(0.0) == 3
     assert not learner.is_running
     assert children() == []
