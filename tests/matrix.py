@@ -21,8 +21,7 @@ SPACES = first_of("Mixed", "Masked", "Several")
 AUTORESETS = first_of("NextStep", "SameStep")
 ARE_SQUASHED = first_of("true", "false")
 ENDS_OF_ACTORS = first_of(signal.SIGKILL, signal.SIGTERM)
-# The tests of examples and benchmarks take these.
-EXAMPLES = first_of("env_steps", "mean_return")
+# The tests of benchmarks take these.
 LOOPS = first_of("bare", "step")
 SIDES = ["raw", *first_of("ipc", "tcp", "narrow", "crowd")]
 REQUESTS = first_of(signal.SIGTERM, signal.SIGINT)

@@ -77,23 +77,19 @@ def test_flags_are_frozen_and_each_door_says_its_command_and_version(door, monke
     assert said("--version") == f"impala-async {__version__}\n"
 
 
-TWICE = [
-    ("train", ["--config", "cartpole", "--config=pong_impala"]),
-    ("learner", ["--config", "cartpole", "--config", "cartpole"]),
-    ("learner", ["--record", "a", "--record", "b"]),
-    ("actor", ["--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
-    ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
-    ("replay", ["file", "--run-dir", "a", "--run-dir", "b"]),
-    ("evaluate", ["run", "--episodes", "10", "--episodes", "20"]),
-]
-
-
-@pytest.mark.parametrize(("door", "flags"), TWICE)
+@pytest.mark.parametrize(
+    ("door", "flags"),
+    [
+        ("train", ["--config", "cartpole", "--config=pong_impala"]),
+        ("learner", ["--record", "a", "--record", "a"]),
+        ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
+    ],
+)
 def test_no_value_of_a_flag_is_dropped_for_a_second_one(door, flags, capsys):
-    flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
     with pytest.raises(SystemExit) as end:
         importlib.import_module(DOORS[door][0]).main(flags)
     assert end.value.code == 2
+    flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"error: argument {flag}: takes one value, and has 2" in last
     assert last.endswith("; change single settings with --set") == (flag == "--config")
@@ -181,21 +177,15 @@ def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monke
     assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else flags)
 
 
-@pytest.mark.parametrize("url", ["tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"])
-def test_where_a_learner_may_be(url):
-    check_learner(url)
-
-
-@pytest.mark.parametrize(
-    "url", ["h:1", "5555", "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""]
-)
-def test_where_no_learner_can_be(url):
-    with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT, or a ") as caught:
+def test_where_a_learner_may_be():
+    for url in ("tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"):
         check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
-    assert str(caught.value).endswith(
-        f"; did you mean {meant[url]}?" if url in meant else repr(url)
-    )
+    for url in (*meant, "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""):
+        with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT") as caught:
+            check_learner(url)
+        told = f"; did you mean {meant[url]}?" if url in meant else repr(url)
+        assert str(caught.value).endswith(told)
 
 
 # -------------------- ends
@@ -266,12 +256,6 @@ def test_output_that_is_closed_or_full_does_not_change_the_end(monkeypatch):
 # -------------------- new and resumed runs
 
 
-def test_the_default_config_is_cartpole():
-    config = load_config(default_config_path())
-    assert config.env.id == "CartPole-v1"
-    assert config.stop.mean_return == 475
-
-
 def test_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsys):
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"]["force-include"] == {"configs": "impala_async/configs"}
@@ -325,40 +309,19 @@ def resume(run_dir, *settings):
     return check_run(parse("--resume", "--run-dir", str(run_dir), *sets))[0]
 
 
-def test_a_run_is_not_overwritten(run_dir, tmp_path):
+def test_a_run_is_not_overwritten_and_a_resumed_one_keeps_its_settings_but_for_some(run_dir):
     with pytest.raises(ConfigError, match=r"already holds a run: continue it with --resume"):
         check_run(parse("--config", "cartpole", "--run-dir", str(run_dir)))
-    (tmp_path / "empty").mkdir()
-    check_run(parse("--config", "cartpole", "--run-dir", str(tmp_path / "empty")))
-
-
-def test_a_resumed_run_keeps_its_settings_but_for_some(run_dir):
     assert resume(run_dir) == load_config(default_config_path(), ["seed=7"])
     changed = load_config(default_config_path(), ["seed=7", "stop.env_steps=9"])
     assert resume(run_dir, "stop.env_steps=9") == changed
-
-
-@pytest.mark.parametrize("lost", ["its folder", "all that is in it"])
-def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(run_dir, lost):
-    folder = RunFolder(run_dir)
-    # It ended before its first.
-    resume(run_dir)
-    folder.note_saved("ckpt-1-40")
-    (folder.checkpoints / "ckpt-1-40").mkdir()
-    resume(run_dir)
-    (folder.checkpoints / "ckpt-1-40").rmdir()
-    if lost == "its folder":
-        folder.checkpoints.rmdir()
-    gone = r"run/checkpoints: the checkpoints of this run are gone \(ckpt-1-40 was the last\): put "
-    with pytest.raises(CheckpointError, match=gone):
+    (run_dir / "checkpoints").rmdir()
+    with pytest.raises(CheckpointError, match="the checkpoints of this run are gone"):
         resume(run_dir)
-    # The refused start has not put an empty folder there, which would mean something else.
-    assert folder.checkpoints.exists() == (lost != "its folder")
 
 
-@pytest.mark.parametrize("damaged", ['"9"', "[]", "{}"])
-def test_a_damaged_summary_is_told(run_dir, damaged):
-    (run_dir / "summary.json").write_text(f'{{"env_steps_trained": {damaged}}}')
+def test_a_damaged_summary_is_told(run_dir):
+    (run_dir / "summary.json").write_text('{"env_steps_trained": "9"}')
     with pytest.raises(CheckpointError, match=r"summary\.json: env_steps_trained: wants a number"):
         resume(run_dir, "stop.env_steps=9")
 

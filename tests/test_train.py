@@ -1,4 +1,5 @@
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -56,9 +57,9 @@ def fake_run(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "LocalRun", FakeRun)
 
 
-def started(*flags, code=0, main=train.main):
+def started(*flags, code=0):
     FakeRun.made.clear()
-    assert main(flags) == code
+    assert train.main(flags) == code
     (run,) = FakeRun.made
     return run
 
@@ -120,19 +121,6 @@ def test_the_learner_alone_is_told_where_to_record():
     assert "--record" not in started().flags
 
 
-def begin(*overrides):
-    """What a learner writes down at its start, before it has a port."""
-    folder = RunFolder(Path("here"))
-    folder.begin(load_config(default_config_path(), overrides))
-    folder.let_go()
-
-
-def write_down(folder):
-    """As `begin`, in a folder that `train` holds."""
-    config = load_config(default_config_path()).model_dump(mode="json", by_alias=True)
-    folder.write_json("config.json", {"run_id": "0" * 32, "config": config})
-
-
 def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user():
     first = started("--run-dir", "here", "--set", "bind.weights=tcp://127.0.0.1:7002")
     begin(*first.values("--set"), "train.num_actors=4")
@@ -145,27 +133,47 @@ def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user():
     assert first.settings == {"bind.data": ANY, "bind.weights": "tcp://127.0.0.1:7002"}
 
 
-@pytest.mark.parametrize("flags", [["--set", "seed=-1"], ["--resume"]])
-def test_wrong_settings_start_nothing(flags, capsys):
-    assert train.main(flags) == 2
+def test_wrong_settings_start_nothing(capsys):
+    for flags in (["--set", "seed=-1"], ["--resume"]):
+        assert train.main(flags) == 2
+        assert "error: " in capsys.readouterr().err
     assert FakeRun.made == []
-    assert "error: " in capsys.readouterr().err
+
+
+# -------------------- the end
+
+
+def begin(*overrides):
+    """What a learner writes down at its start, before it has a port."""
+    folder = RunFolder(Path("here"))
+    folder.begin(load_config(default_config_path(), overrides))
+    folder.let_go()
+
+
+def write_down(folder):
+    folder.begin(load_config(default_config_path()))
+    folder.let_go()
 
 
 def write_summary(folder):
     folder.write_json("summary.json", SUMMARY)
 
 
-# -------------------- ends without a summary
+@pytest.fixture
+def ends(monkeypatch):
+    def ends(code, during=lambda folder: None, verdict=None):
+        monkeypatch.setattr(FakeRun, "code", code)
+        monkeypatch.setattr(FakeRun, "verdict", verdict)
+        monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+
+    return ends
 
 
-@pytest.mark.parametrize("is_given_up", [False, True])
-def test_an_end_that_was_told_is_told_once(monkeypatch, caplog, is_given_up):
+def test_an_end_that_was_told_is_not_told_again(ends, caplog):
     """By the learner that has a summary, or by who gave the run up."""
-    monkeypatch.setattr(FakeRun, "code", 78)
-    monkeypatch.setattr(FakeRun, "verdict", (78, "why") if is_given_up else None)
-    during = write_down if is_given_up else write_summary
-    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    ends(78, write_summary)
+    started(code=78)
+    ends(78, write_down, verdict=(78, "why"))
     started("--run-dir", "here", code=78)
     assert caplog.messages == []
 
@@ -179,56 +187,42 @@ def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsy
     assert "here is in use by another learner" in capsys.readouterr().err
     assert FakeRun.made == []
     assert sorted(Path("here").iterdir()) == before
-    folder.let_go()
-    started("--resume", "--run-dir", "here")
 
 
-def test_the_summary_of_an_earlier_start_is_none(monkeypatch, caplog):
+def test_the_summary_of_an_earlier_start_is_none(ends, caplog):
     begin()
     write_summary(RunFolder(Path("here")))
-    monkeypatch.setattr(FakeRun, "code", 70)
+    ends(70)
     started("--resume", "--run-dir", "here", "--set", "stop.mean_return=none", code=70)
     assert "the learner ended with exit code 70" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("code", "is_told"), [(70, True), (75, True), (130, True), (2, False), (0, False)]
-)
-@pytest.mark.parametrize("has_begun", [False, True])
-def test_an_end_without_a_summary_is_told(monkeypatch, caplog, code, is_told, has_begun):
-    """A wrong setting has been told by then, and a start that is ended has nothing to sum up."""
-    monkeypatch.setattr(FakeRun, "code", code)
-    if has_begun:
-        monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
-    started("--run-dir", "here", code=code)
-    assert ("the learner " in caplog.text) == (is_told and (has_begun or code != 130))
-    assert ("to go on: " in caplog.text) == (is_told and has_begun)
-
-
-@pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "how"),
     [
-        (130, "the learner was interrupted (SIGINT)"),
-        (137, f"the learner {how_it_ended(-signal.SIGKILL)}"),
-        (139, "the learner died of SIGSEGV"),
-        (152, "the learner reached a limit of processor time (SIGXCPU)"),
+        # A wrong setting has been told by then, and a start that is ended has nothing to sum up.
+        (0, None),
+        (2, None),
+        (70, "ended with exit code 70"),
+        (75, "ended with exit code 75"),
+        (130, "was interrupted (SIGINT)"),
+        (137, how_it_ended(-signal.SIGKILL)),
+        (139, "died of SIGSEGV"),
     ],
 )
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_a_learner_that_was_killed_is_told_with_the_command_that_resumes(
-    monkeypatch, caplog, code, told, has_begun
+def test_an_end_without_a_summary_is_told_with_the_command_that_resumes(
+    ends, monkeypatch, caplog, code, how, has_begun
 ):
     monkeypatch.setattr("sys.argv", ["/bin/impala-async", "train"])
-    monkeypatch.setattr(FakeRun, "code", code)
-    if has_begun:
-        monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
+    ends(code, write_down if has_begun else lambda folder: None)
     started("--run-dir", "my run", code=code)
-    resume = f"{LOST}; to go on: impala-async train --resume --run-dir 'my run'"
-    is_silent = code == 130 and not has_begun
-    assert caplog.messages == ([] if is_silent else [told + resume if has_begun else told])
-    if has_begun:
-        Path("my run/checkpoints").mkdir()
-        started(*shlex.split(resume)[-3:], code=code)
+    resume = f"{LOST}; to go on: impala-async train --resume --run-dir 'my run'" * has_begun
+    is_silent = how is None or (code == 130 and not has_begun)
+    assert caplog.messages == ([] if is_silent else [f"the learner {how}{resume}"])
+    if resume:
+        ends(0)
+        started(*shlex.split(resume)[-3:])
 
 
 PICKY = """
@@ -240,7 +234,7 @@ class Picky(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,))
     action_space = gymnasium.spaces.Discrete(2)
     def __init__(self):
-        if "actor" in Path(sys.argv[0]).parts:
+        if "impala_async.actor" in sys.argv[0].replace("/", "."):
             raise RuntimeError("there is no display here")
     def reset(self, *, seed=None, options=None):
         return self.observation_space.sample(), {}
@@ -253,21 +247,23 @@ class Picky(gymnasium.Env):
 def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path):
     (tmp_path / "picky.py").write_text(PICKY)
     flags = ["--set", "env.id=picky:Picky", "--run-dir", str(tmp_path / "run")]
-    with Forked(
-        [sys.executable, "-m", "impala_async.train", *flags],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as door:
-        out, said = door.communicate(timeout=60)
-    assert door.returncode == 78, said
-    (reason,) = [line for line in said.splitlines() if "cannot run" in line]
-    assert "actor 0 cannot run: " in reason or "actor 1 cannot run: " in reason
-    assert "exit code 78 (picky:Picky failed to be made: RuntimeError: there is no disp" in reason
+    out, error = tmp_path / "out", tmp_path / "error"
+    with out.open("w") as stdout, error.open("w") as stderr:
+        door = Forked(
+            [sys.executable, "-m", "impala_async.train", *flags],
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+    assert door.wait(60) == 78
+    error = error.read_text()
+    reason = error.splitlines()[-1]
+    assert re.search("actor [01] cannot run: it ended with exit code 78 ", reason)
+    assert "(picky:Picky failed to be made: RuntimeError: there is no display" in reason
     log = Path(reason.partition("its log: ")[2])
     assert log.parent == tmp_path / "run" / "actors"
     assert "there is no display here" in log.read_text()
-    assert said.splitlines()[-1] == reason
-    assert out == ""
-    assert "Traceback" not in said
+    # No table of what was never trained.
+    assert out.read_text() == ""
+    assert "Traceback" not in error

@@ -3,7 +3,6 @@
 import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ class Unprintable(Exception):
         return self.missing
 
 
-def test_what_is_blamed_has_its_cause_and_one_line() -> None:
+def test_what_is_blamed_has_its_cause_and_one_line():
     assert one_line(RuntimeError()) == "RuntimeError"
     # What would end the process is blamed, too.
     for cause, says in (
@@ -40,7 +39,7 @@ def test_what_is_blamed_has_its_cause_and_one_line() -> None:
         raise KeyError("x")
 
 
-def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch):
     # As in a program that uses the package: there Ctrl-C is Python's own.
     monkeypatch.setattr("signal.getsignal", lambda number: signal.default_int_handler)
     for error in (EnvError("of my own"), KeyboardInterrupt(), Interrupted()):
@@ -53,17 +52,17 @@ def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder whose modules can be imported."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def named(name: str) -> object:
+def named(name):
     return import_callable(f"model.name: {name}", name)
 
 
-def test_a_name_is_a_class_or_a_function_of_a_module(folder: Path) -> None:
+def test_a_name_is_a_class_or_a_function_of_a_module(folder):
     (folder / "mine_good.py").write_text("class Net: ...\ndef make(): return 7\n")
     assert getattr(named("mine_good:Net"), "__name__", None) == "Net"
     make = named("mine_good:make")
@@ -85,9 +84,7 @@ def test_a_name_is_a_class_or_a_function_of_a_module(folder: Path) -> None:
         ("raise SystemExit", "Net", "failed to import mine: SystemExit"),
     ],
 )
-def test_what_no_name_stands_for_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str, says: str
-) -> None:
+def test_what_no_name_stands_for_is_told(folder, monkeypatch, source, name, says):
     monkeypatch.setitem(sys.modules, "mujoco", None)
     (folder / "mine.py").write_text(source)
     try:
@@ -105,8 +102,6 @@ def test_what_no_name_stands_for_is_told(
         ("__main__:Net", "every process .*: put Net into a module of its own$"),
     ],
 )
-def test_a_name_that_no_process_could_import_is_told_how_to_be_written(
-    typed: str, says: str
-) -> None:
+def test_a_name_that_no_process_could_import_is_told_how_to_be_written(typed, says):
     with pytest.raises(ConfigError, match=f"^model.name: {typed}: {says}"):
         named(typed)

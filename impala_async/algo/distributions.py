@@ -12,7 +12,7 @@ divided by each other, and bf16 is too coarse for that.
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, reduce
+from functools import cache, reduce
 from typing import Any, Self
 
 import numpy as np
@@ -33,8 +33,6 @@ class Joint:
 
     `log_prob`, `entropy` and `kl` return one number per leading index, here and below.
     """
-
-    __slots__ = ("parts",)
 
     def __init__(self, parts: Mapping[str, "Distribution"]) -> None:
         self.parts = parts
@@ -63,8 +61,6 @@ class Categorical:
 
     A logit of -inf makes a choice impossible, at no cost to the gradient.
     """
-
-    __slots__ = ("_shape", "log_probs_A")
 
     def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
         dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -120,8 +116,6 @@ class Gaussian:
     the number before the tanh: so it has no bound at which its logarithm ends.
     """
 
-    __slots__ = ("_is_squashed", "_shape", "log_std_D", "mean_D")
-
     def __init__(
         self, parameters: Tensor, shape: tuple[int, ...], *, is_squashed: bool = False
     ) -> None:
@@ -153,9 +147,9 @@ class Gaussian:
         entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
         if not self._is_squashed:
             return entropy
-        nodes_Q, weights_Q = _quadrature(self.mean_D.dtype, self.mean_D.device)
-        points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * nodes_Q
-        return entropy + (_log_tanh_slope(points_DQ) * weights_Q).sum((-2, -1))
+        gauss_2Q = torch.as_tensor(_nodes_and_weights()).to(self.mean_D)
+        points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * gauss_2Q[0]
+        return entropy + (_log_tanh_slope(points_DQ) * gauss_2Q[1]).sum((-2, -1))
 
     def kl(self, other: Self) -> Tensor:
         """KL(self || other), the same if both go through a tanh."""
@@ -218,18 +212,11 @@ def _log_tanh_slope(values: Tensor) -> Tensor:
     return 2 * (math.log(2) - values - softplus)
 
 
-@lru_cache
-def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the mean of a function of a standard normal, Q of each.
-
-    Exact for polynomials of degree 2 Q - 1. Never inference tensors, whoever asks first.
-    """
+@cache
+def _nodes_and_weights() -> NDArray[np.float64]:
+    """[2, Q], for the mean of a polynomial of degree 2 Q - 1 of a standard normal."""
     nodes_Q, weights_Q = np.polynomial.hermite_e.hermegauss(NUM_NODES)
-    with torch.inference_mode(False):
-        return (
-            torch.tensor(nodes_Q, dtype=dtype, device=device),
-            torch.tensor(weights_Q / weights_Q.sum(), dtype=dtype, device=device),
-        )
+    return np.stack((nodes_Q, weights_Q / weights_Q.sum()))
 
 
 def _side_by_side(logits: Tensor, choices: tuple[int, ...]) -> Tensor:

@@ -1,7 +1,7 @@
-"""The losses, each of an algorithm.
+"""The losses of the algorithms.
 
     IMPALA  arXiv 1802.01561    PPO  arXiv 1707.06347
-    APPO    arXiv 1912.00167    A2C  arXiv 1602.01783      APPO is IMPACT.
+    APPO    arXiv 1912.00167    A2C  arXiv 1602.01783, by `ppo_loss`      APPO is IMPACT.
 
 Returns are computed anew on every pass, with the values of now. They are constants: no gradient
 flows into them, nor through the value of the bootstrap row. Arguments that all losses have:
@@ -141,8 +141,6 @@ def impact_ratios(
     Multiplied as logarithms, so that two extreme factors whose product is ordinary keep it, and
     its gradient.
     """
-    if not is_clip > 0:
-        raise ValueError(f"is_clip must be above 0, got {is_clip}")
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
 
@@ -166,7 +164,7 @@ def ppo_loss(
     mask_TB: Tensor | None = None,
     value_cost: float = 0.5,
     entropy_cost: float = 0.01,
-    clip: float = 0.2,
+    clip: float | None = 0.2,
     returns: Literal["gae", "vtrace"] = "gae",
     rho_bar: float | None = 1.0,
     c_bar: float | None = 1.0,
@@ -178,13 +176,15 @@ def ppo_loss(
     """The surrogate of the ratio to what acted, clipped around 1; squared value error; entropy.
 
     Args:
-        clip: epsilon, how far from 1 the surrogate follows the ratio.
+        clip: epsilon, how far from 1 the surrogate follows the ratio; None, as A2C has it: plain
+            policy gradient, as if the weights of now had acted.
         returns: "gae", or "vtrace" for data that older weights acted for.
         rho_bar, c_bar: V-trace's, as `vtrace` explains them; with returns of GAE they do nothing.
         lambda_: of either kind of returns.
     """
     rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
-    log_ratios_TB = rows.take(log_probs_TB) - rows.take(behaviour_log_probs_TB).detach()
+    log_probs_TB = rows.take(log_probs_TB)
+    log_ratios_TB = log_probs_TB - rows.take(behaviour_log_probs_TB).detach()
     batch: dict[str, Any] = {
         "rewards_TB": rewards_TB,
         "discounts_TB": discounts_TB,
@@ -199,39 +199,8 @@ def ppo_loss(
         targets_TB, advantages_TB = vtrace(**batch, has_pg_ratio=False)
     if normalize_advantages:
         advantages_TB = rows.normalize(advantages_TB)
-    policy_TB = clipped_surrogate(clamped_exp(log_ratios_TB), advantages_TB, clip)
-    return rows.terms(policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost)
-
-
-def a2c_loss(
-    *,
-    log_probs_TB: Tensor,
-    entropies_TB: Tensor,
-    values_SB: Tensor,
-    rewards_TB: Tensor,
-    discounts_TB: Tensor,
-    mask_TB: Tensor | None = None,
-    value_cost: float = 0.5,
-    entropy_cost: float = 0.01,
-    lambda_: float = 0.95,
-    reduction: Reduction = "mean",
-    normalize_advantages: bool = True,
-    num_valid: Tensor | None = None,
-) -> LossTerms:
-    """Policy gradient on GAE's advantages, as if the weights of now had acted.
-
-    Args:
-        lambda_: of GAE, as `gae` explains it.
-    """
-    rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
-    targets_TB, advantages_TB = gae(
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
-        values_SB=values_SB,
-        mask_TB=mask_TB,
-        lambda_=lambda_,
-    )
-    if normalize_advantages:
-        advantages_TB = rows.normalize(advantages_TB)
-    policy_TB = -rows.take(log_probs_TB) * advantages_TB
+    if clip is None:
+        policy_TB = -log_probs_TB * advantages_TB
+    else:
+        policy_TB = clipped_surrogate(clamped_exp(log_ratios_TB), advantages_TB, clip)
     return rows.terms(policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost)

@@ -85,11 +85,6 @@ class LearnerSection(Section):
         """A learner that has waited so long for a batch is starved."""
         return min(5.0, self.lease_s / 2)
 
-    @property
-    def expected_lag_updates(self) -> int:
-        """Updates between acting and training when every queue is full (one batch granted)."""
-        return self.num_passes * (self.queue_size + self.minibatch_buffer_size + 1)
-
 
 class BindSection(Section):
     """Where the learner listens, over tcp. `*` as the port takes a free one.

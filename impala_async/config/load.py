@@ -19,8 +19,6 @@ from impala_async.errors import ConfigError
 from impala_async.files import why_unreadable
 
 COMMAND_LINE = "--set"
-# Where values have no type of ours.
-FREE_FORM = (["env"], ["env", "kwargs"], ["env", "wrappers"])
 DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
 # A key of ours has no more parts.
 MOST_PARTS = 3
@@ -128,17 +126,17 @@ def _apply_override(settings: dict[str, Any], override: str) -> str:
     """Write one `section.key=value` into the nested settings; return its dotted key."""
     key, equals, text = override.partition("=")
     key, text = key.strip(), text.strip()
-    *parents, leaf = key.split(".")
-    if not equals or not all([*parents, leaf]):
+    if not equals or not all(key.split(".")):
         raise ConfigError(
             f"{override!r} is not of the form section.key=value, for example learner.num_passes=2"
         )
     value = _parse_value(text)
-    if value == text and [*parents, leaf][:2] in FREE_FORM and _is_hardly_text(text):
+    if value == text and _is_hardly_text(text):
         raise ConfigError(
             f"{key}: wants a value as TOML has it, such as true, 0.5, [1, 2] or {{size = 5}}, or "
             f"none, got {shown(text)}; if it is meant as text, put double quotes within single ones"
         )
+    *parents, leaf = key.split(".")
     for parent in parents:
         inner = settings.get(parent, {})
         if not isinstance(inner, dict):
@@ -162,10 +160,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _is_hardly_text(text: str) -> bool:
-    """Whether TOML does not read it and it was meant as something else, as `True` or `.5` are.
-
-    Keys of ours have a type that tells; the arguments of environments and wrappers have none.
-    """
+    """Whether what TOML does not read was meant as something else, as `True` or `.5` are."""
     try:
         float(text)
     except ValueError:

@@ -67,6 +67,23 @@ SYNONYMS = {
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
 
+def is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        yield key, field
+        if is_section(field.annotation):
+            yield from fields_of(field.annotation, f"{key}.")
+
+
+FIELDS = dict(fields_of(RunConfig))
+"""All keys and sections, by their dotted names."""
+_SECTIONS = [key for key, field in FIELDS.items() if is_section(field.annotation)]
+
+
 def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> list[str]:
     """Tell one of pydantic's: source, dotted key, what is wanted, what it got."""
     loc, given = detail["loc"], detail["input"]
@@ -87,7 +104,7 @@ def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> list[str]:
         return [f"{source_of(key, sources)}: env.id: required (for example {example})"]
     # Entries of tables that users fill are no fields of ours.
     what = words.replace("Input should be a valid", "wants a")
-    if (field := dict(fields_of(RunConfig)).get(key)) is not None:
+    if (field := FIELDS.get(key)) is not None:
         what = f"wants {wanted(field, is_item=isinstance(loc[-1], int))}"
     got = shown(given)
     is_meant = key in NAMED_BY and isinstance(given, str | int)
@@ -158,23 +175,21 @@ def key_like(key: str) -> str | None:
     """The key that was meant: one of that name elsewhere, others' word for it, or one like it."""
     typed, key = key, key.lower().replace("-", "_")
     section, _, name = key.rpartition(".")
-    fields = dict(fields_of(RunConfig))
-    sections = [key for key, field in fields.items() if is_section(field.annotation)]
-    keys = [key for key in fields if key not in sections]
-    if key in fields and key != typed:
+    if key in FIELDS and key != typed:
         return key
-    named_so = [k for k in keys if k.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
+    keys = [each for each in FIELDS if each not in _SECTIONS]
+    same = [each for each in keys if each.rpartition(".")[2] == name]
     # As `env.name` is others' `env_name`, which says more than a name alone.
     if section and (ours := _OURS.get(f"{section}_{name}")):
         return ours
-    if (ours := _OURS.get(name)) and not (section and near):
+    if (ours := _OURS.get(name)) and not (section and same):
         return ours
+    near = difflib.get_close_matches(key, same, n=1, cutoff=0.0)
     if section:
         near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
     else:
-        near = near or difflib.get_close_matches(key, sections, n=1, cutoff=0.8)
-    if not section or section in sections:
+        near = near or difflib.get_close_matches(key, _SECTIONS, n=1, cutoff=0.8)
+    if not section or section in _SECTIONS:
         near = near or _named_like(name, keys, 0.75)
     return near[0] if near else None
 
@@ -184,15 +199,3 @@ def _named_like(name: str, keys: list[str], cutoff: float = 0.6) -> list[str]:
     names = [key.rpartition(".")[2] for key in keys]
     near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return [keys[names.index(found)] for found in near]
-
-
-def is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in section.model_fields.items():
-        key = prefix + (field.alias or name)
-        yield key, field
-        if is_section(field.annotation):
-            yield from fields_of(field.annotation, f"{key}.")

@@ -219,7 +219,9 @@ class RunConfig(Section):
         lag = learner.num_passes * (pace.lag + 1)
         fix = "learner.num_passes or pace.lag"
         if not pace.is_lockstep:
-            lag = learner.expected_lag_updates * algorithm.num_minibatches
+            # Between acting and training when every queue is full (one batch granted).
+            batches = learner.queue_size + learner.minibatch_buffer_size + 1
+            lag = learner.num_passes * batches * algorithm.num_minibatches
             fix = (
                 "learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
                 "algorithm.num_minibatches"

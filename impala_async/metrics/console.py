@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from impala_async.config.run import StopSection
-from impala_async.metrics.names import Value
+from impala_async.metrics.names import Value, numbers
 from impala_async.metrics.report import format_mean_return
 
 GONE: Final = (errno.EIO, errno.EPIPE, errno.EBADF)
@@ -102,7 +102,7 @@ def describe(report: dict[str, Value], stop: StopSection) -> str:
 
 def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
     """How far it is, how it goes, and what limits it."""
-    get = report.get
+    get = numbers(report).get
     # The limit runs from the first update; without one the age of the run says more.
     clock = "time_s" if stop.wall_s is None else "learner/wall_s"
     time_s = _text(get(clock), ".0f", stop.wall_s)
@@ -111,20 +111,17 @@ def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
     rates = f"{_text(rate, ',.0f')} steps/s"
     if frame_rate != rate:
         rates += f" ({_text(frame_rate, ',.0f')} frames/s)"
-    known = get("mean_return")
-    mean_return = known if isinstance(known, int | float) else None
-    returned = format_mean_return(mean_return, get("episodes/count"), stop.mean_return)
+    returned = format_mean_return(get("mean_return"), get("episodes/count"), stop.mean_return)
     lag = f"{_text(get('lag/mean'), '.1f')} (max {_text(get('lag/max'), 'g')})"
-    depth, capacity = _text(get("learner_queue/size_mean"), ".1f"), get("learner_queue/capacity")
-    of = "" if capacity is None else f" / {capacity}"
+    queue = _text(get("learner_queue/size_mean"), ".1f", get("learner_queue/capacity"))
     return (
         f"{time_s} s  steps {steps}  {rates}  return {returned}",
-        f"lag {lag}  queue {depth}{of}  actors {_text(get('num_actors'), 'g')}",
-        f"bottleneck {get('bottleneck') or '-'}",
+        f"lag {lag}  queue {queue}  actors {_text(get('num_actors'), 'g')}",
+        f"bottleneck {report.get('bottleneck') or '-'}",
     )
 
 
-def _text(value: Value, form: str, goal: float | None = None) -> str:
+def _text(value: float | None, form: str, goal: float | None = None) -> str:
     """A number, and what it is to come to."""
-    text = format(value, form) if isinstance(value, int | float) else "-"
-    return text if goal is None else f"{text} / {goal:{form}}"
+    text = "-" if value is None else format(value, form)
+    return text if goal is None else f"{text} / {goal:,.12g}"

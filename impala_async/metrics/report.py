@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 
-from impala_async.metrics.names import ACTOR_TIMERS, REGISTRY, Value, undeclared
+from impala_async.metrics.names import ACTOR_TIMERS, REGISTRY, Value, numbers, undeclared
 
 RETURN_EPISODES = 100
 # Whole numbers are written out up to here, and decimals down to there.
@@ -49,7 +49,7 @@ _ACTOR_STAGES = {
     _ACT_MS: ("inference", "in the policy"),
     _SEND_WAIT_MS: ("network", "waiting to send"),
 }
-_TIMES = (UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS, *_ACTOR_STAGES)
+_TIMES = {UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS, *_ACTOR_STAGES}
 _REJECTED = "rejected/"
 # Nothing is lost by these two: it comes again, or has come before. And anybody may send them.
 _NO_LOSS = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
@@ -147,19 +147,19 @@ def advice_on(verdict: str) -> str | None:
 
 
 def _judge_waits(report: Mapping[str, Value]) -> str:
-    if report.get("learner/building"):
+    get = numbers(report).get
+    if get("learner/building"):
         return "waiting: the learner builds what it trains, for an actor that has come"
-    if (since_s := _number(report, "learner/starved_since_s")) is not None:
-        now_s = _number(report, "time_s")
-        so_long = "" if now_s is None else f" for {max(0.0, now_s - since_s):.0f} s"
+    if (since_s := get("learner/starved_since_s")) is not None:
+        so_long = f" for {max(0.0, get('time_s', 0.0) - since_s):.0f} s"
         return _blame_actors(report, f"the learner has had no batch{so_long}")
-    if report.get("num_actors") == 0:
+    if get("num_actors") == 0:
         # Without actors nothing arrives any more, whatever was measured last.
         return _blame_actors(report, "the learner has nobody to learn from")
-    update_ms, batch_wait_ms = _number(report, UPDATE_MS), _number(report, BATCH_WAIT_MS)
-    copy_wait_ms = _number(report, COPY_WAIT_MS) or 0.0
+    update_ms, batch_wait_ms = get(UPDATE_MS), get(BATCH_WAIT_MS)
     if update_ms is None or batch_wait_ms is None:
         return "unknown: no update has been measured yet"
+    copy_wait_ms = get(COPY_WAIT_MS, 0.0)
     whole_ms = update_ms + batch_wait_ms + copy_wait_ms
     if whole_ms <= 0.0:
         return "unknown: no measurable time has passed"
@@ -182,9 +182,9 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
         finding += f", it waits for {names}"
     if hang := report.get("actor/hang"):
         return f"hanging: {finding}, {hang}"
-    times = {name: _number(report, name) for name in _ACTOR_STAGES}
-    known = {name: spent_ms for name, spent_ms in times.items() if spent_ms is not None}
-    whole_ms = sum(known.values()) + (_number(report, _WEIGHTS_WAIT_MS) or 0.0)
+    found = numbers(report)
+    known = {name: found[name] for name in _ACTOR_STAGES if name in found}
+    whole_ms = sum(known.values()) + found.get(_WEIGHTS_WAIT_MS, 0.0)
     is_known = bool(known) and whole_ms > 0.0
     if names and (report.get("lockstep/num_done") or not is_known):
         # The others are not what takes so long.
@@ -194,7 +194,7 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
     longest = max(known, key=lambda name: known[name])
     stage, where = _ACTOR_STAGES[longest]
     finding += f", an actor spends {_percent(known[longest] / whole_ms)} of its time {where}"
-    late_ms = _number(report, _LOOP_LAG_MS) or 0.0
+    late_ms = found.get(_LOOP_LAG_MS, 0.0)
     if stage == "network" and late_ms > LATE_LOOP_MS:
         return f"ingest: {finding}, and the event loop is {late_ms:.0f} ms late"
     return f"{stage}: {finding}"
@@ -202,10 +202,11 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
 
 def _refused_share(report: Mapping[str, Value]) -> str | None:
     """If most of what arrives is refused, nothing else matters."""
-    reasons = {name: _number(report, name) or 0.0 for name in report if name.startswith(_REJECTED)}
+    found = numbers(report)
+    reasons = {name: count for name, count in found.items() if name.startswith(_REJECTED)}
     num_no_loss = sum(reasons.pop(name, 0.0) for name in _NO_LOSS)
-    received = (_number(report, "trajectories/received") or 0.0) - num_no_loss
-    rejected = (_number(report, "trajectories/rejected") or 0.0) - num_no_loss
+    received = found.get("trajectories/received", 0.0) - num_no_loss
+    rejected = found.get("trajectories/rejected", 0.0) - num_no_loss
     if rejected <= received / 2:
         return None
     most = max(reasons, key=lambda name: reasons[name], default=_REJECTED)
@@ -213,11 +214,6 @@ def _refused_share(report: Mapping[str, Value]) -> str | None:
     return (
         f"rejections: {_percent(rejected / received)} of what arrived was refused, most as {reason}"
     )
-
-
-def _number(report: Mapping[str, Value], name: str) -> float | None:
-    value = report.get(name)
-    return float(value) if isinstance(value, int | float) else None
 
 
 def _percent(share: float) -> str:
@@ -230,21 +226,20 @@ class RunTimes:
     def __init__(self, num_updates: int = 0) -> None:
         """`num_updates`: those that this start found."""
         self._sums: dict[str, tuple[float, float]] = {}  # with their weights
-        self._num_updates = float(num_updates)
+        self._num_updates: float = num_updates
         self._had_actors = False
 
     def add(self, report: Mapping[str, Value]) -> None:
         """The next report of the start."""
-        self._had_actors |= bool(report.get("num_actors"))
-        num_updates = _number(report, "updates") or 0.0
-        weight = num_updates - self._num_updates
+        found = numbers(report)
+        self._had_actors |= found.get("num_actors", 0) > 0
+        weight = found.get("updates", 0) - self._num_updates
         if weight <= 0:
             return
-        self._num_updates = num_updates
-        for name in _TIMES:
-            if (value := _number(report, name)) is not None:
-                total, weights = self._sums.get(name, (0.0, 0.0))
-                self._sums[name] = total + weight * value, weights + weight
+        self._num_updates += weight
+        for name in found.keys() & _TIMES:
+            total, weights = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = total + weight * found[name], weights + weight
 
     def over(self, report: Mapping[str, Value]) -> dict[str, Value]:
         """The last report with the times of all of them in it; nothing is starved at the end."""

@@ -218,12 +218,7 @@ def _feed(name: str, sink: Sink, waiting: "queue.Queue[Report | None]") -> None:
 
 
 class TensorBoardSink:
-    """Numbers by env steps in an event file in the run folder, for `tensorboard --logdir`.
-
-    Args:
-        run: the run it belongs to.
-        settings: for `tensorboardX.SummaryWriter`; `logdir` is `tensorboard` in the run folder.
-    """
+    """Numbers by env steps in an event file in the run folder. `settings` are SummaryWriter's."""
 
     def __init__(self, run: Run, **settings: Any) -> None:
         # torch's own writer takes two seconds to import.
@@ -246,11 +241,7 @@ class WandbSink:
     """A run of Weights & Biases that has our id, and goes on when ours is resumed.
 
     It is begun by the first report, on the thread of the sink: that may take long where its server
-    cannot be reached, and must not keep training waiting.
-
-    Args:
-        run: the run it belongs to.
-        settings: for `wandb.init`, for example project, entity, group, tags and mode.
+    cannot be reached, and must not keep training waiting. `settings` are those of `wandb.init`.
     """
 
     def __init__(self, run: Run, **settings: Any) -> None:

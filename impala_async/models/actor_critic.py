@@ -10,8 +10,8 @@ P parameters of all action parts
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
-from impala_async.models.mlp import init_orthogonal, orthogonal_linear
-from impala_async.models.torso import TORSOS, Torso, torso_maker
+from impala_async.models.mlp import orthogonal
+from impala_async.models.torso import TORSOS, torso_maker
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
 from impala_async.user_code import UserCode
 
@@ -39,27 +39,23 @@ class ActorCritic(nn.Module):
         super().__init__()
         make_torso = torso_maker(section, obs)
         # An error of a torso of the user's own is told as that.
-        self._calling: AbstractContextManager[None] = nullcontext()
-        if section.name not in TORSOS:
-            self._calling = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
+        own = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
+        self._calling = nullcontext() if section.name in TORSOS else own
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
-        self._normal_leaves = [
-            leaf
-            for leaf in obs.leaves
-            if section.normalize_obs and leaf.is_float and not is_image(leaf)
-        ]
-        if section.normalize_obs and not self._normal_leaves:
+        floats = [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
+        self._normal_leaves = floats if section.normalize_obs else []
+        if section.normalize_obs and not floats:
             raise SpacesError("model.normalize_obs: the observation has no vector of floats")
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
         self.policy_torso = make_torso()
         self.value_torso = None if section.has_shared_torso else make_torso()
-        num_hidden = self.policy_torso.num_out
+        num_hidden: Any = self.policy_torso.num_out
         self.core = Core(section.core, num_hidden, section.core_size) if section.core else None
         if self.core is not None:
             num_hidden = self.core.num_out
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
-        self.value_head = orthogonal_linear(num_hidden, 1, VALUE_GAIN)
+        self.value_head = orthogonal(nn.Linear(num_hidden, 1), VALUE_GAIN)
 
     @property
     def is_plain(self) -> bool:
@@ -104,13 +100,13 @@ class ActorCritic(nn.Module):
             assert isinstance(normalizer, Normalizer)
             normalizer.update(as_vector(leaf, obs[leaf.name]), is_valid_N)
 
-    def _features(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
+    def _features(self, torso: nn.Module, obs: dict[str, Tensor]) -> Tensor:
         obs = dict(obs)  # what a torso stores in it is not for the other one
         with self._calling:
             if self.precision == torch.float32:
-                return torso(obs)
+                return torso(obs)  # type: ignore[no-any-return]
             with torch.autocast(self.value_head.weight.device.type, self.precision):
-                return torso(obs).float()
+                return torso(obs).float()  # type: ignore[no-any-return]
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The leaves, those that are normalised in float32 and in their own shapes."""
@@ -172,7 +168,7 @@ class PolicyHead(nn.Linear):
             for part, is_free in zip(parts, are_free, strict=True)
         ]
         super().__init__(num_hidden, sum(sizes))
-        init_orthogonal(self, POLICY_GAIN)
+        orthogonal(self, POLICY_GAIN)
         self._sizes, self._are_free = sizes, are_free
         self.log_stds = nn.ParameterList()
         log_std = math.log(section.initial_std)

@@ -1,4 +1,4 @@
-"""The algorithms: what loss each has, what it reports, and whether it wants a target network.
+"""The algorithms: what loss each has, what it reports, and the target network that APPO wants.
 
 A user's own is named `algorithm.name = "package.module:Name"`. It is made from the `algorithm`
 section, by a function that gives an `Algorithm`; docs/models.md says more. Its loss and its stats
@@ -8,22 +8,28 @@ are looked at each time, so that what is wrong is told by its name. One of ours 
     B columns of a batch, T action rows, S = T+1 observation rows
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import a2c_loss, appo_loss, impact_ratios, impala_loss, ppo_loss
+from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
+from impala_async.models.actor_critic import ActorCritic
 from impala_async.policy import Evaluation
+from impala_async.training.state import check_alike, entry
 from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
+KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
+# Adapting ends there. From 0 and from infinity there would be no way back.
+MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
 
 
 class View(NamedTuple):
@@ -48,6 +54,7 @@ class View(NamedTuple):
         """The arguments that every loss takes."""
         return {
             "log_probs_TB": self.evaluation.log_probs_TB,
+            "behaviour_log_probs_TB": self.behaviour_log_probs_TB,
             "entropies_TB": self.evaluation.entropies_TB,
             "values_SB": self.evaluation.values_SB,
             "rewards_TB": self.rewards_TB,
@@ -75,13 +82,7 @@ class Algorithm(NamedTuple):
 
 def _impala(section: AlgorithmSection) -> Algorithm:
     settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar")
-
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        mu_TB = view.behaviour_log_probs_TB
-        inputs = view.inputs | {"behaviour_log_probs_TB": mu_TB, "entropy_cost": entropy_cost}
-        return impala_loss(**inputs, **settings)
-
-    return Algorithm(loss)
+    return Algorithm(lambda view, cost: impala_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
 def _appo(section: AlgorithmSection) -> Algorithm:
@@ -90,7 +91,6 @@ def _appo(section: AlgorithmSection) -> Algorithm:
     def loss(view: View, entropy_cost: float) -> LossTerms:
         return appo_loss(
             **view.inputs,
-            behaviour_log_probs_TB=view.behaviour_log_probs_TB,
             target_log_probs_TB=_target(view).log_probs_TB,
             kl_TB=_kl(view) if view.kl_coeff else None,
             kl_coeff=view.kl_coeff,
@@ -114,11 +114,6 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
     settings = _settings(section, "rho_bar", "c_bar", "clip")
     settings["returns"] = section.returns_kind
 
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        mu_TB = view.behaviour_log_probs_TB
-        inputs = view.inputs | {"behaviour_log_probs_TB": mu_TB, "entropy_cost": entropy_cost}
-        return ppo_loss(**inputs, **settings)
-
     def stats(view: View) -> dict[str, Tensor]:
         log_ratios_TB = view.evaluation.log_probs_TB.detach() - view.behaviour_log_probs_TB
         ratios_TB = clamped_exp(log_ratios_TB)
@@ -128,16 +123,14 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),
         }
 
-    return Algorithm(loss, stats)
+    return Algorithm(
+        lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings), stats
+    )
 
 
 def _a2c(section: AlgorithmSection) -> Algorithm:
-    settings = _settings(section)
-
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        return a2c_loss(**view.inputs, entropy_cost=entropy_cost, **settings)
-
-    return Algorithm(loss)
+    settings = _settings(section) | {"clip": None}
+    return Algorithm(lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
 def _settings(section: AlgorithmSection, *keys: str) -> dict[str, Any]:
@@ -161,6 +154,76 @@ def _kl(view: View) -> Tensor:
     return _target(view).joint_BT.kl(view.evaluation.joint_BT).t()
 
 
+class Target:
+    """The target network of APPO (IMPACT), and the weight of the KL from it.
+
+    It starts as a copy of the network. `note_update` is called after every update taken.
+    """
+
+    def __init__(self, live: ActorCritic, section: AlgorithmSection) -> None:
+        self.model = copy.deepcopy(live)
+        self.kl_coeff = section.kl_coeff
+        self._section = section
+        # The settings that, with the course of the run, determine the coefficient.
+        self._kl_settings = [section.kl_coeff, section.kl_target]
+        self._age = 0
+        self._has_moved = False
+
+    @torch.no_grad()
+    def note_update(self, live: ActorCritic, kl: float) -> None:
+        """One update further from the target, at a mean KL before it of `kl`.
+
+        The coefficient is adapted when the target moves, by the last KL before: right behind a
+        move the two are equal, so that a KL taken there would only ever lower it.
+        """
+        self._age += 1
+        if self._age < self._section.target_update_every_updates:
+            return
+        self._age = 0
+        self.kl_coeff = adapted(self.kl_coeff, kl, self._section.kl_target)
+        for weight, goal in zip(self.model.parameters(), live.parameters(), strict=True):
+            weight.lerp_(goal, self._section.tau)
+        self._has_moved = True
+        self._take_statistics(live)
+
+    def end_batch(self, live: ActorCritic) -> None:
+        """Follow the statistics of observations that the batch has changed, if it has moved."""
+        if self._has_moved:
+            self._has_moved = False
+            self._take_statistics(live)
+
+    def _take_statistics(self, live: ActorCritic) -> None:
+        """They are no weights: the newest are the best."""
+        for statistic, newest in zip(self.model.buffers(), live.buffers(), strict=True):
+            statistic.copy_(newest)
+
+    def state(self) -> dict[str, Any]:
+        """The values that a checkpoint must hold besides the tensors of its model."""
+        return {"kl_coeff": self.kl_coeff, "kl_settings": self._kl_settings, "age": self._age}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; where the settings of the KL have changed, they hold."""
+        check_alike(tensors, self.model.state_dict())
+        self.model.load_state_dict(dict(tensors))
+        if entry(state, "kl_settings", list) == self._kl_settings:
+            self.kl_coeff = float(entry(state, "kl_coeff", float))
+        self._age = int(entry(state, "age", float))
+
+
+def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:
+    """Larger where the policies are too far apart, smaller where they need not be so near.
+
+    One that was set outside of the range of adapting is not brought into it against its way.
+    """
+    if kl_target is None:
+        return kl_coeff
+    if kl > 2 * kl_target:
+        return max(kl_coeff, min(kl_coeff * KL_GROWTH, MAX_KL_COEFF))
+    if kl < 0.5 * kl_target:
+        return min(kl_coeff, max(kl_coeff * KL_SHRINKAGE, MIN_KL_COEFF))
+    return kl_coeff
+
+
 MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
     "impala": _impala,
     "appo": _appo,
@@ -178,28 +241,29 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
     with UserCode(f"{KEY}: {name}", "when it was made"):
         made = make(section)
     if not isinstance(made, Algorithm):
-        raise ConfigError(
-            f"{KEY}: {name} must make an Algorithm of impala_async/training/algorithms.py, not "
-            f"{type(made).__name__}"
-        )
+        raise _wrong(name, f"must make {Algorithm.__module__}.Algorithm, not {_kind(made)}")
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
         terms = _call(name, "in its loss", made.loss, view, entropy_cost)
         if not isinstance(terms, LossTerms):
-            raise ConfigError(
-                f"{KEY}: the loss of {name} must give LossTerms of impala_async/algo/terms.py, as "
-                f"ValidRows.terms makes them, not {type(terms).__name__}"
-            )
+            raise _wrong(name, f"must give LossTerms as ValidRows.terms does, not {_kind(terms)}")
         if torch.is_grad_enabled() and not terms.total.requires_grad:
-            raise ConfigError(
-                f"{KEY}: the loss of {name} has no gradient: its total must follow from "
-                "view.evaluation"
-            )
+            raise _wrong(name, "has no gradient: its total must follow from view.evaluation")
         return terms
 
     def stats(view: View) -> dict[str, Tensor]:
         found: dict[str, Tensor] = _call(name, "in its stats", made.stats, view)
-        _check_stats(name, found, has_target=made.has_target)
+        if not isinstance(found, dict):
+            raise _wrong(name, f"must give stats as a dict, not {_kind(found)}")
+        for stat, value in found.items():
+            if not is_of_update(str(stat)):
+                own = f"a metric of your own has a name like {OWN_PREFIX}name"
+                raise _wrong(name, f"reports {stat!r}, which is no metric of an update: {own}")
+            if not isinstance(value, Tensor) or value.dim():
+                what = "a tensor without dimensions, as view.mean gives it"
+                raise _wrong(name, f"must report {stat} as {what}")
+        if made.has_target and "policy/kl" not in found:
+            raise _wrong(name, "has a target network, so its stats must hold policy/kl")
         return found
 
     return Algorithm(loss, stats, made.has_target)
@@ -214,31 +278,14 @@ def _call(name: str, where: str, function: Callable[..., Any], view: View, *more
         found = function(view, *more)
     for field, tensor in rows.items():
         if tensor._version != before[field]:
-            raise ConfigError(
-                f"{KEY}: {name} changes view.{field} in place, which other passes over the batch "
-                "read too: it must make a new tensor"
-            )
+            why = "which other passes over the batch read too: it must make a new tensor"
+            raise _wrong(name, f"changes view.{field} in place, {why}")
     return found
 
 
-def _check_stats(name: str, stats: Any, *, has_target: bool) -> None:
-    if not isinstance(stats, dict):
-        raise ConfigError(
-            f"{KEY}: the stats of {name} must be a dict from name to tensor, not a "
-            f"{type(stats).__name__}"
-        )
-    for stat, value in stats.items():
-        if not is_of_update(str(stat)):
-            raise ConfigError(
-                f"{KEY}: {name} reports {stat!r}, which is no metric of an update: a metric of "
-                f"your own needs no declaration, but a name like {OWN_PREFIX}name"
-            )
-        if not isinstance(value, Tensor) or value.dim():
-            raise ConfigError(
-                f"{KEY}: {name} must report {stat} as a tensor without dimensions: view.mean "
-                "gives one"
-            )
-    if has_target and "policy/kl" not in stats:
-        raise ConfigError(
-            f"{KEY}: {name} has a target network, so its stats must hold policy/kl, the KL from it"
-        )
+def _wrong(name: str, what: str) -> ConfigError:
+    return ConfigError(f"{KEY}: {name} {what}")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

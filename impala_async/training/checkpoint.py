@@ -7,8 +7,7 @@
 
 A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
 folder that nobody reads and that the next `prune` removes. Reading trusts nothing: a folder whose
-files do not match its manifest is passed over, as is one with a number that is not finite, which is
-never written. Nothing here executes what it reads.
+files do not match its manifest is passed over, as is one with a number that is not finite.
 
 One thread at a time writes and prunes a folder of checkpoints.
 """

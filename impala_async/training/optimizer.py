@@ -39,13 +39,7 @@ class RMSPropTF(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        *,
-        decay: float = 0.99,
-        eps: float = 0.1,
-        momentum: float = 0.0,
+        self, params: Iterable[Tensor], *, lr: float, decay: float, eps: float, momentum: float
     ) -> None:
         super().__init__(params, {"lr": lr, "decay": decay, "eps": eps, "momentum": momentum})
 
@@ -88,7 +82,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSectio
         return AdamW(parameters, lr=lr, eps=eps, weight_decay=options.weight_decay, fused=True)
     if section.optimizer == "rmsprop":
         return RMSprop(parameters, lr=lr, alpha=decay, eps=eps, momentum=momentum)
-    return RMSPropTF(parameters, lr, decay=decay, eps=eps, momentum=momentum)
+    return RMSPropTF(parameters, lr=lr, decay=decay, eps=eps, momentum=momentum)
 
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

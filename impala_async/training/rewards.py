@@ -54,16 +54,12 @@ class ReturnScale:
     """
 
     def __init__(self) -> None:
-        self._mean = self._mean_square = self._weight = 0.0
+        self.weight = self._mean = self._mean_square = 0.0
         self._num_small_rows = 0
 
     @property
-    def is_empty(self) -> bool:
-        return self._weight == 0
-
-    @property
     def scale(self) -> float:
-        return scale_of((self._weight, self._mean, self._mean_square))
+        return scale_of((self.weight, self._mean, self._mean_square))
 
     def add(self, parts: Iterable[Sequence[float]], scale: float) -> None:
         """Take in the sums of parts of a batch, whose rewards were divided by `scale`."""
@@ -75,7 +71,7 @@ class ReturnScale:
         if abs(mean) <= LARGEST_SCALE and mean_square <= LARGEST_SCALE**2:
             self._mean += SHARE * (mean - self._mean)
             self._mean_square += SHARE * (mean_square - self._mean_square)
-            self._weight += SHARE * (1 - self._weight)
+            self.weight += SHARE * (1 - self.weight)
 
     def look(self, rewards_BT: Tensor, mask_BT: Tensor) -> None:
         """Warn once, when many rewards have been divided by the smallest scale that there is."""
@@ -83,23 +79,23 @@ class ReturnScale:
             return
         self._num_small_rows += int(((rewards_BT != 0) & mask_BT).sum())
         if self._num_small_rows >= WARN_AT_ROWS:
-            mean = self._mean / self._weight
+            mean = self._mean / self.weight
             logger.warning(
                 "algorithm.normalize_returns: returns deviate by about %.2g, and are divided by "
                 "%g, the least there is: so small, little is learned from them; set "
                 "algorithm.reward_scale so that rewards are about 1",
-                math.sqrt(max(self._mean_square / self._weight - mean**2, 0.0)),
+                math.sqrt(max(self._mean_square / self.weight - mean**2, 0.0)),
                 SMALLEST_SCALE,
             )
 
     def state(self) -> dict[str, float]:
         """Return the values that a checkpoint must hold."""
-        return {"mean": self._mean, "mean_square": self._mean_square, "weight": self._weight}
+        return {"mean": self._mean, "mean_square": self._mean_square, "weight": self.weight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._mean = float(entry(state, "mean", float))
-        self._mean_square = float(entry(state, "mean_square", float))
-        self._weight = float(entry(state, "weight", float))
+        self.weight, self._mean, self._mean_square = (
+            float(entry(state, key, float)) for key in ("weight", "mean", "mean_square")
+        )
 
 
 def sums_of(targets_TB: Tensor, mask_TB: Tensor) -> Tensor:

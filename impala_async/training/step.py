@@ -18,7 +18,7 @@ from torch import Tensor
 from impala_async.algo.terms import LossTerms
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.training.algorithms import MAKERS, View, make_algorithm
+from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm
 from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch, deal, find_culprits
 from impala_async.training.optimizer import (
     MAX_NORM,
@@ -32,7 +32,6 @@ from impala_async.training.optimizer import (
 )
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
-from impala_async.training.target import Target
 
 
 @dataclass(frozen=True)
@@ -283,8 +282,10 @@ class UpdateStep:
 
     def _scale(self, batch: Batch) -> float:
         """The divisor of rewards; for the very first batch it is the scale of its own returns."""
-        if self.return_scale is None or not self.return_scale.is_empty:
-            return 1.0 if self.return_scale is None else self.return_scale.scale
+        if self.return_scale is None:
+            return 1.0
+        if self.return_scale.weight:
+            return self.return_scale.scale
         with torch.no_grad():
             view = self._view(batch, 1.0)
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB

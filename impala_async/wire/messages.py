@@ -244,8 +244,6 @@ def code_of(refusal: Reject) -> str:
 
 def plain(text: str) -> str:
     """Return what somebody else wrote as one line without control characters."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

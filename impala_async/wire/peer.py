@@ -186,10 +186,12 @@ _Turn = tuple[int, bool, int, int, Peer]
 
 @dataclass(slots=True)
 class _Line:
-    """Those who stand for room, and the columns that are kept for them."""
+    """Those who stand for room, the columns that are kept for them, and those that are wanted for
+    who has nothing yet."""
 
     turns: list[_Turn] = field(default_factory=list)
     kept: int = 0
+    wanted: int = 0
 
     @property
     def is_short(self) -> bool:
@@ -202,6 +204,8 @@ class Credit:
 
     def __init__(self) -> None:
         self._num_dealt = 0
+        # Those who got some in this deal.
+        self._dealt: dict[bytes, Peer] = {}
         # From a credit to its use, over all that are admitted.
         self._usual_s = LEAST_USUAL_S
         self._next_moment_at = -math.inf
@@ -211,21 +215,22 @@ class Credit:
         self, peers: Collection[Peer], free_columns: int, most_ahead: int, now: float
     ) -> list[Peer]:
         """Give out credit for free columns; those who got some."""
+        self._dealt = {}
         expected, others = self._line_up(peers, now)
-        aside = self._set_aside(others, most_ahead, now)
-        dealt: dict[bytes, Peer] = {}
-        self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
+        # What is set aside for others is waited for; those who were brisk may hold another batch.
+        aside = max(0, min(most_ahead - others.kept, others.wanted))
+        free_beside = free_columns - (0 if now < self._next_moment_at else aside)
+        self._hand_out(expected, free_beside - others.kept, most_ahead, now)
         if others.turns:
             is_short = expected.is_short
             if (is_short or others.is_short) and self._lapse_idle(others, now):
-                self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
-            self._hand_out(others, free_columns - expected.kept, most_ahead, now, dealt)
+                self._hand_out(expected, free_beside - others.kept, most_ahead, now)
+            self._hand_out(others, free_columns - expected.kept, most_ahead, now)
             for *_, peer in others.turns if is_short else ():
                 if peer.outstanding_messages == 0 and peer.may_come_without_room:
                     self._extend(peer, now)
                     peer.lapse()
-                    dealt[peer.session] = peer
-        return list(dealt.values())
+        return list(self._dealt.values())
 
     def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
         """A message of a peer, just heard of, is settled."""
@@ -287,22 +292,13 @@ class Credit:
             line = expected if is_proven or is_called else others
             line.kept += peer.kept_columns if peer.lapsed else under_way * peer.columns
             first = -1 if peer.turned_away else under_way
+            if line is others and first <= 0 and (first or not peer.may_come_without_room):
+                line.wanted += peer.columns
             is_last = is_pause and peer.is_newcomer
             line.turns.append((first, is_last, peer.dealt_at, number, peer))
         return expected, others
 
-    def _set_aside(self, others: _Line, most: int, now: float) -> int:
-        """Columns for those who have nothing yet, who are waited for until these are free."""
-        if now < self._next_moment_at:
-            return 0
-        empty = (peer for under_way, *_, peer in others.turns if under_way <= 0)
-        columns = sum(p.columns for p in empty if p.turned_away or not p.may_come_without_room)
-        # Those who were brisk until now may hold another batch.
-        return max(0, min(most - others.kept, columns))
-
-    def _hand_out(
-        self, line: _Line, free_columns: int, most: int, now: float, dealt: dict[bytes, Peer]
-    ) -> None:
+    def _hand_out(self, line: _Line, free_columns: int, most: int, now: float) -> None:
         """Give room in turns; those who still want some stay in line.
 
         Whoever has the least under way comes first, and of those whoever got none for longest.
@@ -319,7 +315,6 @@ class Credit:
                 room -= peer.columns
                 line.kept += peer.columns
                 self._extend(peer, now)
-                dealt[peer.session] = peer
                 turn = peer.outstanding_messages, is_last, peer.dealt_at, number, peer
                 heapq.heapreplace(turns, turn)
                 continue
@@ -340,6 +335,7 @@ class Credit:
             peer.extend()
         self._num_dealt += 1
         peer.dealt_at = self._num_dealt
+        self._dealt[peer.session] = peer
 
     def _lapse_idle(self, others: _Line, now: float) -> bool:
         """Keep no room any longer for who has had a moment; whether that leaves some."""

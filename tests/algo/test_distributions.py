@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,9 +14,7 @@ from impala_async.algo.distributions import (
     Categorical,
     Gaussian,
     Joint,
-    _quadrature,
     joint_of,
-    sample_by_numpy,
 )
 from impala_async.schema import ActionPart
 
@@ -95,40 +92,6 @@ def test_draws_have_their_probabilities_item_by_item(choices):
         assert ((counts - num_draws * probs_A).abs() < 4.5 * deviation).all()
 
 
-def test_the_generator_alone_drives_sampling_and_rows_are_independent():
-    distribution = one_item(normal(64, 6))
-    before = torch.get_rng_state()
-    first = distribution.sample(torch.Generator().manual_seed(1))
-    generator = torch.Generator().manual_seed(1)
-    assert torch.equal(distribution.sample(generator), first)
-    assert not torch.equal(distribution.sample(generator), first)
-    assert torch.equal(torch.get_rng_state(), before)
-    torch.manual_seed(1)
-    assert torch.equal(distribution.sample(), first)
-    pairs = one_item(torch.zeros(20_000, 2, 2)).sample(torch.Generator().manual_seed(4))
-    assert abs((pairs[:, 0] == pairs[:, 1]).float().mean().item() - 0.5) < 4 * 0.5 / 20_000**0.5
-
-
-@pytest.mark.parametrize("scale", [3.0, 1e3])
-def test_by_numpy_the_same_is_drawn(scale):
-    logits_CA = scale * normal(300, 5).float()
-    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
-    actions, log_probs = sample_by_numpy(logits_CA.numpy().copy(), first)
-    distribution = one_item(logits_CA)
-    draws = distribution.sample(second)
-    assert torch.equal(torch.from_numpy(actions), draws)
-    assert torch.equal(first.get_state(), second.get_state())
-    assert log_probs.dtype == np.float32
-    want = distribution.log_prob(draws).numpy()
-    np.testing.assert_allclose(log_probs, want, rtol=1e-5, atol=1e-5)
-
-
-def test_impossible_actions_are_never_drawn():
-    logits_A = torch.tensor([-math.inf, 0.0, -math.inf, -8.0, -1e30])
-    draws = one_item(logits_A.expand(50_000, 5)).sample(torch.Generator().manual_seed(5))
-    assert set(draws.tolist()) == {1, 3}
-
-
 @pytest.mark.parametrize("excluded", [-math.inf, -1e30])
 def test_impossible_actions_cost_nothing(excluded):
     logits_A = torch.tensor([0.3, excluded, -1.2], dtype=torch.float64, requires_grad=True)
@@ -163,18 +126,6 @@ def test_certain_uniform_excluding_and_broken_logits():
     for term in (broken.entropy(), broken.log_prob(torch.tensor(0)), broken.kl(uniform)):
         assert term.isnan()
     assert uniform.kl(broken).isnan()
-
-
-def test_items_of_different_sizes_leave_finite_gradients():
-    logits = normal(4, 9, seed=1).requires_grad_()
-    actions = torch.tensor([[1, 2, 3]] * 4)
-
-    def terms(logits):
-        ours = Categorical(logits, (2, 3, 4), (3,))
-        other = Categorical(logits.flip(0), (2, 3, 4), (3,))
-        return ours.log_prob(actions) + ours.entropy() + ours.kl(other)
-
-    assert torch.autograd.gradcheck(terms, logits)
 
 
 # -------------------- masks of legal actions
@@ -303,15 +254,6 @@ def test_a_deviation_out_of_range_is_brought_back_by_its_gradient(log_std, bound
     (-wish * entropy).backward()
     assert parameters.grad is not None
     assert parameters.grad[1].item() == (-wish if wish * log_std < 0 else 0)
-
-
-def test_an_entropy_that_was_first_asked_for_in_acting_can_be_trained_on():
-    parameters = torch.zeros(2, dtype=torch.float64, requires_grad=True)
-    _quadrature.cache_clear()
-    with torch.inference_mode():
-        squashed(parameters.detach(), ()).entropy()
-    squashed(parameters, ()).entropy().backward()
-    assert parameters.grad is not None
 
 
 # -------------------- parts together

@@ -29,10 +29,7 @@ def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (
-            {"names": ["a"]},
-            'names must be 2 to 64 that differ, of letters, digits, _ and -, got ["',
-        ),
+        ({"names": ["a"]}, "names must be 2 to 64 that differ, of letters, digits, _ and -, got"),
         ({"names": [f"p{i}" for i in range(65)]}, "names must be 2 to 64"),
         ({"names": ["a", "a"]}, "names must be 2 to 64 that differ"),
         ({"names": ["a", "b/c"], "train": ["x"]}, "names must be 2 to 64"),
@@ -41,18 +38,12 @@ def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
         ({"names": ["a", "b"], "train": []}, "train must name each policy"),
         ({"names": ["a", "b"], "train": ["a", "a"]}, 'that are no copies (a, b), got ["a", "a"]'),
         ({**COPIED, "train": ["main", "past"]}, "that are no copies (main), got"),
-        (
-            {**COPIED, "copies": {"old": "main"}},
-            "'old' cannot be a copy of 'main': both must be of",
-        ),
+        ({**COPIED, "copies": {"old": "main"}}, "'old' cannot be a copy of 'main': both must"),
         ({**COPIED, "copies": {"past": "old"}}, "'past' cannot be a copy of 'old'"),
         ({**COPIED, "copies": {"past": "past"}}, "'past' cannot be a copy of 'past'"),
         ({**THREE, "copies": {"past": "main", "new": "past"}}, "'new' cannot be a copy of 'past'"),
         ({**THREE, "train": ["new"]}, "must be of names, and the second learn, as new does"),
-        (
-            {**COPIED, "copy_every_updates": None},
-            "copies must be taken anew from time to time: set",
-        ),
+        ({**COPIED, "copy_every_updates": None}, "copies must be taken anew from time to time"),
     ],
     ids=str,
 )

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from pydantic import ValidationError
 
 from impala_async.config.load import validate_config
-from impala_async.config.run import ONLY_WHERE, ActorSettings, LearnerSection
+from impala_async.config.run import ONLY_WHERE, ActorSettings
 from impala_async.wire.codec import decode_settings, encode_settings
 from tests.config.made import complaint, config_of, mistake
 
@@ -126,24 +125,13 @@ def test_a_batch_has_the_columns_of_all_agents_once_they_are_known():
     assert broken(3, f"{LOCKSTEP} learner.batch_columns=48") == []
 
 
-def test_sinks_are_names_and_tables():
-    typed = 'report.sinks=["tensorboard",{name="wandb",kwargs={project="mine"}},"a.b:C"]'
-    config = config_of(typed)
-    assert [sink.name for sink in config.report.sinks] == ["tensorboard", "wandb", "a.b:C"]
-    assert config.report.sinks[1].kwargs == {"project": "mine"}
+def test_a_sink_is_one_of_ours_or_of_a_module():
+    config_of('report.sinks=["tensorboard",{name="wandb",kwargs={project="mine"}},"a.b:C"]')
     says = "sinks must be one of tensorboard, wandb, or package.module:Name of your own, got 'my/s"
     assert says in mistake('report.sinks=["my/sinks:Own"]')
 
 
 # -------------------- what is read off a config
-
-
-def test_sections_are_frozen():
-    config = config_of()
-    with pytest.raises(ValidationError):
-        config.learner.num_passes = 2
-    with pytest.raises(ValidationError):
-        config.learner = LearnerSection()
 
 
 def test_what_an_actor_is_told():
@@ -172,20 +160,12 @@ def test_an_argument_of_an_environment_may_be_infinite():
     [
         ("stop.env_steps=1000", 999, None),
         ("stop.env_steps=1001", 0, "goes on to stop.env_steps (1,001) without learning"),
-        (
-            "stop.env_steps=3000",
-            1500,
-            "is over at env step 1,500: raise it to go on from there; al",
-        ),
+        ("stop.env_steps=3000", 1500, "is over at env step 1,500: raise it to go on from there; "),
         ("", 0, "goes on without learning: raise that, or set algorithm.lr_end over 0"),
         ("stop.wall_s=5", 0, "goes on without learning"),
         ("stop.mean_return=5", 999, None),
         ("stop.mean_return=5", 1000, "is over at env step 1,000: raise it to go on from there; al"),
-        (
-            "algorithm.lr_end=1e-4",
-            1000,
-            "(1,000) is over at env step 1,000: raise it to go on from",
-        ),
+        ("algorithm.lr_end=1e-4", 1000, "(1,000) is over at env step 1,000: raise it to go on f"),
         ("stop.updates=5", 0, None),
         ("stop.mean_return=5 stop.env_steps=2000", 0, "to stop.env_steps (2,000)"),
         ("algorithm.lr_end=1e-4", 0, None),
@@ -264,22 +244,13 @@ def test_a_batch_of_lockstep_holds_every_actor_once(actors, envs):
     assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ("learner.batch_columns=24", "must be train.num_actors * actor.num_envs (16), as it is"),
-        ("train.num_actors=1024", "(8192), as it is when it is not set, or that times the agents"),
-        (
-            f"{PPO} algorithm.num_minibatches=17",
-            "algorithm.num_minibatches (17) must not exceed learner.batch_columns (16)",
-        ),
-    ],
-)
-def test_what_lockstep_cannot_have_is_refused(settings, says):
-    assert says in complaint(f"{LOCKSTEP} {settings}")
-
-
-def test_in_lockstep_one_batch_waits_at_most():
-    """So no memory is kept for more, whatever a preset says."""
+def test_in_lockstep_one_batch_waits_and_no_other_size_goes():
+    # So no memory is kept for more, whatever a preset says.
     preset = {"pace": {"mode": "lockstep"}, "learner": {"queue_size": 9}}
     assert config_of(**preset).learner.queue_size == 1
+    for settings, says in (
+        ("learner.batch_columns=24", "must be train.num_actors * actor.num_envs (16), as it is"),
+        ("train.num_actors=1024", "(8192), as it is when it is not set, or that times the agents"),
+        (f"{PPO} {PARTS}=17", f"{PARTS} (17) must not exceed learner.batch_columns (16)"),
+    ):
+        assert says in complaint(f"{LOCKSTEP} {settings}")

@@ -5,14 +5,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import CountingVector
 from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import BOOL, FLOAT, EnvBatch, as_numbers, spread_seed
+from impala_async.envs.batch import BOOL, FLOAT, as_numbers, spread_seed
 from impala_async.envs.describe import try_steps
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
@@ -21,7 +20,7 @@ from tests.envs.test_agents import Lives
 MANY = np.array([True, False])
 
 
-def step(envs: EnvBatch, num_steps: int = 1) -> None:
+def step(envs, num_steps=1):
     for _ in range(num_steps):
         envs.step({"": np.zeros(envs.num_envs, np.int32)})
 
@@ -29,7 +28,7 @@ def step(envs: EnvBatch, num_steps: int = 1) -> None:
 # -------------------- rewards and flags
 
 
-def test_a_reward_is_any_number_and_a_flag_any_truth() -> None:
+def test_a_reward_is_any_number_and_a_flag_any_truth():
     for value in (1.5, 3, True, np.float16(1.5), np.int8(3), np.array([2.5])):
         assert as_numbers(value, "reward", FLOAT) == value
     for value in (True, np.True_, 1, 1.0, np.array([True]), np.ones((), int)):
@@ -40,7 +39,7 @@ def test_a_reward_is_any_number_and_a_flag_any_truth() -> None:
     assert as_numbers([1, 0], "terminated", BOOL, 2).tolist() == [True, False]
 
 
-def test_another_reward_or_flag_is_refused() -> None:
+def test_another_reward_or_flag_is_refused():
     number, truth, got = "wants a number", "wants True or False", r"got .+ \(\w+\)$"
     each = "for each of 2 columns"
     for dtype, num_columns, says, values in (
@@ -54,7 +53,7 @@ def test_another_reward_or_flag_is_refused() -> None:
                 as_numbers(value, "x", dtype, num_columns)
 
 
-def changed(result: Any, at: int, value: Any) -> Any:
+def changed(result, at, value):
     return (*result[:at], value, *result[at + 1 :])
 
 
@@ -66,18 +65,16 @@ class Odd(gym.Env[Any, Any]):
 
     action_space = Discrete(2)
 
-    def __init__(
-        self, space: Space[Any], sound: Any, then: Any, at: int = 1, length: int = 9, place: int = 0
-    ) -> None:
+    def __init__(self, space, sound, then, at=1, length=9, place=0):
         self.observation_space = space
         self._sound, self._then, self._at, self._length = sound, then, at, length
         self._place = place
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         self._age = 0
         return self._sound, {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self._age += 1
         result = self._sound, 0.0, self._age == self._length, False, {}
         return result if self._age < self._at else changed(result, self._place, self._then)
@@ -86,19 +83,19 @@ class Odd(gym.Env[Any, Any]):
 class OddAgents(Lives):
     """The same as two agents, of whom only the second one gives the other value."""
 
-    def __init__(self, space: Space[Any], *given: Any, length: int = 9, **more: Any) -> None:
+    def __init__(self, space, *given, length=9, **more):
         super().__init__((length, length))
         self._obs_space, self._given = space, given
         self._odd = Odd(space, *given, length=length, **more)
 
-    def observation_space(self, agent: str) -> Space[Any]:
+    def observation_space(self, agent):
         return self._obs_space
 
-    def reset(self, *args: Any, **kwargs: Any) -> Any:
+    def reset(self, *args, **kwargs):
         self._odd.reset()
         return super().reset(*args, **kwargs)
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         result, odd = super().step(actions), self._odd.step(None)
         if self._odd._age >= self._odd._at:
             place = self._odd._place
@@ -106,18 +103,18 @@ class OddAgents(Lives):
                 result[place]["agent_1"] = odd[place]
         return result
 
-    def _show(self, agent: str) -> Any:
+    def _show(self, agent):
         return self._given[0]
 
 
 class OddVector(CountingVector):
     """The same for the second of two columns, or with one value for all of them."""
 
-    def __init__(self, place: int, then: Any, is_for_all: bool = False) -> None:
+    def __init__(self, place, then, is_for_all=False):
         super().__init__(2, (99, 99))
         self._place, self._then, self._is_for_all, self._age = place, then, is_for_all, 0
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         result = super().step(actions)
         self._age += 1
         if self._age < 3:
@@ -138,7 +135,7 @@ ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
         *[(place, "t", value) for place in (2, 3) for value in ("False", None, 3)],
     ],
 )
-def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, value: Any) -> None:
+def test_rewards_and_flags_are_looked_at_in_every_step(place, name, value):
     given = NUMBERS, ZEROS, value, 3
     for envs in (
         SerialEnvs([Odd(*given, place=place)], EnvSection(id="my:Env")),
@@ -152,7 +149,7 @@ def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, va
 
 
 @pytest.mark.parametrize("value", [np.ones(1, np.float32), 1.0])
-def test_a_vector_gives_no_number_for_all_columns(value: Any) -> None:
+def test_a_vector_gives_no_number_for_all_columns(value):
     for at in range(4):
         envs = VectorEnvs(OddVector(at, value, is_for_all=True))
         envs.reset(0)
@@ -161,7 +158,7 @@ def test_a_vector_gives_no_number_for_all_columns(value: Any) -> None:
             step(envs)
 
 
-def test_spread_seeds_leave_room_for_columns() -> None:
+def test_spread_seeds_leave_room_for_columns():
     seeds = [spread_seed(seed) for seed in range(500)]
     assert np.diff(np.sort(seeds)).min() > 4
     assert min(seeds) >= 0
@@ -172,7 +169,7 @@ def test_spread_seeds_leave_room_for_columns() -> None:
 # -------------------- observations
 
 
-def batch(kind: str, *args: Any, **kwargs: Any) -> EnvBatch:
+def batch(kind, *args, **kwargs):
     if kind == "agents":
         return AgentEnvs([OddAgents(*args, **kwargs)])
     if kind == "serial":
@@ -190,9 +187,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("space", "sound", "then", "says"), BROKEN)
 @pytest.mark.parametrize("kind", ["serial", "agents"])
-def test_shapes_and_dtypes_are_looked_at_in_every_step(
-    kind: str, space: Space[Any], sound: Any, then: Any, says: str
-) -> None:
+def test_shapes_and_dtypes_are_looked_at_in_every_step(kind, space, sound, then, says):
     envs = batch(kind, space, sound, then, at=4)
     envs.reset(0)
     step(envs, 3)
@@ -202,7 +197,7 @@ def test_shapes_and_dtypes_are_looked_at_in_every_step(
         try_steps(batch(kind, space, sound, then))
 
 
-def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too() -> None:
+def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too():
     env = OddAgents(NUMBERS, ZEROS, np.ones(1, np.float32), at=4)
     env._starts = (0, 3)
     envs = AgentEnvs([env])
@@ -217,7 +212,7 @@ NO_CARDS = np.zeros((2, 2), np.int16)
 
 
 @pytest.mark.parametrize("kind", ["serial", "agents", "next_step", "same_step"])
-def test_what_fits_is_fine(kind: str) -> None:
+def test_what_fits_is_fine(kind):
     """A list, wider floats and narrower integers; the first and the last choice."""
     for space, sound, then in (
         (NUMBERS, ZEROS, [0.5, 0, 1, 0]),
@@ -252,9 +247,7 @@ BEYOND = [
 
 @pytest.mark.parametrize(("space", "sound", "then", "says"), BEYOND)
 @pytest.mark.parametrize("kind", ["serial", "agents", "next_step", "same_step"])
-def test_a_category_that_is_none_is_named_whenever_it_comes(
-    kind: str, space: Space[Any], sound: Any, then: Any, says: str
-) -> None:
+def test_a_category_that_is_none_is_named_whenever_it_comes(kind, space, sound, then, says):
     # Also in the last observation of an episode.
     for length in (40, 99):
         envs = batch(kind, space, sound, then, at=40, length=length)
@@ -268,9 +261,9 @@ def test_a_category_that_is_none_is_named_whenever_it_comes(
     assert str(caught.value).endswith(f": {says}")
 
 
-def test_only_the_batched_final_observations_of_ended_columns_count() -> None:
+def test_only_the_batched_final_observations_of_ended_columns_count():
     class Batched(SyncVectorEnv):
-        def step(self, actions: Any) -> Any:
+        def step(self, actions):
             *most, infos = super().step(actions)
             return *most, {"final_obs": np.array([4, 77])} if infos else {}
 

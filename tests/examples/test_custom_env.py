@@ -1,4 +1,4 @@
-"""The example environment keeps gymnasium's contract, and is trained by real processes."""
+"""The example environment keeps gymnasium's contract, and what its text says."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from gymnasium.utils.env_checker import check_env
 from examples.custom_env import MOVES, Courier
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
-from tests import matrix
 
 
 def test_the_package_finds_an_environment_by_its_name():
@@ -32,9 +31,3 @@ def test_the_best_return_is_what_the_text_says_and_who_is_late_is_truncated():
     env.reset(seed=0)
     ends = [env.step(np.int64(0))[2:4] for _ in range(3)]
     assert ends == [(False, False), (False, False), (False, True)]
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("end", matrix.EXAMPLES)
-def test_it_is_trained_for_a_moment_or_to_its_return(train, end):
-    train("custom_env.py", end)

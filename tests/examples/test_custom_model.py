@@ -1,4 +1,4 @@
-"""The example's torso fits any observation, and is trained by real processes."""
+"""The example's torso fits any observation."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
-from tests import matrix
 
 NAME = "examples.custom_model:MyTorso"
 ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
@@ -38,9 +37,3 @@ def test_the_package_finds_it_by_its_name(core):
 def test_what_it_cannot_build_is_said():
     with pytest.raises(SpacesError, match=r"model\.hidden_sizes: MyTorso wants equal ones"):
         ActorCritic(ModelSection(name=NAME, hidden_sizes=(8, 9)), OBS, ACTION)
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("end", matrix.EXAMPLES)
-def test_it_is_trained_for_a_moment_or_to_its_return(train, end):
-    train("custom_model.py", end)

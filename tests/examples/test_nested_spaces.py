@@ -1,4 +1,4 @@
-"""The example of nested spaces keeps gymnasium's contract, and is trained by real processes."""
+"""The example of nested spaces keeps gymnasium's contract, and what its text says."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,6 @@ from gymnasium.utils.env_checker import check_env
 from examples.nested_spaces import NUM_BINS, NUM_PARCELS, SortingArm
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
-from tests import matrix
 
 
 def test_leaves_and_parts_have_the_names_that_the_text_says():
@@ -35,9 +34,3 @@ def test_a_perfect_arm_earns_what_the_text_says_and_another_less():
     missed = np.clip(parcel["at"] + np.float32([0.25, -0.25]), -1, 1)
     reward = env.step({"go_to": missed, "bin": parcel["kind"]})[1]
     assert reward == pytest.approx(0.75)
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("end", matrix.EXAMPLES)
-def test_it_is_trained_for_a_moment_or_to_its_return(train, end):
-    train("nested_spaces.py", end)

@@ -1,9 +1,6 @@
-"""An update on a GPU: loss and gradient are launched without a wait, and it is as on a CPU."""
+"""An update on a GPU is as on a CPU."""
 
-import contextlib
 import math
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -58,31 +55,6 @@ def fill(slot: Batch, seed: int) -> None:
     slot.terminated_BT[1, 3] = True
     slot.mask_BT[1, 4] = False
     slot.rewards_BT[1, 4] = math.nan
-
-
-@contextlib.contextmanager
-def no_waiting() -> Iterator[None]:
-    """Whatever waits for the device is an error."""
-    try:
-        with warnings.catch_warnings():
-            # That it does not see every wait.
-            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
-            torch.cuda.set_sync_debug_mode("error")
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("name", ["impala", "appo", "ppo", "a2c"])
-def test_nothing_waits_for_the_device_until_loss_and_gradient_are_launched(
-    device: torch.device, name: str
-) -> None:
-    step, slot = step_on(device, name=name), slot_on(device)
-    fill(slot, 0)
-    step.run(slot, ALIVE, 0)
-    with no_waiting():
-        terms, _ = step._backward(step._view(slot, 1.0), 0.01)
-    assert terms.total.isfinite()
 
 
 def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device: torch.device) -> None:

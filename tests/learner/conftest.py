@@ -1,8 +1,7 @@
 """The loop that the learner runs on, fixtures around `tests.learner.server_harness`, and the clock
 of a learner thread that runs on the test's own."""
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -13,9 +12,7 @@ from impala_async.learner import learner_thread
 from tests.learner.server_harness import ServerHarness
 
 
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(config, item):
     return {"uvloop": uvloop.new_event_loop}
 
 

@@ -25,14 +25,7 @@ COLUMNS = 4
 class DeviceBench:
     """Owns the loader thread. `full` is fed by `put`; `released` are host slots that came back."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        num_slots: int = 3,
-        num_device_slots: int = 2,
-        is_drained: bool = False,
-    ) -> None:
+    def __init__(self, device, *, num_slots=3, num_device_slots=2, is_drained=False):
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, COLUMNS, num_slots, allocator_for(device))
         self.full = IndexQueue("full", num_slots)

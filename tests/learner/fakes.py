@@ -78,11 +78,7 @@ class FakeBatch:
         return "it is kept"
 
 
-def batch_of(
-    number: int,
-    updates: Iterable[int] = (0, 0, 0, 0),
-    valid_rows: Iterable[int] = (3, 3, 3, 3),
-) -> LoadedBatch:
+def batch_of(number, updates=(0, 0, 0, 0), valid_rows=(3, 3, 3, 3)):
     """A loaded batch, told by versions and valid rows of its columns."""
     updates_B = np.array(tuple(updates), np.int64)
     mask_CT = np.arange(9) < np.array(tuple(valid_rows))[:, None]
@@ -141,12 +137,7 @@ class FakeStep:
     makes `num_updates`.
     """
 
-    def __init__(
-        self,
-        nonfinite: Iterable[int] = (),
-        failing: Iterable[int] | None = None,
-        num_updates: int = 1,
-    ) -> None:
+    def __init__(self, nonfinite=(), failing=None, num_updates=1):
         self.policy = self
         self.tensors = (torch.zeros(3),)
         self.uses: list[tuple[int, list[bool], int]] = []
@@ -156,9 +147,7 @@ class FakeStep:
         self._num_updates = num_updates
         self._num_failed = 0
 
-    def run(
-        self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int, *, is_first_pass: bool
-    ) -> StepResult:
+    def run(self, batch, alive_B, env_steps_trained, *, is_first_pass):
         is_failed_B = torch.zeros_like(alive_B)
         if len(self.uses) in self._nonfinite:
             is_failed_B[slice(None) if self._failing is None else self._failing] = True

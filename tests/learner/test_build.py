@@ -1,5 +1,6 @@
 """From settings to a learner: how many slots, which device, and what is put together."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,7 @@ from impala_async.learner.build import (
     num_slots,
     pick_device,
 )
-from impala_async.learner.handoff import Progress
-from impala_async.learner.learner_thread import LearnerThread
+from impala_async.learner.handoff import ClosedError, Progress
 from impala_async.learner.loader import HostLoader
 from impala_async.policy import Policy
 from impala_async.schema import (
@@ -33,7 +33,6 @@ from impala_async.schema import (
     recurrent_state,
 )
 from impala_async.training.batch import Batch
-from impala_async.training.state import TrainingState
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.learner.columns import small_schema
@@ -53,13 +52,7 @@ def test_the_numbers_of_slots(ring, queue_size, on_cpu, on_gpu, on_device):
     assert num_slots(section, CUDA) == (on_gpu, on_device)
 
 
-def build(
-    training: TrainingState | None = None,
-    *,
-    start: Progress | None = None,
-    listener: Listener | None = None,
-    **sections: dict[str, Any],
-) -> LearnerThread:
+def build(training=None, *, start=None, listener=None, **sections):
     schema = small_schema()
     thread, layout = build_learner(
         config_of(schema, **sections),
@@ -82,6 +75,17 @@ def test_a_learner_on_a_cpu():
     assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
     assert {len(slot.obs) for slot in loader.slots} == {5}
     assert (type(loader), loader.bodies) == (HostLoader, {})
+
+
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_in_lockstep_what_is_full_at_the_end_is_trained(mode):
+    learner = build(pace={"mode": mode}, actor={"num_envs": 2}, train={"num_actors": 2})
+    learner.loader.full.put(0)
+    learner.loader.close()
+    assert len(learner.loader.leftovers()) == 1
+    learner.loader.full.put(1)
+    with pytest.raises(ClosedError) if mode == "async" else nullcontext():
+        learner.loader.get(timeout=0.0)
 
 
 def test_an_algorithm_is_tried_before_anything_runs(monkeypatch):

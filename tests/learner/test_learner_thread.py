@@ -29,15 +29,15 @@ class Run:
 
     def __init__(
         self,
-        script: Script,
+        script,
         *,
-        step: FakeStep | None = None,
-        stop: dict[str, Any] | None = None,
-        progress: Progress | None = None,
-        listener: Listener | None = None,
-        is_lockstep: bool = False,
-        **section: Any,
-    ) -> None:
+        step=None,
+        stop=None,
+        progress=None,
+        listener=None,
+        is_lockstep=False,
+        **section,
+    ):
         self.listener = listener or Listener()
         self.loader = FakeLoader(script)
         self.step = step or FakeStep()

@@ -1,15 +1,12 @@
 """A real child describes a tiny environment, or says in one line why it cannot."""
 
-import ctypes
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -35,9 +32,7 @@ PROBES = "bench.probes"
 MODEL = ModelSection()
 
 
-def begin(
-    env: EnvSection, model: ModelSection = MODEL, sampler: Any = "auto", rows: int = 7
-) -> Callable[[], tuple[Schema, int]]:
+def begin(env, model=MODEL, sampler="auto", rows=7):
     return begin_probe(env, ActorSection(sampler=sampler), model, ONE_POLICY, rows)
 
 
@@ -67,27 +62,6 @@ def test_the_child_describes_the_spaces_and_ends(children):
     )
     assert [child.poll() for child in children] == [0]
     assert "gymnasium" not in children[0].args
-
-
-class Forking(Counting):
-    """Its first reset makes a child that runs on, of which Python is not told."""
-
-    has_forked = False
-
-    def reset(self, **how: Any) -> Any:
-        if not Forking.has_forked:
-            Forking.has_forked = True
-            if ctypes.PyDLL(None).fork() != 0:
-                os.wait()
-        return super().reset(**how)
-
-
-def test_an_environment_that_forks_is_named_with_the_likely_cause(capfd):
-    env = EnvSection(id=f"{__name__}:Forking")
-    with pytest.raises(EnvError) as caught:
-        begin(env, sampler="serial")()
-    says = "the process that tried the environment answered nonsense, probably as it forked, and "
-    assert str(caught.value).startswith(f"{env.id}: {says}")
 
 
 class Daemon(Counting):

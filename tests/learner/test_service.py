@@ -23,6 +23,7 @@ from impala_async.models.flat import Snapshot
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
 from impala_async.training.checkpoint import newest_checkpoint
+from impala_async.wire.messages import ByeOk
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
 from tests.learner.service_run import ServiceRun, service_run
@@ -204,6 +205,17 @@ async def test_a_signal_ends_a_run_in_good_order(tmp_path, monkeypatch, number, 
         assert await run.end() == code
         assert all(s.goodbyes == ["restarting"] for s in run.random_actors)
     check_end(run, reason)
+
+
+async def test_in_lockstep_a_lost_actor_may_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "GOODBYE_S", 0.01)
+    pace = {"mode": "lockstep", "on_loss": "stop"}
+    sections = {"pace": pace, "learner": {"batch_columns": 2}, "train": {"num_actors": 2}}
+    async with service_run(tmp_path, **sections) as run:
+        lost, _ = [await (await run.actor()).join() for _ in range(2)]
+        await lost.say(ByeOk(lost.session))
+        assert await run.end() == EXIT_TRY_AGAIN
+    check_end(run, "actor_lost")
 
 
 class SlowToStop(LearnerService):

@@ -1,12 +1,11 @@
 """Where reports go: whole lines in metrics.jsonl whatever the disk does, and sinks by name, none of
 which keeps a run waiting or ends it.
 
-The package of Weights & Biases is played by a module with the part of its API that is used; where
-the real one is installed, it takes the same calls, offline.
+The package of Weights & Biases is played by a module with the part of its API that is used; the
+real one, where it is installed, keeps a run offline.
 """
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -73,6 +72,9 @@ def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(path,
         assert path.read_bytes() == b"".join(written)
         sink.close()
     assert json.loads(written[0]) == report
+    with pytest.raises(ValueError, match="JSON"):
+        sink.write({"loss/total": float("nan")})
+    assert len(written) == 2
 
 
 @pytest.mark.parametrize("torn", ["x", '{"updates":', "y" * 200_000])
@@ -124,13 +126,6 @@ def test_it_follows_its_path_but_not_into_what_is_somebody_elses(tmp_path):
     assert (read(moved), read(path)) == ([1], [2])
 
 
-def test_a_report_that_is_not_json_is_refused(path):
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="JSON"):
-            JsonlSink(path).write({"loss/total": value})
-    assert not path.exists()
-
-
 def test_reports_leave_room_and_come_back(path, monkeypatch, caplog):
     fields = list(os.statvfs("/"))
 
@@ -178,9 +173,7 @@ class Keeps:
 
 class Empties(Keeps):
     def write(self, report):
-        for value in report.values():
-            if isinstance(value, list):
-                value.clear()
+        report["lag/quantiles"].clear()
         report.clear()
 
 class Fails(Keeps):
@@ -227,11 +220,11 @@ def make(module):
 
 def test_a_sink_of_ones_own_takes_all_reports_in_order(module, make):
     sinks = make({"name": "own_sinks:Keeps", "kwargs": {"factor": 10}})
-    for number in range(5):
+    for number in range(3):
         sinks.write({"updates": number})
     sinks.close()
     sinks.close()
-    assert [*(("ab", 10 * number) for number in range(5)), "closed"] == module.TAKEN
+    assert module.TAKEN == [("ab", 0), ("ab", 10), ("ab", 20), "closed"]
 
 
 @pytest.mark.parametrize(
@@ -255,13 +248,12 @@ def test_what_is_no_sink_is_told_at_the_start(make, monkeypatch, sink, says):
 def test_one_that_fails_is_told_of_once_and_the_others_go_on(module, make, caplog):
     names = ("Empties", "Fails", "Keeps", "FailsToClose")
     sinks = make(*(f"own_sinks:{name}" for name in names))
-    reports: list[dict[str, Any]] = [
-        {"updates": number, "lag/quantiles": [0.0, 1.0]} for number in range(3)
-    ]
-    for report in reports:
+    for number in range(3):
+        report: dict[str, Any] = {"updates": number, "lag/quantiles": [0.0, 1.0]}
         sinks.write(report)
+        assert report == {"updates": number, "lag/quantiles": [0.0, 1.0]}
     sinks.close()
-    assert reports == [{"updates": number, "lag/quantiles": [0.0, 1.0]} for number in range(3)]
+    assert report == {"updates": 2, "lag/quantiles": [0.0, 1.0]}
     kept = [taken for taken in module.TAKEN if taken != "closed"]
     assert sorted(kept) == [("ab", number) for number in (0, 0, 1, 1, 2, 2)]
     assert module.TAKEN.count("closed") == 2
@@ -385,18 +377,6 @@ def test_a_run_begins_with_the_first_report_and_is_finished(monkeypatch):
     told = {"config": {"seed": 3}, "settings": {"console": "off"}}
     begun = {**usual, **told, "project": "mine", "tags": ["small"]}
     assert played.calls == [begun, ("*", "env_steps_trained"), NUMBERS, NUMBERS, "finish"]
-
-
-def test_the_real_one_takes_the_same_calls():
-    wandb = pytest.importorskip("wandb")
-    for real, ours in (
-        (wandb.init, Played.init),
-        (wandb.Run.define_metric, Played.define_metric),
-        (wandb.Run.log, Played.log),
-        (wandb.Run.finish, Played.finish),
-    ):
-        wanted = inspect.signature(ours).parameters.keys() - {"self"}
-        assert wanted <= inspect.signature(real).parameters.keys()
 
 
 @pytest.mark.slow

@@ -68,16 +68,12 @@ def test_block_that_raises_was_timed_and_the_timer_lives():
         wait_in_vain()
     timer.run_for(2.0)
     assert (timer.mean, timer.count) == (3.0, 2)
-
-
-def test_impossible_uses_are_bugs():
-    timer = Timer()
     for seconds in (-1.0, float("nan"), float("inf")):
         with pytest.raises(AssertionError):
             timer.push(seconds)
-    assert timer.count == 0
     with timer, pytest.raises(AssertionError), timer:
         pass
+    assert timer.count == 3
 
 
 def test_readings_of_times_measured_elsewhere_are_plain_json():

@@ -97,32 +97,6 @@ def test_a_deviation_without_numbers_is_refused():
 # -------------------- core
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_a_core_stands_between_torso_and_heads(kind):
-    model = build(core=kind, core_size=6)
-    assert model.state == recurrent_state(kind, 6)
-    state = tuple(torch.randn(5, 6) for _ in model.state)
-    obs = rows()
-    parameters_NP, after = model.act(obs, state)
-    assert torch.equal(parameters_NP, model.policy_head(after[0]))
-    expected = model.core.step(model.policy_torso(obs), state)
-    for one, other in zip(after, expected, strict=True):
-        assert torch.equal(one, other)
-    output = model(obs, state, torch.zeros(5, 1, dtype=torch.bool))
-    torch.testing.assert_close(output[0], parameters_NP)
-    torch.testing.assert_close(output[1], model.value_head(after[0]).squeeze(-1))
-
-
-def test_rows_of_a_core_lie_column_by_column():
-    model = build(core="gru", core_size=6)
-    obs_BS, state_BK = torch.randn(2, 4, 3), torch.randn(2, 6)
-    no = torch.zeros(2, 4, dtype=torch.bool)
-    both = model({"": obs_BS.flatten(0, 1)}, (state_BK,), no)[1].view(2, 4)
-    for column, obs_S, state_K in zip(both, obs_BS, state_BK, strict=True):
-        one = model({"": obs_S}, (state_K[None],), no[:1])[1]
-        torch.testing.assert_close(column, one)
-
-
 # -------------------- normalisers
 
 OBS = ObsSpec(
@@ -160,17 +134,6 @@ def test_vectors_of_floats_are_normalised_in_their_own_shapes_and_nothing_else()
         torch.testing.assert_close(shown, expected, rtol=1e-3, atol=1e-3)
     assert leaves["lamp"] is obs["lamp"]
     assert leaves["depth"] is obs["depth"]
-
-
-def test_statistics_are_part_of_the_state_dict():
-    model, obs = build(OBS, normalize_obs=True), mixed_rows()
-    model.update_statistics(obs, torch.ones(6, dtype=torch.bool))
-    other = build(OBS, normalize_obs=True)
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other(obs)[1], model(obs)[1])
-    assert [name for name in model.state_dict() if "normalizers" in name] == [
-        f"normalizers.{i}.{name}" for i in (0, 1) for name in ("mean", "variance", "count")
-    ]
 
 
 @pytest.mark.parametrize("shape", [(4, 4, 1), ()])
@@ -214,21 +177,6 @@ def inputs(seed=0):
 
 def state_of(core):
     return tuple(torch.randn(B, *spec.shape) for spec in core.specs)
-
-
-@KINDS
-def test_forward_is_the_step_row_by_row(kind):
-    core, (features_SBH, is_first_SB) = Core(kind, H, K), inputs()
-    state = state_of(core)
-    outputs_SBK = core(features_SBH, state, is_first_SB)
-    assert outputs_SBK.shape == (S, B, core.num_out) == (S, B, K)
-    for column in range(B):
-        one = tuple(part[column : column + 1] for part in state)
-        for row in range(S):
-            if is_first_SB[row, column]:
-                one = tuple(torch.zeros(1, K) for _ in state)
-            one = core.step(features_SBH[row, column : column + 1], one)
-            torch.testing.assert_close(outputs_SBK[row, column], one[0][0])
 
 
 @KINDS

@@ -98,14 +98,6 @@ def test_one_number_that_is_not_finite_is_found(dtype, value):
         assert Snapshot(layout, spoiled).take(Version(1, 0)) is None
 
 
-def test_a_single_array_is_copied_too():
-    layout = WeightsLayout((ArraySpec("w", (4,), "float32"),))
-    only = torch.zeros(4)
-    weights = Snapshot(layout, [only]).take(Version(1, 1))
-    only.fill_(1)
-    assert not weights.buffer.any()
-
-
 def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
     layout = WeightsLayout((ArraySpec("w", (2, 3), "float32"), ArraySpec("scale", (), "float32")))
     turned = torch.arange(6.0).reshape(3, 2).t()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.training.target import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
+from impala_async.training.algorithms import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
 
 
 @pytest.fixture

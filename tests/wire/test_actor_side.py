@@ -1,8 +1,6 @@
 """What an actor says and when, without a socket; with its weights port it is in test_pulls.py."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
 from impala_async.weights import NO_VERSION, Version
@@ -310,23 +308,3 @@ def test_only_what_is_overdue_goes_again():
     assert outbox.sendable() == (1, "b")
     with pytest.raises(AssertionError):
         outbox.mark_sent(3, 0.0)
-
-
-grants = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda t: grant_of(max(t), t[1]))
-
-
-@given(st.lists(grants | st.just("put") | st.just("session"), max_size=40))
-def test_what_is_held_has_no_gaps_and_nothing_is_lost(steps):
-    outbox, put, back = Outbox(), [], []
-    for number, step in enumerate(steps):
-        if isinstance(step, Grant):
-            back += outbox.on_grant(step)
-        elif step == "put":
-            outbox.put(number)
-            put.append(number)
-        else:
-            outbox.resend_all(is_new_session=True)
-        assert outbox.next_seq - outbox.lowest_unsettled == len(outbox)
-        # In order, each once: what came back, and what is held.
-        assert put[: len(back)] == back
-        assert len(put) == len(back) + len(outbox)

@@ -1,14 +1,12 @@
 """Credit: counts that never exceed what is free, dealt so that everybody gets a turn. It is earned
 by sending, and taken back where it lies unused: who only waits costs nobody anything."""
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.weights import Version
 from impala_async.wire.messages import NO_SEQ
 from impala_async.wire.peer import UNUSED_S, WINDOW, Peer, Watermark
 from tests.matrix import first_of
@@ -57,15 +55,6 @@ def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer):
     assert kept == [12, 4, 4, 4, 0]
 
 
-def test_a_window_is_one_message_until_it_is_earned(peer):
-    for streams, is_brisk, window in ((1, True, WINDOW), (3, True, 3 * WINDOW), (3, False, 1)):
-        peer.streams, peer.is_brisk = streams, is_brisk
-        peer.granted = window - 1
-        assert peer.is_waiting
-        peer.extend()
-        assert not peer.is_waiting
-
-
 # -------------------- in turns
 
 
@@ -79,30 +68,6 @@ def test_with_plenty_everybody_gets_a_window_once_its_schema_is_agreed(table, st
     assert table.deal(PLENTY, now=0.0) == []
     assert table.join(stranger, 2, 1)
     assert table.deal(PLENTY, now=0.0) == [stranger]
-
-
-def test_few_columns_reach_as_many_actors_as_they_can(table):
-    peers = [join(table, actor, columns=4) for actor in range(3)]
-    for too_few in (0, 3, -5):
-        assert table.deal(too_few, now=0.0) == []
-    assert table.deal(8, now=0.0) == peers[:2]
-    # What is under way counts against what is free.
-    assert table.deal(11, now=0.0) == []
-    # Nobody has a second one before everybody has a first.
-    assert table.deal(16, now=0.0) == [peers[2], peers[0]]
-    assert [peer.granted for peer in peers] == [2, 1, 1]
-
-
-def test_every_verdict_but_a_duplicate_gives_credit_back(table):
-    peer = join(table, 1, columns=4)
-    for granted, version in enumerate((NOW, Version(3, 1), Version(9, 9)), start=1):
-        assert table.deal(4, now=0.0) == [peer]
-        assert peer.granted == granted
-        send(table, peer, granted - 1, version)
-        assert table.outstanding_columns == 0
-    table.deal(4, now=0.0)
-    assert send(table, peer, 0) == "duplicate"
-    assert table.outstanding_columns == 4
 
 
 def test_credit_is_for_seqs_that_are_still_to_come(table):
@@ -128,19 +93,6 @@ def test_a_seq_that_never_comes_does_not_let_memory_grow(table):
     assert send(table, peer, 0) is None
     assert peer.watermark.above == []
     assert table.deal(PLENTY, now=0.0) == [peer]
-
-
-def test_a_wide_actor_has_its_turn_among_narrow_ones(table):
-    peers = [join(table, 0, columns=16), *(join(table, actor) for actor in range(1, 4))]
-    turns = Counter()
-    for i in range(400):
-        table.deal(16, now=0.0)
-        # The narrow ones never send all at once, so there is always something under way.
-        for number in (0, 1 + i % 3):
-            if peers[number].outstanding_messages:
-                assert send(table, peers[number], peers[number].watermark.below) is None
-                turns[number] += 1
-    assert min(turns[number] for number in range(4)) >= 20
 
 
 widths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 3)), min_size=1, max_size=5)

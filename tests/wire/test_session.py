@@ -326,18 +326,6 @@ def test_over_one_connection_come_only_so_many(table, joins):
 # -------------------- what outlives a session
 
 
-def test_settled_seqs_outlive_their_sessions(table):
-    former = join(table, 1)
-    table.deal(4, now=0.0)
-    assert send(table, former, 1) is None
-    table.end(greet(table, 1))
-    peer = join(table, 1)
-    assert peer.grant(NOW).settled == 0
-    table.deal(4, now=0.0)
-    assert [send(table, peer, seq) for seq in (1, 0)] == ["duplicate", None]
-    assert peer.grant(NOW).settled == 2
-
-
 def test_watermarks_are_saved_and_restored(table):
     first, second = join(table, 1), join(table, 2)
     table.deal(8, now=0.0)

@@ -14,16 +14,7 @@ import pytest
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire.codec import encode_data
-from impala_async.wire.messages import (
-    Data,
-    Grant,
-    Heartbeat,
-    Hello,
-    Spec,
-    Welcome,
-    pack,
-    unpack,
-)
+from impala_async.wire.messages import Data, Grant, Heartbeat, Hello, Spec, Welcome, pack, unpack
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import reject
 from tests.learner.columns import planes_of, small_schema
@@ -98,27 +89,19 @@ class Network:
         self.actors = {}
         # From which version each epoch grew.
         self.parents = {}
-        self.checkpoint = None
+        # The version, the watermarks, the lineage, and what is admitted by then.
+        self.checkpoint = None, "{}", Lineage(0), ()
         self.counts = Counter()
         self.restart()
 
     def restart(self):
         """A learner dies, and another one continues from the last checkpoint, if there is one."""
         self.epoch += 1
-        version, watermarks, lineage, self.admitted = self.checkpoint or (
-            None,
-            "{}",
-            Lineage(0),
-            (),
-        )
-        self.parents[self.epoch] = version
-        self.admitted = set(self.admitted)
+        version, watermarks, lineage, admitted = self.checkpoint
+        self.parents[self.epoch], self.admitted = version, set(admitted)
         lineage = lineage.resumed(self.epoch, version.update if version else 0)
-        self.learner = PureLearner(
-            *(SCHEMA,),
-            **{"columns": BATCH_COLUMNS, "num_slots": NUM_SLOTS, "max_lag": MAX_LAG},
-            lineage=lineage,
-        )
+        sizes = {"columns": BATCH_COLUMNS, "num_slots": NUM_SLOTS}
+        self.learner = PureLearner(SCHEMA, **sizes, lineage=lineage, max_lag=MAX_LAG)
         table = self.table = self.learner.table
         table.restore_watermarks(json.loads(watermarks), self.now)
         self.reserve, self.settle = table.reserve, table.settle

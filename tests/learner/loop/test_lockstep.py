@@ -14,7 +14,7 @@ from impala_async.learner.slots import Arrival, Episodes, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE
-from impala_async.wire.messages import VERDICTS, ByeOk, Get, NotModified, WeightsReply, unpack
+from impala_async.wire.messages import VERDICTS
 from tests.learner.columns import planes_of, room
 from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
 from tests.learner.pure_learner import HandActor, PureLearner
@@ -105,15 +105,6 @@ def test_observations_are_received_in_place_and_of_one_width():
             shelf.room(0, columns)
 
 
-@pytest.mark.parametrize(("lag", "num_slots"), [(0, 3), (1, 3), (1, 1)])
-def test_columns_without_a_credit_are_a_bug(lag, num_slots):
-    shelf = Shelf(lag=lag, num_slots=num_slots)
-    for number in range(min(lag + 1, num_slots)):
-        shelf.put(0, number)
-    with pytest.raises(AssertionError, match="credit"):
-        shelf.put(0, 9)
-
-
 def test_what_is_complete_at_the_end_but_not_trained_is_not_counted():
     simulation = LockstepSimulation(2, lag=1)
     for actor in simulation.add_actors():
@@ -152,18 +143,6 @@ def test_a_refused_message_leaves_its_place_empty_and_cannot_spoil_the_update():
     shelf.put(0, 1)
     assert [slot.batch for slot in shelf.submitted] == [1, 2]
     assert shelf.submitted[1].filled_B.all()
-
-
-def test_a_batch_of_which_nothing_is_left_is_a_batch():
-    simulation = LockstepSimulation(2, lag=0)
-    for actor in simulation.add_actors():
-        actor.join()
-        actor.reason_to_refuse = "its environment is broken"
-    assert simulation.settle_down() >= 10
-    assert simulation.batches[3] == [None, None]
-    assert not simulation.slots[0].filled_B.any()
-    assert simulation.ledger.report()["rejected/nonfinite"] >= 40
-    assert simulation.ledger.report()["trajectories/admitted"] == 0
 
 
 # -------------------- who is waited for
@@ -226,34 +205,6 @@ def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag):
     assert slot.filled_B.tolist() == [True, True, False, False]
 
 
-def test_first_weights_are_those_of_the_first_batch():
-    learner = PureLearner(SCHEMA, num_ranks=2)
-    first, second, late = (HandActor(learner, WIDTH) for _ in range(3))
-
-    def pulled(actor):
-        actor.pull(Get(actor.session, 0, 0))
-        return unpack(actor.others.pop()[0])
-
-    first.hello()
-    assert pulled(first) == NotModified(1, 0)  # before its Spec came
-    first.join()
-    second.join()
-    reply = pulled(first)
-    assert isinstance(reply, WeightsReply)
-    assert reply.update == 0
-    first.send()
-    second.say(ByeOk(second.session))
-    learner.end_burst()
-    # Without the one that left, the batch is complete; the next is what version 1 is for.
-    assert len(learner.full) == 1
-    late.join()
-    assert pulled(late) == NotModified(1, 0)
-    learner.update = 1
-    learner.publish()
-    assert late.version == Version(1, 1)
-    assert isinstance(pulled(late), WeightsReply)
-
-
 def test_who_runs_something_else_does_not_fit_and_a_third_is_not_needed():
     learner = PureLearner(SCHEMA, num_ranks=2)
     for columns, streams in ((1, 1), (WIDTH, 2)):
@@ -263,14 +214,6 @@ def test_who_runs_something_else_does_not_fit_and_a_third_is_not_needed():
         HandActor(learner, WIDTH).join()
     third = HandActor(learner, WIDTH).join()
     assert "already has its 2 actors" in third.rejects[0].text
-
-
-@LAGS
-def test_a_learner_that_was_resumed_begins_where_it_was(lag):
-    simulation = at_work(2, lag, first_update=40)
-    assert simulation.lags[:4] == [[min(lag, b)] * 2 for b in range(4)]
-    assert simulation.batches[0][0] is not None
-    assert simulation.batches[0][0][2].update == 40
 
 
 # -------------------- who is lost, and who comes

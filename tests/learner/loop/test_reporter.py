@@ -157,9 +157,7 @@ def test_a_name_twice_or_undeclared_is_a_bug(name):
         ReporterHarness(parts=parts).reporter.report()
 
 
-async def report_for(
-    harness: ReporterHarness, num_reports: int, answers: Callable[[], bool]
-) -> list[float]:
+async def report_for(harness, num_reports, answers):
     """Run the task until so many reports are there; the times between them."""
     task, num_answered = asyncio.create_task(harness.reporter.report_regularly()), 0
 
