@@ -212,7 +212,7 @@ class Credit:
         """Give out credit for free columns; those who got some."""
         self._dealt = {}
         expected, others = self._line_up(peers, now)
-        # Room is set aside for others until all of it is there. Who was brisk may hold more.
+        # Columns set aside for others are waited for; those who were brisk may hold another batch.
         aside = max(0, min(most_ahead - others.kept, others.wanted))
         free_beside = free_columns - (0 if now < self._next_moment_at else aside)
         self._hand_out(expected, free_beside - others.kept, most_ahead, now)
