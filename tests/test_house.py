@@ -56,7 +56,7 @@ TORCH_FREE = (
     *("processes", "output", "files"),
     *("wire", "envs", "launch"),
     *("learner.recorder", "learner.loop.server", "learner.loop.reporter", "actor.env_worker"),
-    *("replay.index", "replay.client"),
+    "replay.index",
 )
 TORCH = ("torch", "torchvision", "functorch", "tensordict", "safetensors.torch")
 

@@ -22,8 +22,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from impala_async.actor.sending import Finished, MessageBuffer
-from impala_async.actor.unroll import Unroll
+from impala_async.actor.unroll import Finished, MessageBuffer, Unroll
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.errors import MismatchError
 from impala_async.policy import Action, AnyPolicy

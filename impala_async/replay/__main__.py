@@ -116,7 +116,7 @@ def _start_and_play(
         with undone(learner.kill):
             player = _make_player(args, data, index, told, learner)
             player.run()
-        is_finished = player.client.is_finished
+        is_finished = player.is_finished
         grace_s = GRACE_S if is_finished else 0.0
     finally:
         code = learner.end(grace_s)

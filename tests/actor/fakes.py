@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from impala_async.actor.sampler import sampler_for
-from impala_async.actor.sending import MessageBuffer
+from impala_async.actor.unroll import MessageBuffer
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version, Weights
 

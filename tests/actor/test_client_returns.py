@@ -9,7 +9,6 @@ import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.client import NewRun, RunFinished
-from impala_async.actor.sending import ActorSpec
 from impala_async.config.run import PaceSection, TrajectorySection
 from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
 from impala_async.schema import ArraySpec
@@ -104,10 +103,10 @@ def test_what_is_not_settled_goes_again_under_the_new_session(scene, how):
 
 def test_weights_that_come_slowly_are_waited_for(scene):
     """A thin line is busy with them, and nothing else comes through."""
-    spec = ActorSpec(schema_of(3), WeightsLayout((ArraySpec("w", (50_000,), "float32"),)), 2, 1)
-    assert spec.weights_s == 1.0
+    spec = schema_of(3), [WeightsLayout((ArraySpec("w", (50_000,), "float32"),))], 2, 1
     actor = scene.actor()
     scene.join(actor, spec, lease_s=0.2, heartbeat_s=0.1)
+    assert actor.client.link.weights_s == 1.0
     started = time.monotonic()
     with actor.pumping():
         scene.welcome_back()
@@ -146,7 +145,7 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
     connected = actor.begin(actor.client.connect)
     scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
     connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, ACTOR_SPEC)
+    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
     for _ in range(2):
         scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
     session = scene.welcome_back()
@@ -198,10 +197,10 @@ def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene):
     scene.learner.welcome(scene.learner.data.hear(Hello), told, epoch=1)
     with pytest.raises(NewRun):
         pumped.result(WITHIN_S)
-    settings = actor.do(actor.client.begin_new_run)
+    settings = actor.client.settings
     assert (settings.env.id, settings.trajectory.rows) == ("b:Env", 7)
-    joined = actor.begin(actor.client.join, ActorSpec(schema_of(7), LAYOUT, 4, 1))
-    again = Session(scene.learner.data.hear(Spec), actor.client.welcome)
+    joined = actor.begin(actor.client.join, schema_of(7), [LAYOUT], 4, 1)
+    again = Session(scene.learner.data.hear(Spec), actor.client.side.welcome)
     joined.result(WITHIN_S)
     assert (again.spec.columns, again.schema.rows) == (4, 7)
     # What it had for the old run is worth nothing here: no weights, no trajectories.
@@ -236,7 +235,7 @@ def test_nothing_more_is_said_in_a_session_that_is_over(scene, monkeypatch, how)
 
 def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
     actor = scene.actor()
-    session = scene.join(actor, ActorSpec(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
+    session = scene.join(actor, (schema_of(1000, num_obs=2000), [LAYOUT], 2, 1))
     session.grant(1)
 
     def work():
@@ -389,8 +388,8 @@ def test_words_without_meaning_change_nothing_and_are_a_line_of_each_kind(scene,
         hello.answer(reject("full", "come later", 0.0))
     scene.learner.welcome(hello, settings_of("noisy:Env"))
     connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, ACTOR_SPEC)
-    session = Session(scene.learner.data.find(Spec), actor.client.welcome)
+    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
+    session = Session(scene.learner.data.find(Spec), actor.client.side.welcome)
     joined.result(WITHIN_S)
     refused = [[seq, VERDICTS.index("nonfinite")] for seq in range(3)]
     session.grant(0)

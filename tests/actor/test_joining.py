@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -282,32 +283,23 @@ def test_of_each_kind_of_line_one_is_said_in_ten_seconds(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
-def test_a_silent_learner_is_told_from_none():
+def test_a_silent_learner_is_told_from_none(monkeypatch):
     with socket.socket() as taken:
         # Bound, so that nobody else takes it, and not listening.
         taken.bind(("127.0.0.1", 0))
-        assert "refused" in why_silent(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert why_silent(url) == "it cannot be reached (Connection refused)"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert "something listens there" in why_silent(
-            f"tcp://[127.0.0.1]:{server.getsockname()[1]}"
-        )
-
-
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (socket.gaierror(-2, "unknown"), "the name no-such-host does not resolve"),
-        (TimeoutError(), "there is no answer at all from that host"),
-        (OSError(101, "Network is unreachable"), "no way to it (Network is unreachable)"),
-        (UnicodeError(), "that is no address"),
-    ],
-)
-def test_why_a_learner_cannot_be_reached(monkeypatch, error, says):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(socket, "create_connection", fail)
-    assert why_silent("tcp://no-such-host:5555").endswith(says)
+        url = f"tcp://[127.0.0.1]:{server.getsockname()[1]}"
+        assert why_silent(url).startswith("something listens there")
+    unknown = socket.gaierror(-2, "Name or service not known")
+    for error, says in (
+        (unknown, "Name or service not known"),
+        (TimeoutError("timed out"), "timed out"),
+        (UnicodeError("label too long"), "label too long"),
+    ):
+        monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
+        assert why_silent("tcp://no-such-host:5555") == f"it cannot be reached ({says})"
 
 
 def test_nobody_waits_long_for_an_answer(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector, Endless, Failing, Slow
-from impala_async.actor.sending import MessageBuffer
+from impala_async.actor.unroll import MessageBuffer
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs

@@ -1,6 +1,7 @@
 """What each sampler is made of, and what does not fit."""
 
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,10 +14,13 @@ from impala_async.actor.sampler import (
     Sampler,
 )
 from impala_async.actor.setup import (
+    Measured,
     Setup,
+    choose_setup,
     count_cores,
     count_workers,
     make_setup,
+    measure,
     pick_device,
 )
 from impala_async.actor.workers import WorkerEnvs
@@ -24,9 +28,10 @@ from impala_async.config.actor import ActorSection
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.errors import EXIT_MISMATCH, MismatchError
+from impala_async.errors import EXIT_MISMATCH, EnvError, MismatchError
 from impala_async.schema import Schema
-from tests.actor.fakes import sampler_over
+from tests.actor.fakes import FakePolicy, sampler_over
+from tests.actor.scripted import settings_of
 from tests.actor.worlds import section
 
 
@@ -69,7 +74,7 @@ POLE = section("CartPole-v1")
 
 
 def set_for(sampler, num_envs=4, env=POLE, **actor):
-    return make_setup(sampler, ActorSection(sampler=sampler, **actor), env, num_envs)
+    return make_setup(ActorSection(sampler=sampler, **actor), env, num_envs)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def set_for(sampler, num_envs=4, env=POLE, **actor):
 def test_each_name_has_its_environments_and_any_device(monkeypatch, sampler, name, kind):
     monkeypatch.setattr(making, "count_gpus", lambda: 2)
     for device, shown in (("auto", name), ("cuda:1", f"{name} on cuda:1")):
-        setup = make_setup(sampler, ActorSection(device=device), section("CartPole-v1"), 4)
+        setup = make_setup(ActorSection(sampler=sampler, device=device), section("CartPole-v1"), 4)
         assert type(setup.envs) is kind
         assert setup.envs.num_envs == setup.columns_per_message == 4
         assert (setup.name, str(setup)) == (name, shown)
@@ -139,3 +144,172 @@ def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, exp
     assert count_cores() == expected
     (machine / "own").unlink()
     assert count_cores() == (expected if group == "." else 8)
+
+
+# -------------------- what `auto` takes, and that it says why
+
+SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
+
+
+def policy_for(envs):
+    return FakePolicy(envs.action_spec.parts[0].choices[0])
+
+
+def measured(setup, look_up=lambda: None):
+    return measure(setup, schema_for(setup.envs), policy_for(setup.envs), look_up)
+
+
+def test_steps_that_wait_are_told_from_those_that_compute():
+    for env, is_waiting in ((SLOW, True), (section("Busy"), False)):
+        setup = set_for("serial", 2, env)
+        found = measured(setup)
+        setup.envs.close()
+        assert found.is_waiting == is_waiting
+        assert 0 < found.env_s <= found.round_s
+        assert 0 <= found.act_s < found.round_s
+        if env is SLOW:
+            assert found.env_s >= 0.02
+
+
+def test_it_ends_after_its_time_or_a_round(monkeypatch):
+    setup = set_for("serial", 1)
+    looks = []
+
+    def look_up():
+        looks.append(time.monotonic())
+
+    monkeypatch.setattr(making, "BUDGET_S", 0.05)
+    measured(setup, look_up)
+    assert len(looks) > 2
+    assert looks[-1] - looks[0] <= 0.05
+    monkeypatch.setattr(making, "BUDGET_S", 0.0)
+    looks.clear()
+    measured(setup, look_up)
+    assert len(looks) == 1
+    setup.envs.close()
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """`auto` for four environments on two cores; what it gave is closed."""
+    made = []
+
+    def run(env, num_cores=2, **actor):
+        monkeypatch.setattr(making, "count_cores", lambda: num_cores)
+        usual = set_for("auto", 4, env, **actor)
+        settings = settings_of().model_copy(update={"env": env, "actor": ActorSection(**actor)})
+        schema, policy = schema_for(usual.envs), policy_for(usual.envs)
+        chosen = choose_setup(usual, settings, 4, schema, lambda _: policy, lambda: None)
+        made.append(chosen)
+        return chosen
+
+    yield run
+    for setup in made:
+        setup.envs.close()
+
+
+@pytest.fixture
+def told(caplog):
+    caplog.set_level("INFO", making.logger.name)
+    return lambda: caplog.messages[-1]
+
+
+def test_small_environments_stay_in_the_actor_and_slow_ones_get_workers(choose, told):
+    setup = choose(section("CartPole-v1"))
+    assert setup.name == "vector"
+    assert told().startswith("actor.sampler auto takes vector; ms for a step of all 4 columns: vec")
+    assert "workers not tried, at best" in told()
+    setup = choose(SLOW)
+    assert (setup.name, type(setup.envs)) == ("parallel", WorkerEnvs)
+    assert "columns: serial " in told()
+    assert ", parallel " in told()
+    assert choose(section("bench.probes:Failing", kwargs={"after": 0})).name == "serial"
+    assert "takes serial" in told()
+    assert choose(section("Busy"), num_cores=1).name == "serial"
+    assert "no workers for want of cores" in told()
+
+
+def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):
+    made = []
+
+    def workers(env, num_envs, num_workers, *rest):
+        made.append(num_workers)
+        raise EnvError("enough")
+
+    monkeypatch.setattr(making, "WorkerEnvs", workers)
+    choose(SLOW, num_cores=1)
+    choose(SLOW, num_workers=2)
+    assert made == [4, 2]
+    choose(section("Busy"))
+    assert made == [4, 2, 2]
+    assert "wait more than they compute" not in told()
+
+
+class FakeWorkers:
+    num_open = 0
+
+    def __init__(self, *_):
+        FakeWorkers.num_open += 1
+
+    def close(self):
+        FakeWorkers.num_open -= 1
+
+
+HERE, SLOW_ACT = Measured(1.0, 0.8, 0.0005), Measured(1.0, 0.1, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("times", "keys", "taken"),
+    [
+        # Of equals the simpler one.
+        ({"serial": HERE, "parallel": Measured(0.91, 0.8, 0.1)}, {}, "serial"),
+        ({"serial": HERE, "parallel": Measured(0.89, 0.8, 0.1)}, {}, "parallel"),
+        # What workers cannot win is not tried.
+        ({"serial": Measured(1.0, 0.2, 0.75)}, {"device": "cpu"}, "serial"),
+        # Slow acting may move to a GPU, if it gains by it, and nobody named a device.
+        (
+            {
+                "serial": SLOW_ACT,
+                "serial on cuda": Measured(0.2, 0.1, 0.1),
+                "parallel on cuda": Measured(0.15, 0.05, 0.1),
+            },
+            {},
+            "parallel on cuda",
+        ),
+        ({"serial": SLOW_ACT, "serial on cuda": SLOW_ACT}, {}, "serial"),
+        ({"serial": HERE, "parallel": Measured(0.5, 0.4, 0.1)}, {"device": "cpu"}, "parallel"),
+        (
+            {"serial on cuda": HERE, "parallel on cuda": Measured(0.5, 0.4, 0.1)},
+            {"device": "cuda"},
+            "parallel on cuda",
+        ),
+        # Those that fail are not taken.
+        ({"serial": HERE, "parallel": EnvError("a worker died")}, {"device": "cpu"}, "serial"),
+        ({"serial": HERE, "parallel": KeyboardInterrupt()}, {"device": "cpu"}, None),
+    ],
+)
+def test_the_fastest_is_taken(choose, told, monkeypatch, times, keys, taken):
+    asked, closed = [], []
+
+    def measure(setup, *_):
+        asked.append(str(setup))
+        found = times[str(setup)]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(making, "count_gpus", lambda: 1)
+    monkeypatch.setattr(making, "measure", measure)
+    monkeypatch.setattr(making, "WorkerEnvs", FakeWorkers)
+    monkeypatch.setattr(SerialEnvs, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(FakeWorkers, "num_open", 0)
+    if taken is None:
+        with pytest.raises(KeyboardInterrupt):
+            choose(SLOW, **keys)
+    else:
+        assert str(choose(SLOW, **keys)) == taken
+        assert f"takes {taken}; " in told()
+    assert asked == list(times)
+    is_parallel = taken is not None and taken.startswith("parallel")
+    assert FakeWorkers.num_open == is_parallel
+    assert len(closed) == (is_parallel or taken is None)

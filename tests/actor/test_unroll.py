@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.actor.sending import MessageBuffer
-from impala_async.actor.unroll import Unroll
+from impala_async.actor.unroll import MessageBuffer, Unroll
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,10 +71,6 @@ class FakePlayer:
 
     def run(self) -> None:
         assert not self.should_stop()
-
-    @property
-    def client(self) -> Any:
-        return SimpleNamespace(is_finished=self.is_finished)
 
     def describe(self) -> str:
         return "played it"

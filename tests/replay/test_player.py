@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from impala_async.errors import ConfigError, MismatchError, RecordingError
+from impala_async.errors import ConfigError, MismatchError, RecordingError, UnreachableError
 from impala_async.learner.slots import Slot
 from impala_async.replay import player as module
 from impala_async.replay.index import RecordingIndex
@@ -96,9 +96,9 @@ async def test_what_was_recorded_arrives_as_it_was(make_replay: Make, schema: An
     sent[1] = message(1, columns=3, schema=schema, episodes=[(1.5, 2)])
     replay.play(start(schema=schema), *sent)
     played = await replay.end()
-    assert (played.num_messages, played.num_columns, played.client.refused) == (4, 8, {})
+    assert (played.num_messages, played.num_columns, played.refused) == (4, 8, {})
     assert played.num_body_bytes == sum(len(recorded.body) for recorded in sent)
-    assert not played.client.is_finished
+    assert not played.is_finished
     expected = [(planes(n, c, schema), i) for n, c in enumerate(widths) for i in range(c)]
     for _ in range(2):
         taken = replay.harness.train()
@@ -107,6 +107,33 @@ async def test_what_was_recorded_arrives_as_it_was(make_replay: Make, schema: An
             assert same(taken, column, made.columns, place)
     assert replay.harness.episodes == [(1.5, 2)]
     assert replay.harness.count("sessions/closed") == 1
+
+
+async def test_it_joins_as_an_actor_does_and_waits_for_the_first_version(make_replay: Make) -> None:
+    replay = make_replay(is_open=False)
+    replay.play(start(), *(message(n, columns=1 + n % 2) for n in range(2)), is_looped=True)
+    await until(lambda: len(replay.harness.schemas) == 1, "the schema")
+    await asyncio.sleep(0.05)
+    assert replay.player.num_messages == 0
+    replay.harness.open()
+    replay.harness.publish(0)
+    await replay.full()
+    (peer,) = replay.harness.server.table
+    assert (peer.columns, peer.streams) == (2, 1)
+
+
+async def test_its_lease_lives_until_the_learner_ends_it(make_replay: Make) -> None:
+    replay = make_replay(learner={"lease_s": 1})
+    replay.play(start(), message(0), is_looped=True)
+    await replay.full(3)
+    # There is no credit left, so it says nothing else.
+    (peer,) = replay.harness.server.table
+    before = peer.last_heard
+    await until(lambda: peer.last_heard > before, "a heartbeat")
+    assert peer.weights_route
+    replay.harness.server.table.end(peer)
+    with pytest.raises(UnreachableError, match="the learner has ended the session"):
+        await replay.end()
 
 
 async def test_by_default_the_newest_version_is_said(make_replay: Make) -> None:
@@ -187,7 +214,7 @@ async def test_a_learner_that_never_gets_there_is_told(
 async def test_exactly_the_epoch_is_the_learner_s_own(make_replay: Make) -> None:
     replay = make_replay()
     replay.play(start(3), *(message(n, epoch=3 - n % 2) for n in range(4)), is_exact=True)
-    assert (await replay.end()).client.refused == {}
+    assert (await replay.end()).refused == {}
     await replay.full()
 
 
@@ -203,16 +230,19 @@ async def test_the_end_is_waited_for_as_long_as_versions_come(
         await asyncio.sleep(0.03)
         replay.harness.publish(update)
     played = await replay.end()
-    assert played.client.newest.update == 7
-    assert not played.client.is_finished
+    assert played.newest.update == 7
+    # It asks for numbers alone.
+    assert replay.harness.count("weights/served") == 0
+    assert not played.is_finished
 
 
-async def test_a_learner_that_is_finished_ends_it(make_replay: Make) -> None:
+@pytest.mark.parametrize("reason", ["finished", "restarting"])
+async def test_a_goodbye_is_answered_and_ends_it(make_replay: Make, reason: str) -> None:
     replay = make_replay()
     replay.play(start(), *(message(n) for n in range(40)))
     await replay.full()
-    await replay.harness.server.say_bye("finished", 5.0)
-    assert (await replay.end()).client.is_finished
+    await asyncio.wait_for(replay.harness.server.say_bye(reason, 20.0), 5.0)
+    assert (await replay.end()).is_finished == (reason == "finished")
 
 
 async def test_what_is_refused_is_told(make_replay: Make) -> None:
@@ -222,7 +252,7 @@ async def test_what_is_refused_is_told(make_replay: Make) -> None:
     replay.play(start(), message(0), bad, message(2))
     played = await replay.end()
     assert played.num_messages == 3
-    refused = played.client.refused
+    refused = played.refused
     assert refused in ({"invalid": 1}, {"nonfinite": 1})
     played.seconds = 0.5
     assert played.describe().startswith("played 3 messages, 1.0 times the recording, in 0.5 s: 6 ")
