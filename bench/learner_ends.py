@@ -1,8 +1,8 @@
 """The doors that the benchmark of the learner goes through, and what is read off a learner.
 
-A recording is made by `record`, with real environments. It is played by `replay`, which starts the
-learner in a process of its own. Rates are read from the reports that every run writes, processor
-time from /proc.
+A recording is made by `train --record`, with real environments. It is played by `replay`, which
+starts the learner in a process of its own. Rates are read from the reports that every run writes,
+processor time from /proc.
 """
 
 import json
@@ -34,8 +34,8 @@ WAITS_MS = ("timing_breakdown/learner_dequeue_time_ms", LOAD_WAIT_MS)
 
 def record(path: Path, config: Path, settings: Sequence[str]) -> None:
     """Train for a moment, and keep what the actors sent."""
-    door = [sys.executable, "-m", "impala_async.record", str(path), "--config", str(config)]
-    run = ["--run-dir", f"{path}.run", *_set(settings)]
+    door = [sys.executable, "-m", "impala_async.train", "--record", str(path)]
+    run = ["--config", str(config), "--run-dir", f"{path}.run", *_set(settings)]
     recorder = subprocess.Popen(
         [*door, *run], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -47,7 +47,7 @@ def record(path: Path, config: Path, settings: Sequence[str]) -> None:
         recorder.communicate()
         raise
     if recorder.returncode:
-        raise RuntimeError(f"record ended with {recorder.returncode}:\n{said}")
+        raise RuntimeError(f"train ended with {recorder.returncode}:\n{said}")
 
 
 def serve(

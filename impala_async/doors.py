@@ -149,6 +149,12 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
     )
+    parser.add_argument(
+        "--record",
+        type=typed_path,
+        metavar="FILE",
+        help="write all that the learner takes from its actors to this new file, for `replay`",
+    )
 
 
 def typed_path(text: str) -> Path:

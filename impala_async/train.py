@@ -51,23 +51,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(lambda: train(args))
 
 
-def train(args: argparse.Namespace, extra_flags: Sequence[str] = ()) -> int:
-    """A run, as the flags say it. The extra ones are for the learner alone."""
+def train(args: argparse.Namespace) -> int:
+    """A run, as the flags say it."""
     config, folder = check_run(args, default=default_config_path())
     hold = folder.hold()
     try:
-        return _train(args, config, folder, hold, extra_flags)
+        return _train(args, config, folder, hold)
     finally:
         folder.let_go()
 
 
-def _train(
-    args: argparse.Namespace,
-    config: "RunConfig",
-    folder: "RunFolder",
-    hold: int,
-    extra_flags: Sequence[str],
-) -> int:
+def _train(args: argparse.Namespace, config: "RunConfig", folder: "RunFolder", hold: int) -> int:
     """In a folder that is ours; the learner shares in the hold of it."""
     from impala_async.runs.folder import HOLD_VARIABLE
 
@@ -78,7 +72,7 @@ def _train(
     before = folder.read_json("summary.json") if args.resume else None
     started = time.monotonic()
     run = LocalRun(
-        [*_learner_flags(args, folder, overrides), *extra_flags],
+        _learner_flags(args, folder, overrides),
         _reached_at(bind.data),
         folder.path,
         {**bind_of_this_start(bind), HOLD_VARIABLE: str(hold)},
@@ -141,6 +135,8 @@ def _learner_flags(
         flags.append("--resume")
     elif config is not None:
         flags += ["--config", str(config)]
+    if args.record is not None:
+        flags += ["--record", str(args.record)]
     return flags + [part for override in overrides for part in ("--set", override)]
 
 

@@ -41,13 +41,12 @@ from impala_async.runs.folder import RunFolder
 from tests.test_errors import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume"}
+RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume", "--record"}
 # Others call these: a flag that goes or comes is a decision, and this line is where it is made.
 FLAGS = {
     "train": RUN_FLAGS,
-    "learner": RUN_FLAGS | {"--record"},
+    "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
-    "record": RUN_FLAGS,
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
 }
@@ -85,7 +84,6 @@ def test_flags_are_frozen_and_each_door_says_its_command_and_version(door, monke
 TWICE = [
     ("train", ["--config", "cartpole", "--config=pong_impala"]),
     ("learner", ["--config", "cartpole", "--config", "cartpole"]),
-    ("record", ["file", "--run-dir", "a", "--run-dir", "b"]),
     ("learner", ["--record", "a", "--record", "b"]),
     ("actor", ["--learner", "tcp://h:1", "--learner", "tcp://h:2"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
@@ -130,8 +128,8 @@ WRONG = [
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),
-    ("record", ["x", "--set", "no.such=1"]),
-    ("record", []),
+    ("train", ["--record", "x", "--set", "no.such=1"]),
+    ("train", ["--record"]),
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
     ("replay", ["/dev/null"]),

@@ -46,7 +46,7 @@ FLOORS = {
     "replay": UPPER_PROCESSES,
 }
 # Root modules that anybody may run, and what these share.
-DOORS = {"__main__", "doors", "train", "record", "replay", "evaluate"}
+DOORS = {"__main__", "doors", "train", "replay", "evaluate"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.

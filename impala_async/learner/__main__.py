@@ -20,7 +20,6 @@ from impala_async.doors import (
     run_door,
     start_logging,
     start_told_of,
-    typed_path,
     with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
@@ -47,12 +46,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, then serve until a stop is reached or a signal comes."""
     parser = new_parser("learner", "Train from the trajectories of any number of actors.")
     add_run_flags(parser)
-    parser.add_argument(
-        "--record",
-        type=typed_path,
-        metavar="FILE",
-        help="write all that actors send to this new file",
-    )
     args = parser.parse_args(argv)
 
     def body() -> int:

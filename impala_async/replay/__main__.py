@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Start a learner with the settings of a recording, and play that into it, as fast as it "
         "takes it: without environments, over the same protocol.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a recording, as `record` made it")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file that `train --record` made")
     parser.add_argument(
         "--exact",
         action="store_true",

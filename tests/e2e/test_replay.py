@@ -58,7 +58,7 @@ def replay(folder: Path, recording: Path, *flags: str) -> tuple[Door, Path]:
 def test_a_run_of_train_is_made_again_to_the_last_bit(tmp_path: Path, site: Site) -> None:
     recording = tmp_path / "recording"
     flags = ["--config", CARTPOLE, "--run-dir", str(site.run_dir), "--set", "stop.mean_return=60"]
-    door = site.open("record", str(recording), *flags)
+    door = site.open("train", "--record", str(recording), *flags)
     assert door.wait_exit(90) == 0, door.log
     recorded = outcome(site.run_dir)
     again, run_dir = replay(tmp_path / "again", recording, "--exact")
