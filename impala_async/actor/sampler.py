@@ -60,13 +60,9 @@ class Sampler:
                 "the environment of this actor is not the one that the learner knows: "
                 f"{here.difference(schema, 'here', 'at the learner')}"
             )
-        self._env_s = self._act_s = 0.0
-        self._num_steps = 0
-        self._envs = envs
-        self._policy = policy
-        self._rng = rng
-        self._take_buffer = take_buffer
-        self._newest = newest
+        self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
+        self._envs, self._policy, self._rng = envs, policy, rng
+        self._take_buffer, self._newest = take_buffer, newest
         self._obs = envs.reset(seed)
         # The columns carry it from row to row: as it is before the row that comes next.
         self._state: Mapping[str, NDArray[np.float32]] = policy.first_state(envs.num_envs)
@@ -96,8 +92,7 @@ class Sampler:
     def take_times(self) -> tuple[float, float, int]:
         """Seconds that environments and policy took since the last call, and for how many steps."""
         times = self._env_s, self._act_s, self._num_steps
-        self._env_s = self._act_s = 0.0
-        self._num_steps = 0
+        self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
         return times
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
@@ -105,7 +100,6 @@ class Sampler:
         return [Unroll(schema, self._obs)]
 
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
-        """The state before the next row of the unroll in this place."""
         return self._state
 
     def _begin(self) -> list[Finished]:
@@ -125,7 +119,6 @@ class Sampler:
         return []
 
     def _write(self, chosen: Action, step: Step) -> list[Finished]:
-        """Make rows of a step; the messages that this completes."""
         if self._state:
             # The row after an end resets the environment; an episode's first row comes after it.
             # Who is not trained plays on, and remembers: its rows are masked, no resets.

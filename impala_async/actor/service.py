@@ -94,9 +94,9 @@ class ActorService:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
         self._watch.limit(settings.env.step_timeout_s)
-        setup = self._make_setup(settings)
+        setup, schema = self._make_setup(settings)
         try:
-            sampler = self._join(settings, setup)
+            sampler = self._join(settings, setup, schema)
             self._is_sampling = True
             self._sample(sampler, settings.trajectory.rows)
         except (EnvError, EnvHangsError) as error:
@@ -109,10 +109,9 @@ class ActorService:
             self._is_sampling = False
             close_quietly(setup.envs)
 
-    def _join(self, settings: ActorSettings, setup: Setup) -> Sampler:
+    def _join(self, settings: ActorSettings, setup: Setup, schema: Schema) -> Sampler:
         """Join the learner with what was built; the seed follows from the rank that this gives."""
         client, envs = self._client, setup.envs
-        schema = _schema_of(setup, settings)
         policy = _build_policy(schema, settings, setup.device)
         layouts = [layout for layout in (policy.layout, policy.coarse_layout) if layout is not None]
         width = setup.columns_per_message
@@ -145,11 +144,10 @@ class ActorService:
             seed=seed,
         )
 
-    def _make_setup(self, settings: ActorSettings) -> Setup:
+    def _make_setup(self, settings: ActorSettings) -> tuple[Setup, Schema]:
         """The environments that `actor.sampler` asks for, where it wants them."""
         actor, env, policies = settings.actor, settings.env, settings.policies
         num_envs = self._num_envs or actor.num_envs
-        self._check_num_envs(num_envs, settings)
         try:
             setup = make_setup(actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
@@ -157,14 +155,15 @@ class ActorService:
                 raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(plain(str(with_id(error, env.id)))) from error
-        if actor.sampler != "auto":
-            return setup
-        if settings.pace.is_lockstep:
+        obs, action, model = setup.envs.obs_spec, setup.envs.action_spec, settings.model
+        state = recurrent_state(model.core, model.core_size)
+        schema = Schema(obs, action, settings.trajectory.rows, state, policies.names)
+        if actor.sampler == "auto" and settings.pace.is_lockstep:
             logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
-            return setup
-        schema = _schema_of(setup, settings)
-        make_policy = partial(_build_policy, schema, settings)
-        return choose_setup(setup, settings, num_envs, schema, make_policy, self._look_up)
+        elif actor.sampler == "auto":
+            make_policy = partial(_build_policy, schema, settings)
+            setup = choose_setup(setup, settings, num_envs, schema, make_policy, self._look_up)
+        return setup, schema
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""
@@ -172,17 +171,6 @@ class ActorService:
             raise RunFinished
         if self._is_sampling:
             self._client.pump(0)
-
-    def _check_num_envs(self, num_envs: int, settings: ActorSettings) -> None:
-        """The learner would refuse them too, but only when all of them are built."""
-        key, least, most = "learner.batch_columns", 1, self._client.side.welcome.max_columns
-        if settings.pace.is_lockstep:
-            key, least, most = "pace.mode lockstep", *[settings.actor.num_envs] * 2
-        if not least <= num_envs <= most:
-            raise MismatchError(
-                f"--num-envs: with {key} this learner takes {least} to {most} environments of "
-                f"each actor, got {num_envs}"
-            )
 
     def _sample(self, sampler: Sampler, rows: int) -> None:
         num_steps = 0
@@ -218,12 +206,6 @@ class ActorService:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = self._signal or number  # of a second one the stopper hears
-
-
-def _schema_of(setup: Setup, settings: ActorSettings) -> Schema:
-    state = recurrent_state(settings.model.core, settings.model.core_size)
-    rows, policies = settings.trajectory.rows, settings.policies.names
-    return Schema(setup.envs.obs_spec, setup.envs.action_spec, rows, state, policies)
 
 
 def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:

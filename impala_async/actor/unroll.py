@@ -223,7 +223,6 @@ class Unroll:
         return [Finished(buffer, self._version, self._episodes)]
 
     def _mark(self, masked: NDArray[np.bool_]) -> None:
-        """Mask this row of these columns; an episode counts from the row after it."""
         self._is_over |= masked
         self._num_over = int(np.count_nonzero(self._is_over))
         for column in np.flatnonzero(masked).tolist():

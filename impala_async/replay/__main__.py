@@ -24,7 +24,6 @@ from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
     from impala_async.replay.index import RecordingIndex
-    from impala_async.replay.player import Player
     from impala_async.runs.folder import RunFolder
 
 SETTINGS = "replay.json"
@@ -67,15 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    if args.exact and args.loop:
-        raise ConfigError("--loop: an exact replay has an end: drop --loop or --exact")
-    if args.exact and args.overrides:
-        raise ConfigError("--set: an exact replay keeps the recorded settings: drop it, or --exact")
+    if args.exact and (args.loop or args.overrides):
+        raise ConfigError("--exact: it ends, with the recorded settings: drop --loop and --set")
     start_logging()
     from impala_async.replay.index import RecordingIndex, check_exact, settings_for
     from impala_async.runs.folder import RunFolder, default_run_path
 
-    index = RecordingIndex(args.file)
+    with start_told_of(f"{args.file} is checked"):
+        index = RecordingIndex(args.file)
     if args.exact:
         check_exact(index)
     config = settings_for(index, args.overrides, is_exact=args.exact)
@@ -88,7 +86,6 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
-    """The file that the learner reads them from, in its run folder."""
     from impala_async.runs.folder import PRIVATE
 
     try:
@@ -107,6 +104,12 @@ def _start_and_play(
 
     data, weights = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     told: list[int] = []
+
+    def hear(number: int, frame: object) -> None:
+        if told:
+            interrupt(number, frame)
+        told.append(number)
+
     learner = StartedLearner(
         ["--config", str(settings), "--run-dir", str(folder.path)],
         bind_of_this_start(BindSection(data=data, weights=weights)),
@@ -114,10 +117,21 @@ def _start_and_play(
     grace_s = 0.0
     try:
         with undone(learner.kill):
-            player = _make_player(args, data, index, told, learner)
+            with start_told_of("torch is loaded"):
+                from impala_async.replay.player import Player
+
+            for number in REQUESTS:
+                signal.signal(number, hear)
+            player = Player(
+                data,
+                index,
+                is_exact=args.exact,
+                is_looped=args.loop,
+                should_stop=lambda: bool(told) or not learner.is_running,
+                connect_s=CONNECT_S,
+            )
             player.run()
-        is_finished = player.is_finished
-        grace_s = GRACE_S if is_finished else 0.0
+        grace_s = GRACE_S if player.is_finished else 0.0
     finally:
         code = learner.end(grace_s)
     if code != EXIT_DONE:
@@ -134,41 +148,8 @@ def _start_and_play(
         )
     print(f"run folder: {folder.path}")
     if args.exact and not told:
-        print(compare(folder, index, is_finished=is_finished))
+        print(compare(folder, index, is_finished=player.is_finished))
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
-
-
-def _make_player(
-    args: argparse.Namespace,
-    url: str,
-    index: "RecordingIndex",
-    told: list[int],
-    learner: "StartedLearner",
-) -> "Player":
-    """It plays until the learner ends, or a signal comes, which `told` gets then."""
-    with start_told_of("torch is loaded"):
-        import torch
-
-        from impala_async.replay.player import Player
-
-    # Nothing is computed here, and a pool of threads would only stand in the learner's way.
-    torch.set_num_threads(1)
-
-    def hear(number: int, frame: object) -> None:
-        if told:
-            interrupt(number, frame)
-        told.append(number)
-
-    for number in REQUESTS:
-        signal.signal(number, hear)
-    return Player(
-        url,
-        index,
-        is_exact=args.exact,
-        is_looped=args.loop,
-        should_stop=lambda: bool(told) or not learner.is_running,
-        connect_s=CONNECT_S,
-    )
 
 
 class StartedLearner:

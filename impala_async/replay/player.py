@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import torch
+
 from impala_async.actor.client import RunFinished
 from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
 from impala_async.errors import MismatchError, RecordingError, UnreachableError
@@ -137,6 +139,8 @@ class Player:
             log=self._log,
         )
         side.accept(welcome, time.monotonic())
+        # Nothing is computed here, and a pool of threads would only stand in the learner's way.
+        torch.set_num_threads(1)
         policy = build_policy(index.schema, settings.model, settings.policies, seed=settings.seed)
         data_url, weights_url = best_urls(welcome, self._url)
         if data_url != self._url:

@@ -50,7 +50,7 @@ from tests.actor.fakes import schema_of
 from tests.proxy import LEARNER_HOST
 from tests.wire.ends import until
 
-WITHIN_S = 10.0
+WITHIN_S = 20.0
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
 # The arguments of `Client.join`.
 ACTOR_SPEC = schema_of(3), [LAYOUT], 2, 1

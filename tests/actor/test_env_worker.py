@@ -76,7 +76,7 @@ def test_it_steps_what_it_is_told_to_where_it_is_told_to():
         shared.touch()
         write_json(worker.commands, [6, 1])
         write_json(worker.commands, 11, before=RESET)
-        assert os.read(worker.replies, 1) == b"\0"
+        assert os.read(worker.replies, 1) == b"\1"
         expected = here.reset(11)[""]
         assert shared.obs[""].tolist() == [[0] * 4, *expected[3:].tolist(), *[[0] * 4] * 3]
         shared.actions[""][1:3] = 1, 0

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import RecordingError
-from impala_async.replay import index as module
 from impala_async.replay.index import RecordingIndex
 from tests.learner.columns import big_schema
 from tests.replay.recordings import SCHEMA, end, message, start, write
@@ -37,17 +36,6 @@ def test_what_was_cut_is_left_out_and_told(path: Path, caplog: pytest.LogCapture
     assert "its last record is cut off, and left out" in caplog.text
 
 
-def test_only_a_long_one_says_how_far_it_is(
-    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level("INFO")
-    RecordingIndex(write(path, start(), message(0)))
-    assert caplog.text == ""
-    monkeypatch.setattr(module, "NEWS_EVERY_S", 0.0)
-    RecordingIndex(write(path, start(), message(0)))
-    assert "100 % checked" in caplog.text
-
-
 def test_what_is_no_recording_to_play(path: Path) -> None:
     def refused(says: str) -> None:
         with pytest.raises(RecordingError, match=rf"^{path}: {says}"):
@@ -67,9 +55,9 @@ def test_what_is_no_recording_to_play(path: Path) -> None:
     write(path, message(0))
     refused("does not begin with what is said of its run")
     write(path, start(), message(0), start(2, 1))
-    refused("holds more than one start of a learner")
+    refused(r"the record at byte \d+ is not of its run")
     write(path, start(), message(0, schema=big_schema()))
-    refused(r"the message at byte \d+ does not fit its environment")
+    refused(r"the record at byte \d+ is not of its run")
     damaged = bytearray(write(path, start(), message(0)).read_bytes())
     damaged[-1] ^= 1
     path.write_bytes(damaged)

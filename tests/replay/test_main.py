@@ -272,7 +272,7 @@ def test_a_recording_that_lacks_messages_of_its_run_is_told(
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([start(2, 5), message(0), end(7)], "begins at update 5, with a checkpoint"),
+        ([start(2, 5), message(0), end(7)], "begins at update 5: record a run from its start"),
         ([start(), message(0), end(0)], "ended before the first update"),
         ([start(pace={"mode": "lockstep"}), message(0), end(7)], "recorded in lockstep"),
     ],
