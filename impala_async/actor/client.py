@@ -55,6 +55,9 @@ WORTH = 0.8
 # So many messages go plain before it is tried again.
 RETRY_AFTER = 100
 
+Compress = Callable[[Bytes2D], bytes | None]
+"""The planes in one compressed frame; None if they should go as they are."""
+
 
 class RunFinished(Exception):
     """There is nothing left to do: the learner reached its goal, or this actor was told to end."""
@@ -64,24 +67,23 @@ class NewRun(Exception):
     """The learner at this address runs something else now: build everything anew."""
 
 
-class Compressor:
+def compressor(choice: Literal["auto", "on", "off"], data_url: str) -> Compress:
     """Compresses what leaves the host while that pays, and tries again now and then."""
+    is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
+    num_to_skip = 0 if choice == "on" or (choice == "auto" and is_remote) else math.inf
 
-    def __init__(self, choice: Literal["auto", "on", "off"], data_url: str) -> None:
-        is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
-        is_on = choice == "on" or (choice == "auto" and is_remote)
-        self._num_to_skip = 0 if is_on else math.inf
-
-    def compress(self, obs: Bytes2D) -> bytes | None:
-        """The planes in one compressed frame; None if they should go as they are."""
-        if self._num_to_skip:
-            self._num_to_skip -= 1
+    def try_to_compress(obs: Bytes2D) -> bytes | None:
+        nonlocal num_to_skip
+        if num_to_skip:
+            num_to_skip -= 1
             return None
         frame = compress(obs.data.cast("B"))
         if len(frame) <= WORTH * obs.nbytes:
             return frame
-        self._num_to_skip = RETRY_AFTER
+        num_to_skip = RETRY_AFTER
         return None
+
+    return try_to_compress
 
 
 class Client:
@@ -103,7 +105,7 @@ class Client:
         self._data = Dealer(context, url)
         self._link: Link | None = None
         self._free: deque[MessageBuffer] = deque()
-        self._compressor = Compressor("off", url)
+        self._compress = compressor("off", url)
         self._send_wait_s = self._weights_wait_s = 0.0
         self._has_left = self._is_coming_back = False
         self._log = SeldomLog(logger)
@@ -278,7 +280,7 @@ class Client:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome, former = self.side.welcome, self._link
         data_url, weights_url = best_urls(welcome, self._url)
-        self._compressor = Compressor(self.settings.actor.compress, data_url)
+        self._compress = compressor(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url)
@@ -337,9 +339,7 @@ class Client:
             shape = self._schema.rows, buffer.num_columns
             data = Data(welcome.session, seq, *version, *shape, PLAIN, 0, None)
             # Big frames are views of the buffer, which must stay as it is until seq is settled.
-            frames = encode_data(
-                data, buffer.obs, buffer.small, episodes, self._compressor.compress
-            )
+            frames = encode_data(data, buffer.obs, buffer.small, episodes, self._compress)
             if not self._data.send(frames):
                 return
             outbox.mark_sent(seq, now)

@@ -1,10 +1,10 @@
 """The replay door: a recording into a learner of the recorded settings, without environments."""
 
 import argparse
+import contextlib
 import signal
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 SETTINGS = "replay.json"
 CONNECT_S = 60.0
-POLL_S = 0.05
 # A learner that has reached its goal, and said so, is about to end by itself.
 GRACE_S = 600.0
 
@@ -110,13 +109,17 @@ def _start_and_play(
             interrupt(number, frame)
         told.append(number)
 
-    learner = StartedLearner(
+    lifeline = Lifeline()
+    learner = spawn(
+        "learner",
         ["--config", str(settings), "--run-dir", str(folder.path)],
-        bind_of_this_start(BindSection(data=data, weights=weights)),
+        lifeline,
+        environment=bind_of_this_start(BindSection(data=data, weights=weights)),
     )
     grace_s = 0.0
     try:
-        with undone(learner.kill):
+        # Until it has begun it has nothing to say.
+        with undone(learner.wait), undone(learner.kill):
             with start_told_of("torch is loaded"):
                 from impala_async.replay.player import Player
 
@@ -127,13 +130,14 @@ def _start_and_play(
                 index,
                 is_exact=args.exact,
                 is_looped=args.loop,
-                should_stop=lambda: bool(told) or not learner.is_running,
+                should_stop=lambda: bool(told) or learner.poll() is not None,
                 connect_s=CONNECT_S,
             )
             player.run()
         grace_s = GRACE_S if player.is_finished else 0.0
     finally:
-        code = learner.end(grace_s)
+        code = end_learner(learner, grace_s)
+        lifeline.close()
     if code != EXIT_DONE:
         if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
             tell_death(code, folder, "learner")
@@ -152,34 +156,14 @@ def _start_and_play(
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
 
 
-class StartedLearner:
-    """Owns the process. It ends with this one, however this one ends."""
-
-    def __init__(self, flags: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._lifeline = Lifeline()
-        self._process: subprocess.Popen[bytes] = spawn(
-            "learner", flags, self._lifeline, environment=environment
-        )
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """It has not begun yet, so it has nothing to say."""
-        self._process.kill()
-        self._process.wait()
-
-    def end(self, grace_s: float) -> int:
-        """Let it end by itself for so long, then ask it to; its exit code."""
-        until = time.monotonic() + grace_s
-        while self.is_running and time.monotonic() < until:
-            time.sleep(POLL_S)
-        if self.is_running:
-            self._process.terminate()
-        end_in_time([self._process], LEARNER_END_S)
-        self._lifeline.close()
-        return exit_code(self._process.returncode)
+def end_learner(learner: "subprocess.Popen[bytes]", grace_s: float) -> int:
+    """Let it end by itself for so long, then ask it to; its exit code."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        learner.wait(grace_s)
+    if learner.poll() is None:
+        learner.terminate()
+    end_in_time([learner], LEARNER_END_S)
+    return exit_code(learner.returncode)
 
 
 if __name__ == "__main__":

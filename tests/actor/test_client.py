@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from impala_async.actor.client import RETRY_AFTER, Compressor, RunFinished
+from impala_async.actor.client import RETRY_AFTER, RunFinished, compressor
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
@@ -225,7 +225,7 @@ NOISE = np.random.default_rng(0).integers(0, 256, (4, 3000), np.uint8)
     ],
 )
 def test_auto_compresses_what_leaves_the_host(choice, url, is_compressed):
-    frame = Compressor(choice, url).compress(EVEN)
+    frame = compressor(choice, url)(EVEN)
     assert (frame is not None) == is_compressed
     if frame is not None:
         target = bytearray(EVEN.nbytes)
@@ -234,12 +234,12 @@ def test_auto_compresses_what_leaves_the_host(choice, url, is_compressed):
 
 
 def test_what_does_not_become_smaller_is_tried_again_only_after_a_while():
-    compressor = Compressor("on", FAR)
-    assert compressor.compress(NOISE) is None
+    compress = compressor("on", FAR)
+    assert compress(NOISE) is None
     for _ in range(RETRY_AFTER):
-        assert compressor.compress(EVEN) is None
+        assert compress(EVEN) is None
     for _ in range(2):
-        assert compressor.compress(EVEN) is not None
+        assert compress(EVEN) is not None
 
 
 # -------------------- lockstep

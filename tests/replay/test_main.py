@@ -1,9 +1,9 @@
 """The replay door: what it starts and plays, with what settings, and what it says at the end."""
 
 import json
-import os
 import re
-import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,15 +14,13 @@ import pytest
 from impala_async import processes
 from impala_async.config.load import load_config
 from impala_async.doors import BIND_VARIABLE
-from impala_async.launch import local
 from impala_async.replay import __main__ as replay
 from impala_async.replay import player as player_module
-from impala_async.replay.__main__ import StartedLearner
+from impala_async.replay.__main__ import end_learner
 from impala_async.replay.index import RecordingIndex
 from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version
 from impala_async.wire.recording import Record
-from tests.e2e.zygote import children
 from tests.replay.recordings import end, message, start, write
 
 SUMMARY = {"updates": 7, "env_steps_trained": 1234, "env_steps_per_s": 99.5, "bottleneck": "it"}
@@ -34,18 +32,25 @@ class FakeLearner:
     made: list["FakeLearner"]
     code = 0
 
-    def __init__(self, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, door: str, flags: Sequence[str], lifeline: Any, environment: Mapping[str, str]
+    ) -> None:
+        assert door == "learner"
         self.flags = dict(zip(flags[::2], flags[1::2], strict=True))
         self.ports: dict[str, str] = json.loads(environment[BIND_VARIABLE])
         self.grace_s: float | None = None
-        self.is_running = True
         FakeLearner.made.append(self)
+
+    def poll(self) -> int | None:
+        return None if self.grace_s is None else self.code
 
     def kill(self) -> None:
         raise AssertionError("it was not to be")
 
+    wait = kill
+
     def end(self, grace_s: float) -> int:
-        self.grace_s, self.is_running = grace_s, False
+        self.grace_s = grace_s
         RunFolder(Path(self.flags["--run-dir"])).write_json("summary.json", SUMMARY)
         return self.code
 
@@ -81,7 +86,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for fake in (FakeLearner, FakePlayer):
         monkeypatch.setattr(fake, "made", [], raising=False)
-    monkeypatch.setattr(replay, "StartedLearner", FakeLearner)
+    monkeypatch.setattr(replay, "spawn", FakeLearner)
+    monkeypatch.setattr(replay, "end_learner", FakeLearner.end)
     monkeypatch.setattr(player_module, "Player", FakePlayer)
     monkeypatch.setattr(replay.signal, "signal", lambda *_: None)
 
@@ -169,7 +175,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPa
     """Neither its own file, nor what the learner has begun, nor the learner."""
     seen: list[str] = []
 
-    def begin(self: FakeLearner, flags: Sequence[str], environment: Mapping[str, str]) -> None:
+    def begin(self: FakeLearner, door: str, flags: Sequence[str], *_: Any, **__: Any) -> None:
         folder = RunFolder(Path(flags[3]))
         seen.extend(path.name for path in folder.path.iterdir())
         folder.begin(load_config(Path(flags[1])))
@@ -181,11 +187,12 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(FakeLearner, "__init__", begin)
     monkeypatch.setattr(FakeLearner, "kill", lambda self: seen.append("killed"))
-    monkeypatch.setattr(FakeLearner, "end", lambda self, grace_s: 130)
+    monkeypatch.setattr(FakeLearner, "wait", lambda self: seen.append("awaited"))
+    monkeypatch.setattr(replay, "end_learner", lambda learner, grace_s: 130)
     monkeypatch.setattr(FakePlayer, "__init__", lambda *args, **named: None)
     monkeypatch.setattr(FakePlayer, "run", interrupted)
     assert replay.main([recording(), "--run-dir", "here"]) == 130
-    assert seen == ["replay.json", "killed"]
+    assert seen == ["replay.json", "killed", "awaited"]
     assert not Path("here").exists()
 
 
@@ -307,14 +314,12 @@ def test_a_run_is_not_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
 # -------------------- a learner that is a child, behind a fake door
 
 LEARNER = """
-import json, os, signal, sys, time
+import signal, sys, time
 from pathlib import Path
 
 told = []
 signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-found = [sys.argv[1:], os.environ["PORTS"], os.environ["OMP_NUM_THREADS"]]
-Path("new").write_text(json.dumps(found))
-Path("new").rename("flags")
+Path("ready").touch()
 give_up_at = time.monotonic() + 20
 while not told and not Path("end").exists() and time.monotonic() < give_up_at:
     time.sleep(0.005)
@@ -323,42 +328,24 @@ sys.exit(3 if told else 5)
 
 
 @pytest.fixture
-def learner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(local, "ASKED_END_S", 2.0)
-    package = Path("impala_async")
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "learner.py").write_text(LEARNER)
-    started = StartedLearner(["--flag", "1"], {"PORTS": "7"})
-    give_up_at = time.monotonic() + 10
-    while not Path("flags").exists():
+def learner(tmp_path: Path) -> Any:
+    made = subprocess.Popen([sys.executable, "-c", LEARNER], cwd=tmp_path)
+    give_up_at = time.monotonic() + 20
+    while not Path("ready").exists():
         assert time.monotonic() < give_up_at
         time.sleep(0.005)
-    return started
+    return made
 
 
-def test_it_gets_its_flags_and_ends_when_it_is_asked_to(learner: Any) -> None:
-    assert learner.is_running
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
-    assert json.loads(Path("flags").read_text()) == [["--flag", "1"], "7", threads]
-    assert learner.end(0.0) == 3
-    assert not learner.is_running
-    assert children() == []
+def test_a_learner_ends_when_it_is_asked_to(learner: Any) -> None:
+    assert end_learner(learner, 0.0) == 3
 
 
 def test_one_that_ends_by_itself_is_let_to(learner: Any) -> None:
     Path("end").touch()
-    assert learner.end(10.0) == 5
+    assert end_learner(learner, 20.0) == 5
 
 
 def test_one_that_died_has_the_code_of_a_shell(learner: Any) -> None:
-    (child,) = children()
-    child.send_signal(signal.SIGKILL)
-    assert learner.end(10.0) == 137
-
-
-def test_one_that_has_not_begun_is_killed(learner: Any) -> None:
     learner.kill()
-    assert not learner.is_running
-    assert learner.end(0.0) == 137
+    assert end_learner(learner, 20.0) == 137
