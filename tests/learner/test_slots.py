@@ -16,7 +16,7 @@ from tests.learner.columns import big_schema, planes_of
 
 B = 4
 V = Version(1, 5)
-MMAP, TRIM = -3, -1
+MMAP, TRIM, ARENAS = -3, -1, -8
 
 
 def test_planes_are_allocated_once_each_and_never_again() -> None:
@@ -100,6 +100,33 @@ def test_what_is_allocated_again_faults_no_more() -> None:
     assert given_back > 10 * kept
 
 
+FLOOD = """
+import threading
+import numpy as np, psutil
+from impala_async.learner.slots import give_back_freed_memory, keep_freed_memory
+keep_freed_memory()
+rss = psutil.Process().memory_info
+flood = []
+before = rss().rss
+fill = lambda: flood.extend(np.ones(16 << 10, np.uint8) for _ in range(3000))
+thread = threading.Thread(target=fill)
+thread.start()
+thread.join()
+flood.clear()
+kept = rss().rss
+give_back_freed_memory()
+print(kept - before, rss().rss - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+def test_memory_of_a_flood_in_another_thread_can_be_given_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", FLOOD], capture_output=True, text=True, check=True)
+    kept, left = map(int, ran.stdout.split())
+    assert kept > 40e6
+    assert left < 10e6
+
+
 class Library:
     """A C library that refuses thresholds over a limit, and one that knows none."""
 
@@ -118,7 +145,7 @@ class Library:
 
 @pytest.mark.parametrize(
     ("largest", "options"),
-    [(1 << 40, {MMAP, TRIM}), (32 << 20, {MMAP, TRIM}), (0, set()), (-1, set())],
+    [(1 << 40, {MMAP, TRIM, ARENAS}), (32 << 20, {MMAP, TRIM, ARENAS}), (0, {ARENAS}), (-1, set())],
     ids=["new", "old", "stubborn", "another"],
 )
 def test_both_thresholds_or_none(

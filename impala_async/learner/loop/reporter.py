@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 
 from impala_async.learner.handoff import Flag
-from impala_async.learner.slots import Episodes
+from impala_async.learner.slots import Episodes, give_back_freed_memory
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import RETURN_EPISODES, assemble
 from impala_async.metrics.sinks import Sink
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
+FLOOD_IS_FREED_S = 10.0
 
 
 class EpisodeStats:
@@ -102,6 +103,8 @@ class Reporter:
         if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
             self.lr_is_0_at = None
         self._process = psutil.Process()
+        self._num_cut: Value = 0
+        self._cut_at = -math.inf
         # How late the loop runs a timer: what everybody on it has to wait.
         self._lag = WindowStat("lag_ms", n=100)
 
@@ -160,6 +163,11 @@ class Reporter:
         }
         report = assemble(own, *(part() for part in self.parts))
         self._times.add(report)
+        # Who is cut off leaves a hundred megabytes behind, which ZeroMQ frees a while later.
+        if report["wire/cut"] != self._num_cut:
+            self._num_cut, self._cut_at = report["wire/cut"], now
+        if now - self._cut_at < FLOOD_IS_FREED_S:
+            give_back_freed_memory()
         for sink in self.sinks:
             sink.write(report)
         return report

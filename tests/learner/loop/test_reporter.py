@@ -137,6 +137,19 @@ def test_a_report_is_merged_and_reaches_every_sink(monkeypatch: pytest.MonkeyPat
     assert all(sink.is_closed for sink in harness.sinks)
 
 
+def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_cut, num_given = 0, itertools.count()
+    monkeypatch.setattr(reporter, "give_back_freed_memory", lambda: next(num_given))
+    harness = ReporterHarness(parts=[lambda: {"wire/cut": num_cut}])
+    harness.after(2.0, 0)
+    assert next(num_given) == 0
+    num_cut = 1
+    harness.after(2.0, 0)
+    harness.after(9.0, 0)
+    harness.after(9.0, 0)
+    assert next(num_given) == 3  # twice, and the look before
+
+
 @pytest.mark.parametrize("name", ["updates", "no/such/name"])
 def test_a_name_twice_or_undeclared_is_a_bug(name: str) -> None:
     parts: list[Callable[[], dict[str, object]]] = [lambda: {"updates": 1}, lambda: {name: 1}]
