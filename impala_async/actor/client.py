@@ -193,7 +193,7 @@ class Client:
             pulls, waited_s = self.link.pulls, time.perf_counter() - before
             # In lockstep the next ones come when all others have done their part.
             is_due = self.side.version == NO_VERSION or pulls.is_behind
-            if is_due and pulls.has_heard and waited_s > AFTER_S:
+            if is_due and waited_s > AFTER_S:
                 self._log.warning(
                     "still waiting for weights from %s (%.0f s): %s",
                     *(self.link.url, waited_s, pulls.answer),
@@ -230,7 +230,9 @@ class Client:
         if self.link.pulls.is_session_over:
             self._come_back("it has ended the session")
         elif patience_s is not None:
-            where = f"its weights port, {self.link.url}," if self._lacks_weights_port else "it"
+            # A firewall may have opened the data port alone.
+            is_shut = self.side.is_joined and not self.link.pulls.has_heard
+            where = f"its weights port, {self.link.url}," if is_shut else "it"
             self._come_back(f"{where} has not answered for {patience_s:.3g} s")
         if self._data.is_greeted:
             self._send_all(now)
@@ -246,21 +248,9 @@ class Client:
             self._link.close()
         self._data.close()
 
-    @property
-    def _lacks_weights_port(self) -> bool:
-        """Whether only the data port has answered, as where a firewall shuts the other."""
-        return self.side.is_joined and not self.link.pulls.has_heard
-
     def _tell_of_session(self, now: float) -> None:
-        """Log what is waited for since the session began, or that all of it has come."""
         if not self.side.is_joined and (waited_s := now - self.side.told_at) > AFTER_S:
             self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
-        elif self._lacks_weights_port and (waited_s := now - self.link.opened_at) > AFTER_S:
-            self._log.warning(
-                "the learner's weights port has not answered at %s yet (%.0f s): it must be "
-                "reachable from here, as %s is",
-                *(self.link.url, waited_s, self._url),
-            )
         if self._is_coming_back and self.side.is_joined and self.link.pulls.is_serving:
             self._is_coming_back = False
             self._log.info("back at work")

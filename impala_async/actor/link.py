@@ -51,7 +51,6 @@ class Link:
         self.url = url
         self.weights_s = layouts[0].num_bytes / SLOWEST_BYTES_PER_S
         """How long weights may take to come down."""
-        self.opened_at = time.monotonic()
         self.timers = timers
         self.pulls = Pulls(
             welcome.session,
@@ -59,7 +58,7 @@ class Link:
             layouts=layouts,
             heartbeat_s=welcome.heartbeat_s,
             reply_timeout_s=welcome.lease_s + self.weights_s,
-            now=self.opened_at,
+            now=time.monotonic(),
         )
         """The link thread's; others only read it."""
         self._context = context

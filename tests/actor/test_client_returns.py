@@ -465,10 +465,12 @@ def test_a_weights_port_that_cannot_be_reached_is_named(scene, lines):
         port = taken.getsockname()[1]
         session = scene.join(actor, ACTOR_SPEC, weights_port=port, lease_s=1.0)
         session.grant(1)
-        with actor.pumping():
-            scene.welcome_back(weights_port=port).grant(1)
-        actor.do(actor.client.pump, 0.1)
+        newest = actor.begin(actor.client.newest)
+        scene.welcome_back(weights_port=port)
+        actor.stop.set()
+        with pytest.raises(RunFinished):
+            newest.result(WITHIN_S)
     at = f"tcp://127.0.0.1:{port}"
-    assert lines(f"weights port has not answered at {at} yet")
+    assert lines(f"still waiting for weights from {at}")[0].endswith("s): it has not answered")
     assert lines(f"again: its weights port, {at}, has not answered for 1 s")
     assert not lines("back at work")
