@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from impala_async.actor.unroll import Finished, MessageBuffer, Unroll
 from impala_async.envs.batch import EnvBatch, Step
-from impala_async.errors import MismatchError
 from impala_async.policy import Action, AnyPolicy
 from impala_async.schema import Schema
 from impala_async.weights import Weights
@@ -49,17 +48,7 @@ class Sampler:
         newest: Newest,
         seed: int,
     ) -> None:
-        """Reset the environments.
-
-        MismatchError when they are not what the schema says: the learner described another version
-        of the environment, or the same one as another sampler sees it.
-        """
-        here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
-        if here != schema:
-            raise MismatchError(
-                "the environment of this actor is not the one that the learner knows: "
-                f"{here.difference(schema, 'here', 'at the learner')}"
-            )
+        """Reset the environments, which are what the schema says."""
         self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
         self._envs, self._policy, self._rng = envs, policy, rng
         self._take_buffer, self._newest = take_buffer, newest

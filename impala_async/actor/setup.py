@@ -92,27 +92,15 @@ def make_setup(
 
     Raises:
         EnvError: the environment cannot be made so.
-        MismatchError: this actor's own number of environments, or this host, does not fit.
+        MismatchError: this host has no such device.
     """
     sampler, device = actor.sampler, pick_device(actor.device)
     if sampler == "auto":
         return Setup(*build_usual(env, num_envs, policies), device)
     if sampler == "parallel":
-        num_workers = count_workers(actor.num_workers, num_envs)
+        num_workers = min(actor.num_workers or count_cores(), num_envs)
         return Setup(sampler, WorkerEnvs(env, num_envs, num_workers, policies, look_up), device)
     return Setup(sampler, build_envs(sampler, env, num_envs, policies), device)
-
-
-def count_workers(wanted: int | None, num_envs: int) -> int:
-    """As many as were asked for, or as there are cores and environments for."""
-    if wanted is None:
-        return min(count_cores(), num_envs)
-    if wanted > num_envs:
-        raise MismatchError(
-            f"--num-envs: actor.num_workers is {wanted}, and each steps at least one "
-            f"environment, got {num_envs}: start more, or set fewer workers"
-        )
-    return wanted
 
 
 def pick_device(name: str) -> str:
@@ -219,6 +207,9 @@ def choose_setup(
         with ExitStack() as loser:
             if setup.envs is not best.envs:
                 loser.callback(close_quietly, setup.envs)
+            if (setup.envs.obs_spec, setup.envs.action_spec) != (schema.obs, schema.action):
+                told.append(f"{setup} looks other")
+                return
             measured = measure(setup, schema, make_policy(setup.device), look_up)
             told.append(f"{setup} {1000 * measured.round_s:.3g}")
             if measured.round_s < MARGIN * found.round_s:
@@ -249,7 +240,7 @@ def choose_setup(
 
 def _count_worthwhile(found: Measured, actor: ActorSection, num_envs: int, told: list[str]) -> int:
     """How many workers to try; 0, and in `told` why, if they could not win."""
-    num_workers = count_workers(actor.num_workers, num_envs)
+    num_workers = min(actor.num_workers or count_cores(), num_envs)
     if found.is_waiting and actor.num_workers is None:
         num_workers = min(num_envs, max(num_workers, MOST_WAITING))
         told.append(f"steps wait more than they compute, so {num_workers} workers")

@@ -2,7 +2,6 @@
 
 import os
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,17 +17,15 @@ from impala_async.actor.setup import (
     Setup,
     choose_setup,
     count_cores,
-    count_workers,
     make_setup,
     measure,
     pick_device,
 )
 from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection
-from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.errors import EXIT_MISMATCH, EnvError, MismatchError
+from impala_async.errors import EnvError, MismatchError
 from impala_async.schema import Schema
 from tests.actor.fakes import FakePolicy, sampler_over
 from tests.actor.scripted import settings_of
@@ -53,21 +50,6 @@ def test_columns_that_reset_in_their_step_travel_alone(mode, kind, width):
     assert Setup("vector", envs).columns_per_message == width
     messages = [message for _ in range(4) for message in made.step()]
     assert [message.buffer.num_columns for message in messages] == [width] * (3 // width)
-
-
-def test_an_environment_that_the_learner_does_not_know_is_a_mismatch():
-    envs = build_envs("serial", EnvSection(id="CartPole-v1"), 2)
-    other = build_envs("serial", EnvSection(id="Acrobot-v1"), 2)
-    with pytest.raises(
-        MismatchError, match=r"choices: \(2,\) here, \(3,\) at the learner"
-    ) as caught:
-        build(envs, schema_for(other))
-    assert caught.value.exit_code == EXIT_MISMATCH
-    wide = replace(schema_for(envs), obs=other.obs_spec)
-    with pytest.raises(MismatchError, match=r"shape: \(4,\) here, \(6,\) at the learner"):
-        build(envs, wide)
-    envs.close()
-    other.close()
 
 
 POLE = section("CartPole-v1")
@@ -98,15 +80,14 @@ def test_each_name_has_its_environments_and_any_device(monkeypatch, sampler, nam
 
 @pytest.mark.parametrize(
     ("wanted", "num_envs", "num_cores", "expected"),
-    [(None, 8, 4, 4), (None, 3, 4, 3), (None, 8, 1, 1), (6, 8, 2, 6), (None, 8, 5, 5)],
+    [(None, 8, 4, 4), (None, 3, 4, 3), (None, 8, 1, 1), (6, 8, 2, 6), (6, 4, 2, 4)],
 )
 def test_a_worker_for_each_core_unless_the_config_says_otherwise(
     monkeypatch, wanted, num_envs, num_cores, expected
 ):
     monkeypatch.setattr(making, "count_cores", lambda: num_cores)
-    assert count_workers(wanted, num_envs) == expected
-    with pytest.raises(MismatchError, match=r"--num-envs: actor\.num_workers is 9.*got 8"):
-        count_workers(9, 8)
+    monkeypatch.setattr(making, "WorkerEnvs", lambda env, num_envs, num_workers, *_: num_workers)
+    assert set_for("parallel", num_envs, num_workers=wanted).envs == expected
 
 
 def test_a_device_that_is_there(monkeypatch):
@@ -248,8 +229,10 @@ def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):
 class FakeWorkers:
     num_open = 0
 
-    def __init__(self, *_):
+    def __init__(self, env, *_):
         FakeWorkers.num_open += 1
+        alike = build_envs("serial", env, 1)
+        self.obs_spec, self.action_spec = alike.obs_spec, alike.action_spec
 
     def close(self):
         FakeWorkers.num_open -= 1
@@ -313,3 +296,10 @@ def test_the_fastest_is_taken(choose, told, monkeypatch, times, keys, taken):
     is_parallel = taken is not None and taken.startswith("parallel")
     assert FakeWorkers.num_open == is_parallel
     assert len(closed) == (is_parallel or taken is None)
+
+
+def test_workers_whose_environments_look_other_are_not_taken(choose, told, monkeypatch):
+    monkeypatch.setattr(making, "WorkerEnvs", lambda *_: FakeWorkers(POLE))
+    assert choose(SLOW).name == "serial"
+    assert told().endswith(", parallel looks other")
+    assert FakeWorkers.num_open == 0

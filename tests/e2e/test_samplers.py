@@ -129,10 +129,3 @@ def test_workers_end_with_an_actor_that_is_killed(site: Site) -> None:
     assert len(workers) == 2
     actor.process.kill()
     wait_until("its workers are gone", lambda: not any(w.is_running() for w in workers))
-
-
-def test_an_actor_with_too_few_environments_is_told_what_to_do(site: Site) -> None:
-    site.learner("env.id=CartPole-v1", "actor.sampler=parallel", "actor.num_workers=4")
-    actor = site.actor("--num-envs", "2")
-    assert actor.wait_exit() == 78
-    assert "actor.num_workers is 4, and each steps at least one environment, got 2" in actor.log
