@@ -6,15 +6,9 @@ import time
 import pytest
 import torch
 
-from bench.probes import CountingVector
 from impala_async.actor import setup as making
-from impala_async.actor.sampler import (
-    SameStepSampler,
-    Sampler,
-)
 from impala_async.actor.setup import (
     Measured,
-    Setup,
     choose_setup,
     count_cores,
     make_setup,
@@ -27,29 +21,13 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError, MismatchError
 from impala_async.schema import Schema
-from tests.actor.fakes import FakePolicy, sampler_over
+from tests.actor.fakes import FakePolicy
 from tests.actor.scripted import settings_of
 from tests.actor.worlds import section
 
 
 def schema_for(envs, rows=4):
     return Schema(envs.obs_spec, envs.action_spec, rows)
-
-
-def build(envs, schema):
-    return sampler_over(envs, schema)[0]
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "width"), [("NextStep", Sampler, 3), ("SameStep", SameStepSampler, 1)]
-)
-def test_columns_that_reset_in_their_step_travel_alone(mode, kind, width):
-    envs = VectorEnvs(CountingVector(3, autoreset=mode))
-    made = build(envs, schema_for(envs))
-    assert type(made) is kind
-    assert Setup("vector", envs).columns_per_message == width
-    messages = [message for _ in range(4) for message in made.step()]
-    assert [message.buffer.num_columns for message in messages] == [width] * (3 // width)
 
 
 POLE = section("CartPole-v1")
@@ -65,13 +43,12 @@ def set_for(sampler, num_envs=4, env=POLE, **actor):
         ("serial", "serial", SerialEnvs),
         ("vector", "vector", VectorEnvs),
         ("auto", "vector", VectorEnvs),
-        ("parallel", "parallel", WorkerEnvs),
     ],
 )
 def test_each_name_has_its_environments_and_any_device(monkeypatch, sampler, name, kind):
     monkeypatch.setattr(making, "count_gpus", lambda: 2)
     for device, shown in (("auto", name), ("cuda:1", f"{name} on cuda:1")):
-        setup = make_setup(ActorSection(sampler=sampler, device=device), section("CartPole-v1"), 4)
+        setup = set_for(sampler, device=device)
         assert type(setup.envs) is kind
         assert setup.envs.num_envs == setup.columns_per_message == 4
         assert (setup.name, str(setup)) == (name, shown)
@@ -200,7 +177,7 @@ def test_small_environments_stay_in_the_actor_and_slow_ones_get_workers(choose, 
     assert setup.name == "vector"
     assert told().startswith("actor.sampler auto takes vector; ms for a step of all 4 columns: vec")
     assert "workers not tried, at best" in told()
-    setup = choose(SLOW)
+    setup = choose(SLOW, num_workers=2)
     assert (setup.name, type(setup.envs)) == ("parallel", WorkerEnvs)
     assert "columns: serial " in told()
     assert ", parallel " in told()
@@ -260,7 +237,6 @@ HERE, SLOW_ACT = Measured(1.0, 0.8, 0.0005), Measured(1.0, 0.1, 0.9)
             "parallel on cuda",
         ),
         ({"serial": SLOW_ACT, "serial on cuda": SLOW_ACT}, {}, "serial"),
-        ({"serial": HERE, "parallel": Measured(0.5, 0.4, 0.1)}, {"device": "cpu"}, "parallel"),
         (
             {"serial on cuda": HERE, "parallel on cuda": Measured(0.5, 0.4, 0.1)},
             {"device": "cuda"},
