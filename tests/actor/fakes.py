@@ -85,21 +85,10 @@ def sampler_over(envs, schema, policy=None, rng=None, *, buffers=None, newest=No
         policy or FakePolicy(),
         rng,
         take_buffer=buffers.take,
-        newest=newest or NoNews(),
+        newest=newest or (lambda: None),
         seed=seed,
     )
     return sampler, buffers
-
-
-class NoNews:
-    """No newer weights, ever; counts how often it was asked."""
-
-    def __init__(self):
-        self.num_asked = 0
-
-    def __call__(self):
-        self.num_asked += 1
-        return None
 
 
 class Row(NamedTuple):

@@ -168,9 +168,6 @@ class ScriptedLearner:
         hello.answer(welcome, encode_settings(settings.model_dump(mode="json")))
         return welcome
 
-    def refuse(self, hello, code, text="no"):
-        hello.answer(reject(code, text))
-
     def close(self):
         self.data.router.close()
         self.weights.router.close()

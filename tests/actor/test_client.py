@@ -277,19 +277,6 @@ def test_each_trajectory_has_the_weights_of_its_turn(scene, lag):
         assert waiting.result(WITHIN_S) == version_of(update)
 
 
-def test_with_a_lag_no_version_is_passed_over(scene):
-    actor, session = scene.at_work(settings=lockstep(1), heartbeat_s=0.1)
-    begin(scene, actor, 0)
-    # Two more are out before its second trajectory is done.
-    for update in (1, 2):
-        session.grant(9, version=version_of(update))
-        actor.do(actor.client.pump, 0)
-        with actor.pumping():
-            scene.give(version_of(update), have=version_of(update - 1))
-    actor.do(actor.pump_until, lambda: actor.client.link.pulls.have == version_of(2))
-    assert [actor.do(boundary, actor) for _ in range(3)] == [None, version_of(1), version_of(2)]
-
-
 @LAGS
 @pytest.mark.usefixtures("quick_hellos")
 def test_after_a_lost_session_it_begins_anew(scene, lag):

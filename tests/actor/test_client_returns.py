@@ -9,10 +9,9 @@ import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.client import NewRun, RunFinished
-from impala_async.config.run import PaceSection, TrajectorySection
-from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
-from impala_async.schema import ArraySpec
-from impala_async.weights import NO_VERSION, Version, WeightsLayout
+from impala_async.config.run import TrajectorySection
+from impala_async.errors import MismatchError, UnreachableError
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire import actor_side
 from impala_async.wire.messages import (
     VERDICTS,
@@ -99,18 +98,6 @@ def test_what_is_not_settled_goes_again_under_the_new_session(scene, how):
             again.grant(seq + 1, settled=seq)
             data = scene.learner.data.hear(Data)
             assert (seq_of(data), data.message.session) == (seq, welcome.session)
-
-
-def test_weights_that_come_slowly_are_waited_for(scene):
-    """A thin line is busy with them, and nothing else comes through."""
-    spec = schema_of(3), [WeightsLayout((ArraySpec("w", (50_000,), "float32"),))], 2, 1
-    actor = scene.actor()
-    scene.join(actor, spec, lease_s=0.2, heartbeat_s=0.1)
-    assert actor.client.link.weights_s == 1.0
-    started = time.monotonic()
-    with actor.pumping():
-        scene.welcome_back()
-    assert time.monotonic() - started > 1.1
 
 
 def test_it_gives_up_after_reconnect_s(scene):
@@ -250,19 +237,6 @@ def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
     left.result(WITHIN_S)
 
 
-@pytest.mark.parametrize(
-    ("code", "error", "exit_code"),
-    [("mismatch", MismatchError, 78), ("not_allowed", NotAllowedError, 77)],
-)
-def test_refusals_for_good(scene, code, error, exit_code):
-    actor, session = scene.at_work()
-    pumped = pump(actor)
-    session.reject(code, "rows: 50 here, 20 there")
-    with pytest.raises(error, match="rows: 50 here, 20 there") as caught:
-        pumped.result(WITHIN_S)
-    assert caught.value.exit_code == exit_code
-
-
 # -------------------- connections break beneath a session: nothing waits out a lease
 
 
@@ -286,24 +260,6 @@ def test_what_is_not_settled_goes_again_in_the_same_session(scene):
                 ]
         # What only hangs up is not hammered at: 0, 0.1, 0.2, 0.4 s.
         assert time.monotonic() - began_at > 0.6
-
-
-def test_in_lockstep_nothing_is_given_up_for_a_broken_connection(scene):
-    with proxy(scene.learner.url, scene.learner.weights.router.url) as network:
-        lockstep = settings_of(pace=PaceSection(mode="lockstep"))
-        actor, session = scene.at_work(settings=lockstep, host=HOST, **PATIENT)
-        scene.begin_with(actor, V1)
-        session.grant(1)
-        actor.do(actor.unroll, 7)
-        sent = body_of(scene.data_of(actor))
-        newest = actor.begin(actor.client.newest)
-        network.reset()
-        assert scene.learner.data.find(Spec).message.session == session.id
-        assert body_of(scene.learner.data.hear(Data)) == sent
-        beat = scene.learner.weights.find(Heartbeat)
-        beat.answer(Grant(session.id, 1, 0, 1, 2, []))
-        scene.give(Version(1, 2))
-        assert newest.result(WITHIN_S).version == (1, 2)
 
 
 def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_dialled(scene):

@@ -10,7 +10,7 @@ from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
 from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout
-from impala_async.wire.messages import Get, Grant, Heartbeat, Welcome
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Get, Grant, Heartbeat, Welcome
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import new_context
@@ -77,6 +77,7 @@ def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(scene, op
 @pytest.mark.parametrize(("num_kept", "expected"), [(1, [V7, None]), (2, [V5, V7, None])])
 def test_the_newest_are_kept(scene, open_link, num_kept, expected):
     link = open_link(num_kept=num_kept)
+    assert link.weights_s == LAYOUT.num_bytes / SLOWEST_BYTES_PER_S
     get = scene.learner.weights.find(Get)
     for version in (V5, V7, V6, Version(0, 9)):
         get.answer(*reply_of(weights_of(version.update, version)))

@@ -3,12 +3,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from bench.probes import Counting, CountingVector, Endless, Failing, Slow
+from bench.probes import CountingVector, Slow
 from impala_async.actor.unroll import MessageBuffer
 from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.errors import EnvError
 from impala_async.schema import Schema
 from impala_async.weights import Version
 from tests.actor.fakes import FakePolicy, Row, rows_of, sampler_over, weights_of
@@ -129,23 +128,6 @@ def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode, rows):
     assert {length for _, length in total[0]} == {2}
     assert len(total[0]) > 10
     assert {length for _, length in total[1]} == {5}
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("length", [4, 7])
-def test_a_value_of_1_is_the_fixed_point_of_rows_that_are_only_truncated(mode, length):
-    gamma = 0.5
-    if mode == "NextStep":
-        envs = SerialEnvs([Endless(gamma, length), Endless(gamma, length + 1)])
-    else:
-        kinds = [lambda: Endless(gamma, length), lambda: Endless(gamma, length + 1)]
-        envs = VectorEnvs(SyncVectorEnv(kinds, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP))
-    rig = Rig(envs, rows=5)
-    rows = [r for m in rig.run(40) for r in rows_of(m.buffer.columns, 0)]
-    targets = {row.reward + gamma * (not row.terminated) for row in valid(rows)}
-    assert targets == {1.0}
-    assert any(row.truncated for row in rows)
-    assert len(valid(rows)) < len(rows)
 
 
 # ------------------------------------------------------------------------- real environments
@@ -278,11 +260,3 @@ def test_timers_know_where_the_time_went():
     assert env_s >= 0.01
     assert 0 < act_s < env_s
     assert rig.sampler.take_times() == (0, 0, 0)
-
-
-def test_an_env_that_fails_is_an_env_error():
-    rig = Rig(SerialEnvs([Counting(), Failing(after=3, length=9)]), rows=2)
-    assert len(rig.run(3)) == 1
-    with pytest.raises(EnvError, match="Counting failed in step: RuntimeError") as caught:
-        rig.run(1)
-    assert isinstance(caught.value.__cause__, RuntimeError)
