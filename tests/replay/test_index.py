@@ -1,7 +1,6 @@
 """A recording as a list of messages: its order, and what is wrong with a file."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,11 @@ from tests.replay.recordings import SCHEMA, end, message, start, write
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "recording"
 
 
-def test_messages_come_in_the_order_of_admission(path: Path) -> None:
+def test_messages_come_in_the_order_of_admission(path):
     sent = [message(n, columns=1 + n % 3, update=n, arrived_s=n / 2) for n in range(9)]
     index = RecordingIndex(write(path, start(), *sent, end(7)))
     assert len(index) == 9
@@ -29,15 +28,15 @@ def test_messages_come_in_the_order_of_admission(path: Path) -> None:
     assert (index.start, index.end) == (start(), end(7))
 
 
-def test_what_was_cut_is_left_out_and_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_cut_is_left_out_and_told(path, caplog):
     write(path, start(), message(0), message(1))
     path.write_bytes(path.read_bytes()[:-1])
     assert len(RecordingIndex(path)) == 1
     assert "its last record is cut off, and left out" in caplog.text
 
 
-def test_what_is_no_recording_to_play(path: Path) -> None:
-    def refused(says: str) -> None:
+def test_what_is_no_recording_to_play(path):
+    def refused(says):
         with pytest.raises(RecordingError, match=rf"^{path}: {says}"):
             RecordingIndex(path)
 
@@ -74,6 +73,6 @@ def test_one_that_somebody_cuts_while_it_is_played_is_told(path):
             index.message(1)
 
 
-def test_a_folder_is_no_recording(tmp_path: Path) -> None:
+def test_a_folder_is_no_recording(tmp_path):
     with pytest.raises(RecordingError, match="cannot be read: Is a directory"):
         RecordingIndex(tmp_path)
