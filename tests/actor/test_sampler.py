@@ -1,12 +1,8 @@
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import CountingVector, Slow
 from impala_async.actor.unroll import MessageBuffer
-from impala_async.config.run import EnvSection
-from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.schema import Schema
 from impala_async.weights import Version
@@ -131,36 +127,6 @@ def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode, rows):
 
 
 # ------------------------------------------------------------------------- real environments
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
-def test_serial_and_gymnasiums_vector_give_bit_equal_trajectories(env_id):
-    def single():
-        return gym.make(env_id, max_episode_steps=31)
-
-    ours = Rig(SerialEnvs([single() for _ in range(3)]), rows=10, seed=4).run(100)
-    theirs = Rig(VectorEnvs(SyncVectorEnv([single] * 3)), rows=10, seed=4).run(100)
-    assert len(ours) == 10
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one.buffer.obs, other.buffer.obs)
-        np.testing.assert_array_equal(
-            one.buffer.columns.rewards_CT, other.buffer.columns.rewards_CT
-        )
-        np.testing.assert_array_equal(one.buffer.columns.mask_CT, other.buffer.columns.mask_CT)
-        assert one.episodes == other.episodes
-    assert any(message.episodes for message in ours)
-
-
-@pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_equal_seeds_give_bit_equal_messages_and_others_do_not(sampler):
-    def planes(seed):
-        envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 4)
-        # Dirt between the leaves is the buffers' own, and equal here too.
-        messages = Rig(envs, rows=8, seed=seed).run(64)
-        return [(m.buffer.obs.tobytes(), m.buffer.small.tobytes()) for m in messages]
-
-    assert planes(1) == planes(1)
-    assert planes(1) != planes(2)
 
 
 # ------------------------------------------------------------------------- versions and buffers

@@ -204,7 +204,8 @@ def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_n
 
 @pytest.mark.parametrize("how", ["ValueError", "SystemExit", "KeyboardInterrupt"])
 def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, caplog, how):
-    env, says = section("Quitting", kwargs={"how": how}), f":Quitting failed in step: {how}"
+    env = section("Quitting", kwargs={"how": how, "after": 6})
+    says = f":Quitting failed in step: {how}"
     settings = settings_for("Counting").model_copy(update={"env": env})
 
     def serve(scene):

@@ -136,12 +136,14 @@ def test_what_an_environment_starts_holds_nobody_up():
     envs.reset(0)
     before = time.monotonic()
     envs.close()
+    assert time.monotonic() - before < 8.0
     envs = WorkerEnvs(section("Forking"), 2, 1)
     envs.reset(0)
+    before = time.monotonic()
     with pytest.raises(EnvError, match=r"was killed \(SIGKILL"):
         envs.step({"": np.zeros(2, np.int32)})
+    assert time.monotonic() - before < 10.0
     envs.close()
-    assert time.monotonic() - before < 6
 
 
 ROOT = Path(__file__).resolve().parents[2]
