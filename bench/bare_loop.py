@@ -23,8 +23,8 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.build import build_step, pick_device
+from impala_async.learner.loader import make_current
 from impala_async.learner.slots import keep_freed_memory
-from impala_async.learner.threads.loader import make_current
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.replay.index import RecordingIndex
@@ -58,13 +58,13 @@ class BareLoop:
 
     def update(self) -> None:
         """One turn."""
-        output = self._model(self._obs)
+        logits_NA, values_N = self._model(self._obs)
         num_columns = len(self._actions_BT1)
-        logits_BSA = output.parameters_NP.view(num_columns, -1, output.parameters_NP.shape[-1])
+        logits_BSA = logits_NA.view(num_columns, -1, logits_NA.shape[-1])
         log_probs_BTA = logits_BSA[:, :-1].log_softmax(-1)
         chosen_TB = log_probs_BTA.gather(-1, self._actions_BT1).squeeze(-1).t()
         entropies_TB = -(log_probs_BTA.exp() * log_probs_BTA).sum(-1).t()
-        total = self._loss(chosen_TB, entropies_TB, output.values_N.view(num_columns, -1).t())
+        total = self._loss(chosen_TB, entropies_TB, values_N.view(num_columns, -1).t())
         self._optimizer.zero_grad()
         total.backward()
         if self._section.grad_clip is not None:
@@ -101,7 +101,7 @@ def build(kind: str, index: RecordingIndex, config: RunConfig) -> Callable[[], o
         policy = Policy(index.schema, config.model, seed=config.seed, device=device)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
         return BareLoop(policy, config.algorithm, batch).update
-    step = build_step(config, index.schema, device)
+    step, _ = build_step(config, index.schema, device)
     assert isinstance(step, UpdateStep), "a recording of several policies is not measured here"
     alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
     return lambda: step.run(batch, alive_B, 0)

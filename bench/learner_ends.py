@@ -47,7 +47,7 @@ def record(path: Path, config: Path, settings: Sequence[str]) -> None:
         recorder.communicate()
         raise
     if recorder.returncode:
-        raise RuntimeError(f"train ended with {recorder.returncode}:\n{said}")
+        raise RuntimeError(f"train --record ended with {recorder.returncode}:\n{said}")
 
 
 def serve(

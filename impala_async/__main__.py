@@ -59,10 +59,9 @@ def _open(args: list[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {door:<10} {purpose}" for door, (_, purpose) in DOORS.items()]
-    return "\n".join(
-        ["usage: impala-async DOOR [flags]", "", *lines, "", "impala-async DOOR --help tells more"]
-    )
+    doors = "\n".join(f"  {door:<10} {purpose}" for door, (_, purpose) in DOORS.items())
+    told = "impala-async DOOR --help tells more"
+    return f"usage: impala-async DOOR [flags]\n\n{doors}\n\n{told}"
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ import argparse
 import contextlib
 import difflib
 import errno
-import json
 import logging
 import os
 import re
 import select
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -25,21 +25,21 @@ from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
     EXIT_TRY_AGAIN,
-    SHELL_SIGNAL,
     CheckpointError,
     ConfigError,
     EnvHangsError,
     ImpalaAsyncError,
     RunOver,
+    UnreachableError,
     how_it_ended,
 )
+from impala_async.files import find_object
 from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config.learner import BindSection
     from impala_async.config.run import RunConfig
     from impala_async.runs.folder import RunFolder
 
@@ -54,12 +54,9 @@ REACHED = {
     "updates": "updates",
     "mean_return": "mean_return_100",
 }
-# Where `train` tells its learner which ports it has chosen. They hold for one start, so they are
-# no settings: those are written down, and a resumed run would insist on ports long taken.
-BIND_VARIABLE = "IMPALA_ASYNC_BIND"
-# Where `train` tells an actor its number, and how often it was started before.
-ACTOR_VARIABLE = "IMPALA_ASYNC_ACTOR"
 CONSOLE_COMMAND = "impala-async"
+POLL_S = 0.02
+OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +74,9 @@ class DoorParser(argparse.ArgumentParser):
                 hint = "; change single settings with --set" if name == "--config" else ""
                 self.error(f"argument {name}: takes one value, and has {given.count(name)}{hint}")
         if unknown:
-            pairs = zip(["", *unknown], unknown, strict=False)
-            meant = [_meant(word) for before, word in pairs if not _is_value(before, word)]
-            flags = " ".join(filter(None, meant)) if "--set" in self._option_string_actions else ""
-            hint = f"; did you mean {flags}?" if flags else ""
+            meant = filter(None, map(_meant, unknown))
+            hint = next((f"; did you mean {flag}?" for flag in meant), "")
+            hint = hint if "--set" in self._option_string_actions else ""
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed
 
@@ -91,13 +87,8 @@ class DoorParser(argparse.ArgumentParser):
         sys.exit(status)
 
 
-def _is_value(before: str, word: str) -> bool:
-    """Whether a word stands behind a flag that has no value yet."""
-    return before.startswith("-") and "=" not in before and not word.startswith("-")
-
-
 def _meant(word: str) -> str:
-    """The flags that may be meant by a flag that there is not, or a word where none belongs."""
+    """The flag that may be meant by one that there is not, or by a word where none belongs."""
     from impala_async.config.mistakes import key_like
 
     name, equals, _ = word.partition("=")
@@ -153,7 +144,7 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--record",
         type=typed_path,
         metavar="FILE",
-        help="write all that the learner takes from its actors to this new file, for `replay`",
+        help="write all that actors send to this new file, for replay",
     )
 
 
@@ -163,23 +154,31 @@ def typed_path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
-def check_learner_url(url: str) -> None:
-    """Raise ConfigError for what no learner can be reached at."""
+def check_learner(where: str) -> None:
+    """Raise ConfigError for what is neither an address of a learner nor its run folder."""
     from impala_async.config.learner import like_url
 
-    like = like_url(url)
+    like = like_url(where)
     is_port_known = like is not None and not like.endswith(":*")
-    if like != url or not is_port_known:
+    if not os.path.isdir(where) and (like != where or not is_port_known):
         hint = f"; did you mean {like}?" if is_port_known else ""
-        raise ConfigError(f"--learner: wants tcp://HOST:PORT, got {url!r}{hint}")
+        raise ConfigError(
+            f"--learner: wants tcp://HOST:PORT, or a run folder of this host, got {where!r}{hint}"
+        )
 
 
-def names_an_env(args: argparse.Namespace) -> bool:
-    """Whether the flags say what to run, by a file or by env.id."""
-    from impala_async.config.load import merge_overrides
-
-    env = merge_overrides({}, args.overrides).settings.get("env")
-    return args.config is not None or (isinstance(env, dict) and "id" in env)
+def learner_url(where: str, within_s: float) -> str:
+    """The address of a learner. Its run folder has it as soon as it listens: that is waited for."""
+    if not os.path.isdir(where):
+        return where
+    give_up_at = time.monotonic() + within_s
+    while (service := find_object(Path(where) / "service.json")) is None:
+        if time.monotonic() > give_up_at:
+            raise UnreachableError(f"{where}: no learner has said there where it listens")
+        time.sleep(POLL_S)
+    url = str(service.get("data_url"))
+    check_learner(url)
+    return url
 
 
 def packaged_configs() -> dict[str, Path]:
@@ -198,128 +197,76 @@ def default_config_path() -> Path:
 def _config_file(name: str) -> Path:
     """A file by that name goes first."""
     path, packaged = typed_path(name), packaged_configs()
-    if path.exists() or name in packaged:
-        return path if path.exists() else packaged[name]
     near = difflib.get_close_matches(path.stem, packaged, n=1)
-    if near or name == path.stem:
-        hint = (
-            f"; did you mean {near[0]}?" if near else f", and in the package {', '.join(packaged)}"
-        )
-        raise argparse.ArgumentTypeError(f"there is no file {name}{hint}")
-    return path
+    if path.exists() or (name not in packaged and name != path.stem and not near):
+        return path
+    if name in packaged:
+        return packaged[name]
+    hint = f"; did you mean {near[0]}?" if near else f", and in the package {', '.join(packaged)}"
+    raise argparse.ArgumentTypeError(f"there is no file {name}{hint}")
 
 
-def check_run(args: argparse.Namespace, default: Path | None) -> "tuple[RunConfig, RunFolder]":
+def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     """Settings and folder of a new or a resumed run, before anything is written."""
-    from impala_async.config.load import load_config
-    from impala_async.runs.folder import RunFolder, default_run_path
+    from impala_async.config.load import load_config, merge_overrides, validate_config
+    from impala_async.config.mistakes import shown
+    from impala_async.runs.folder import UNSAVED, RunFolder, default_run_path
 
-    if args.resume:
-        return _check_resumed(args)
-    config = load_config(args.config if names_an_env(args) else default, args.overrides)
-    folder = RunFolder(args.run_dir or default_run_path(config))
-    folder.check_new()
-    return config, folder
-
-
-def _check_resumed(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
-    from impala_async.config.load import merge_overrides, validate_config
-    from impala_async.runs.folder import UNSAVED, RunFolder
-
+    if not args.resume:
+        config = load_config(args.config, args.overrides)
+        folder = RunFolder(args.run_dir or default_run_path(config))
+        folder.check_new()
+        return config, folder
     if args.config is not None:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
-    folder = RunFolder.open(args.run_dir)
+    if args.run_dir is None:
+        raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
+    folder = RunFolder(args.run_dir)
     folder.check_resumable()
     before = _fixed(folder.load_config())
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
     changed = [
-        f"--set: {key}: cannot change in a resumed run, from {_shown(before[key])} to "
-        f"{_shown(value)}: start a new one"
+        f"--set: {key}: cannot change in a resumed run, from {shown(before[key])} to "
+        f"{shown(value)}: start a new one"
         for key, value in _fixed(config).items()
         if value != before[key]
     ]
     if changed:
         raise ConfigError("\n".join(changed))
-    summary = folder.read_json("summary.json")
-    if summary is None or summary.get("exit_reason") != UNSAVED:
+    summary = folder.read_json("summary.json") or {}
+    if summary.get("exit_reason") != UNSAVED:
         check_not_over(config, summary)
     return config, folder
 
 
 def _fixed(config: "RunConfig") -> dict[str, Any]:
     """The settings that a resumed run may not change, by their keys."""
-    sections = config.model_dump(mode="json", by_alias=True)
-    settings = {
-        f"{section}.{key}": value
-        for section, keys in sections.items()
-        if isinstance(keys, dict)
-        for key, value in keys.items()
-    }
-    return {
-        key: value
-        for key, value in settings.items()
-        if (key in FIXED_KEYS or key.partition(".")[0] in FIXED_SECTIONS) and key not in LOOSE_KEYS
-    }
+    found = {}
+    for section, keys in config.model_dump(mode="json", by_alias=True).items():
+        for name, value in keys.items() if isinstance(keys, dict) else ():
+            key = f"{section}.{name}"
+            if (section in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS:
+                found[key] = value
+    return found
 
 
-def _shown(value: Any) -> str:
-    """As it is written after `--set`."""
-    return "none" if value is None else json.dumps(value)
-
-
-def check_not_over(config: "RunConfig", summary: dict[str, Any] | None) -> None:
+def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
     """Raise RunOver for a run that has had all it was to have: it would only go on too long.
 
     `stop.wall_s` is of each start anew, and never over at the next one.
     """
-    summary = summary or {}
     for key, done in REACHED.items():
         limit, made = getattr(config.stop, key), summary.get(done)
-        # A mean has to be made first; it is the only one that may be null.
-        if made is None and (done not in summary or key == "mean_return"):
+        if limit is None or made is None:
             continue
         if not isinstance(made, int | float):
             raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
-        if limit is None or made < limit:
-            continue
-        steps = 2 * max(config.stop.env_steps or 0, summary.get("env_steps_trained", 0))
-        more = [f"stop.{key}={2 * max(limit, made):_}"]
-        if key == "mean_return":
-            more = ["stop.mean_return=none", f"stop.env_steps={steps:_}"]
-        zero_at = config.algorithm.lr_is_0_at
-        if key != "updates" and zero_at is not None and zero_at < steps:
-            more.append(f"algorithm.schedule_env_steps={steps:_}")
-        form = ",.6g" if key == "mean_return" else ","
-        raise RunOver(
-            f"the run is over: stop.{key} is {limit:{form}}, and it came to {made:{form}}; to go "
-            f"on add {' '.join(f'--set {each}' for each in more)}, or evaluate the run"
-        )
-
-
-def bind_of_this_start(bind: "BindSection") -> dict[str, str]:
-    """The environment that tells a learner where to listen in this start."""
-    return {BIND_VARIABLE: bind.model_dump_json()}
-
-
-def number_of_this_start(number: int, life: int) -> dict[str, str]:
-    """The environment that tells an actor its number, and how often it was started before."""
-    return {ACTOR_VARIABLE: f"{number} {life}"}
-
-
-def actor_of_this_start() -> tuple[int, int]:
-    """Number and life that whoever started this actor gave it; -1 and 0 if nobody did."""
-    found = re.fullmatch(r"(\d{1,4}) (\d{1,9})", os.environ.get(ACTOR_VARIABLE, ""))
-    return (int(found[1]), int(found[2])) if found else (-1, 0)
-
-
-def with_bind_of_this_start(config: "RunConfig") -> "RunConfig":
-    """The settings for this start, with the ports that `train` has chosen if it has."""
-    from impala_async.config.learner import BindSection
-
-    chosen = os.environ.get(BIND_VARIABLE)
-    if chosen is None:
-        return config
-    return config.model_copy(update={"bind": BindSection.model_validate_json(chosen)})
+        if made >= limit:
+            raise RunOver(
+                f"the run is over: stop.{key} is {limit:,.12g}, and it came to {made:,.12g}; to go "
+                "on set more or none of it by --set, a later end of its schedules "
+                "(algorithm.schedule_env_steps) if they have come to theirs, or evaluate the run"
+            )
 
 
 def start_logging() -> "Console":
@@ -339,18 +286,12 @@ def start_logging() -> "Console":
     return console
 
 
-def tell_death(code: int, folder: "RunFolder", door: str, how: str = "") -> None:
-    """Say how a learner ended that left no summary, and how its run goes on behind that door.
-
-    An exit code above 128 stands for a signal, as in a shell.
-    """
-    if not how and code <= SHELL_SIGNAL:
-        how = f"ended without a summary, with exit code {code}"
+def tell_death(code: int, folder: "RunFolder", door: str) -> None:
+    """Say how a learner ended that left no summary, and how its run goes on behind that door."""
     resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
-    lost = "; what it trained since its last checkpoint is lost"
-    is_there = folder.exists() and not folder.is_elsewhere()
-    go_on = f"{lost}; to go on: {resume}" if is_there else ""
-    logger.error("the learner %s%s", how or how_it_ended(SHELL_SIGNAL - code), go_on)
+    lost = "what it trained since its last checkpoint is lost"
+    go_on = f"; {lost}; to go on: {resume}" if folder.exists() else ""
+    logger.error("the learner %s%s", how_it_ended(code), go_on)
 
 
 def start_told_of(
@@ -368,41 +309,30 @@ def run_door(body: Callable[[], int]) -> int:
     """
     begin()
     write_any_text()
-    code = _run(body)
-    flush_output()
-    return code
-
-
-def _run(body: Callable[[], int]) -> int:
+    said = ""
     try:
         with quit_at_once():
-            return body()
+            code = body()
     except ImpalaAsyncError as error:
+        code = error.exit_code
         # An environment that hangs is no bug of ours, and its stack was told.
-        if error.exit_code == EXIT_BUG and not isinstance(error, EnvHangsError):
-            _tell(traceback.format_exc())
-        prefix = "" if error.exit_code == EXIT_DONE else "error: "
-        _tell("".join(f"{prefix}{line}\n" for line in str(error).splitlines()))
-        return error.exit_code
+        if code == EXIT_BUG and not isinstance(error, EnvHangsError):
+            said = traceback.format_exc()
+        prefix = "" if code == EXIT_DONE else "error: "
+        said += "".join(f"{prefix}{line}\n" for line in str(error).splitlines())
     except KeyboardInterrupt as error:
-        word, code = last_word(*error.args if isinstance(error, Interrupted) else ())
-        _tell(word)
-        return code
+        said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:
+        said, code = f"{traceback.format_exc()}{OUR_BUG}", EXIT_BUG
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
-            return EXIT_DONE
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _tell(f"error: {error}\n")
-            return EXIT_TRY_AGAIN
-        _tell(traceback.format_exc())
-        _tell("error: this is a bug of impala-async; please report it with the lines above\n")
-        return EXIT_BUG
-
-
-def _tell(text: str) -> None:
+            said, code = "", EXIT_DONE
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            said, code = f"error: {error}\n", EXIT_TRY_AGAIN
     if sys.stderr is not None:  # as it is where it was closed before
         with contextlib.suppress(OSError):
-            sys.stderr.write(text)
+            sys.stderr.write(said)
+    flush_output()
+    return code
 
 
 def _has_reader(stream: IO[str] | None) -> bool:

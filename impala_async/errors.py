@@ -14,9 +14,11 @@ SHELL_SIGNAL = 128
 
 
 def how_it_ended(code: int) -> str:
-    """Say what the exit code of a child tells; a signal has a negative one."""
+    """Say what the exit code of a child tells. A signal has a negative one, or as in a shell."""
     if code == EXIT_INTERRUPTED:
         return "was interrupted (SIGINT)"
+    if code > SHELL_SIGNAL:
+        code = SHELL_SIGNAL - code
     if code == -signal.SIGKILL:
         by = "by hand, or by the system when memory or a limit of processor time ran out"
         return f"was killed (SIGKILL), {by}"

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None
         return None
     hooks: dict[str, Any] = {}
     if is_strict:
-        hooks = {"parse_int": _small_int, "parse_float": _small_float, "parse_constant": _refuse}
+        hooks = {"parse_int": partial(_number, int, MOST_INT)}
+        hooks["parse_float"] = hooks["parse_constant"] = partial(_number, float, MOST_FLOAT)
     try:
         content = json.loads(data, **hooks)
     except (ValueError, RecursionError) as error:
@@ -96,18 +98,11 @@ def open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _small_int(text: str) -> int:
-    number = int(text)
-    return number if abs(number) <= MOST_INT else _refuse(text)
-
-
-def _small_float(text: str) -> float:
-    number = float(text)
-    return number if abs(number) <= MOST_FLOAT else _refuse(text)
-
-
-def _refuse(text: str) -> Any:
-    raise ValueError(f"{text[:20]} is no number to compute with")
+def _number(kind: type[int | float], most: float, text: str) -> float:
+    number = kind(text)
+    if not abs(number) <= most:
+        raise ValueError(f"{text[:20]} is no number to compute with")
+    return number
 
 
 def _unreadable(path: Path, why: str) -> CheckpointError:

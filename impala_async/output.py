@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 # Characters that wait to be read.
 MOST_WAITING = 1 << 18
@@ -39,13 +39,9 @@ class Unhurried:
         self._changed = threading.Condition()
         threading.Thread(target=self._serve, name=WRITER, daemon=True).start()
 
-    @property
-    def encoding(self) -> str:
-        return self._stream.encoding
-
-    @property
-    def errors(self) -> str | None:
-        return self._stream.errors
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's own."""
+        return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
         with self._changed:
@@ -66,12 +62,6 @@ class Unhurried:
         """Wait until all of it is read, or nobody reads it in time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_waiting or bool(self._error), within_s)
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
 
     def _serve(self) -> None:
         while True:

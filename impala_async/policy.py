@@ -1,33 +1,37 @@
-"""The policy: one model and its distributions, acting for actors and evaluated by the learner.
+"""A policy: one model and its distributions, acting for actors and evaluated by the learner. A
+team: a policy for each of several names, and each column is played by the one that its leaf says.
 
-Owns the model and the version of the weights in it. Both sides build it from the same schema,
-config section and seed, and `layout` is what lets them see that they did. `coarse_layout` is the
-same weights as they may travel where torsos compute in bfloat16: those of torsos in it.
+A policy owns the model and the version of the weights in it. Both sides build it from the same
+schema, config section and seed, and `layout` is what lets them see that they did. `coarse_layout`
+is the same weights as they may travel where torsos compute in bfloat16: those of torsos in it.
 
     C columns of an actor, B columns of a batch, T action rows, S = T+1 observation rows
     N rows of any kind, P parameters of all action parts
 """
 
-import copy
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from impala_async.algo.distributions import Joint, distribution_of, forbid, sample_by_numpy
+from impala_async.algo.distributions import Joint, joint_of, sample_by_numpy
 from impala_async.config.model import ModelSection
-from impala_async.errors import SpacesError
+from impala_async.config.policies import PoliciesSection
+from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
-from impala_async.models.mlp import Net, by_numpy
+from impala_async.models.mlp import by_numpy
 from impala_async.models.torso import TORSOS
-from impala_async.schema import ArraySpec, Schema
-from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
+from impala_async.schema import POLICY, ArraySpec, Schema
+from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
 Arrays = Mapping[str, NDArray[Any]]
+# How torch says that something is too large for the memory, or for any.
+TOO_LARGE = re.compile("memory|overflow", re.IGNORECASE)
 
 
 class Action(NamedTuple):
@@ -48,102 +52,53 @@ class Evaluation(NamedTuple):
     joint_BT: Joint
 
 
-class AnyPolicy(Protocol):
-    """One policy, or a team of them: it acts, is evaluated by its members, and is published."""
-
-    version: Version
-    """That of the weights."""
-    tensors: tuple[Tensor, ...]
-    """All weights, in the order of the layout; they stay current."""
-    layout: WeightsLayout
-    coarse_layout: WeightsLayout
-
-    @property
-    def members(self) -> Mapping[str, "Policy"]:
-        """Each under its name; one policy alone has none, and is its own member."""
-
-    def load(self, weights: Weights) -> None:
-        """Take over weights of either layout; raises ValueError when they have neither."""
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Those of `tensors`, by their names."""
-
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Undo `named_tensors`; raises RuntimeError or KeyError when they do not fit."""
-
-    def compute_in(self, precision: torch.dtype) -> None:
-        """Evaluate and act with torsos in this precision; weights and losses stay float32."""
-
-    def act_in(self, precision: torch.dtype) -> None:
-        """For good: act only, with torsos in this precision."""
-
-    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator | None = None) -> Action:
-        """Choose an action for each of `[C, ...]` observations and their states.
-
-        It is sampled with a generator on the policy's device, or without one the likeliest. The
-        arrays must be writable, as torch wants.
-        """
-
-    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
-        """The state before an episode's first row."""
-
-
-def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:
-    """How the parameters of a model lie in a buffer."""
-    return WeightsLayout(
-        tuple(
-            ArraySpec(name, tuple(tensor.shape), _dtype_name(tensor))
-            for name, tensor in state.items()
-        )
-    )
-
-
 class Policy:
-    """Built equal, bit for bit, from equal arguments, whatever torch's own generators hold."""
+    """Built equal, bit for bit, from equal arguments, whatever torch's own generators hold.
+
+    `version` is that of the weights; `tensors` are all weights, in the order of `layout`, and stay
+    current.
+    """
 
     def __init__(
         self, schema: Schema, model: ModelSection, *, seed: int, device: torch.device | str = "cpu"
     ) -> None:
         self.device = torch.device(device)
-        self.model = _build_seeded(schema, model, seed).to(self.device)
+        # Initialisation draws from the default CPU generator: lend it, seeded, then give it back.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self.model = ActorCritic(model, schema.inputs, schema.action).to(self.device)
         if self.model.state != schema.state:
             raise SpacesError(
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
-        self._is_host = self.device.type == "cpu"
+        self.version = NO_VERSION
+        self._parts, self._legal = schema.action.parts, schema.action.legal
+        self._input_names = [leaf.name for leaf in schema.inputs.leaves]
+        self._state_names = [array.name for array in schema.state]
         # A user's torso may use its weights in any way, even if it is built from one of ours.
         self._is_torso_ours = model.name in TORSOS
-        self._quick = self._quick_net()
-        self.version = NO_VERSION
-        self._parts = schema.action.parts
-        self._legal = schema.action.legal
-        self._sizes = [part.num_parameters for part in self._parts]
-        self._is_one_choice = [(len(part.choices), part.shape) for part in self._parts] == [
-            (1, ())
-        ] and self._legal is None
-        self._dtypes = {part.name: np.dtype(part.array.dtype) for part in self._parts}
-        self._input_names = [leaf.name for leaf in schema.inputs.leaves]
-        state = self.model.state_dict()
+        self._quick = None
+        kinds = [(len(part.choices), part.shape) for part in self._parts]
+        is_one_choice = kinds == [(1, ())] and self._legal is None
+        is_ours = self._is_torso_ours and self.model.is_plain
+        if is_one_choice and is_ours and self.device.type == "cpu":
+            self._quick = by_numpy(self.model.policy_torso, self.model.policy_head)
+        state = self.named_tensors()
         # They share memory with the model's own, so they stay current.
-        self.tensors: tuple[Tensor, ...] = tuple(state.values())
+        self.tensors = tuple(state.values())
         self.layout = layout_of(state)
-        self.coarse_layout = self.layout.coarse(self._names_rounded())
-        self._state_names = [array.name for array in schema.state]
+        # In bfloat16, torsos round their weights to it before they do anything with them.
+        torsos = ("policy_torso.", "value_torso.")
+        rounded = [name for name in state if self._is_torso_ours and name.startswith(torsos)]
+        self.coarse_layout = self.layout.coarse(rounded)
 
     @property
     def members(self) -> Mapping[str, "Policy"]:
+        """One policy alone is its own member."""
         return {"": self}
 
-    def twin(self) -> "Policy":
-        """A copy with a memory of its own."""
-        twin = copy.copy(self)
-        twin.model = copy.deepcopy(self.model)
-        # Both share the model's memory: here they must share the memory of the copied model.
-        twin.tensors = tuple(twin.model.state_dict().values())
-        twin._quick = twin._quick_net()
-        return twin
-
     def load(self, weights: Weights) -> None:
+        """Take over weights of either layout; raises ValueError when they have neither."""
         unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
         self.version = weights.version
 
@@ -151,37 +106,51 @@ class Policy:
         return dict(self.model.state_dict())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Undo `named_tensors`; raises RuntimeError when they do not fit."""
         self.model.load_state_dict(dict(tensors))
 
     def compute_in(self, precision: torch.dtype) -> None:
+        """Evaluate and act with torsos in this precision; weights and losses stay float32."""
         self.model.precision = precision
 
     def act_in(self, precision: torch.dtype) -> None:
-        # A torso of ours holds its weights in it: to cast them at every step would cost what the
-        # step gains.
+        """For good: act only, with torsos in this precision."""
         if precision == torch.float32:
             return
         self.compute_in(precision)
+        # To cast the weights at every step would cost what the step gains.
         if self._is_torso_ours:
             self.model.get_submodule("policy_torso").to(precision)
-        self.tensors = tuple(self.model.state_dict().values())
+        self.tensors = tuple(self.named_tensors().values())
         self._quick = None
 
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator | None = None) -> Action:
-        if self._quick is not None and self._is_one_choice and generator is not None:
-            ((name, dtype),) = self._dtypes.items()
+        """Choose an action for each of `[C, ...]` observations and their states.
+
+        It is sampled with a generator on the policy's device, or without one the likeliest. The
+        arrays must be writable, as torch wants.
+        """
+        if self._quick is not None and generator is not None:
             choices, log_probs = sample_by_numpy(self._quick(obs), generator)
-            return Action({name: choices.astype(dtype)}, log_probs, {})
+            return Action({self._parts[0].name: choices.astype(np.int32)}, log_probs, {})
         with torch.inference_mode():
-            joint, next_state = self._look(obs, state)
+            leaves, before = self._tensors(obs), self._tensors(state)
+            # Only inputs are passed on: a user's torso may use every leaf that it is given.
+            parameters_CP, after = self.model.act(
+                {name: leaves[name] for name in self._input_names},
+                tuple(before[name] for name in self._state_names),
+            )
+            legal_CP = None if self._legal is None else leaves[self._legal].flatten(1)
+            joint = joint_of(self._parts, parameters_CP, legal_CP)
             chosen = joint.mode() if generator is None else joint.sample(generator)
-            actions = {
-                name: chosen[name].cpu().numpy().astype(dtype)
-                for name, dtype in self._dtypes.items()
-            }
-            return Action(actions, joint.log_prob(chosen).cpu().numpy(), next_state)
+            return Action(
+                {p.name: chosen[p.name].cpu().numpy().astype(p.array.dtype) for p in self._parts},
+                joint.log_prob(chosen).cpu().numpy(),
+                {n: part.cpu().numpy() for n, part in zip(self._state_names, after, strict=True)},
+            )
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        """The state before an episode's first row."""
         return {
             array.name: np.zeros((num_columns, *array.shape), np.float32)
             for array in self.model.state
@@ -193,85 +162,168 @@ class Policy:
         actions_BT: Mapping[str, Tensor],
         mask_BT: Tensor,
         state_B: Mapping[str, Tensor],
+        model: ActorCritic | None = None,
     ) -> Evaluation:
         """One forward over all rows of `[B, S, ...]` observations and their `[B, T]` actions.
 
-        Columns may lie apart in memory, as in a slot. The bootstrap row gets a value only.
+        Columns may lie apart in memory, as in a slot. The bootstrap row gets a value only. A copy
+        of the policy's `model` may be asked in its place.
         """
-        output = self.model(
-            {name: _rows(obs_BS[name]) for name in self._input_names},
+        parameters_NP, values_N = (model or self.model)(
+            {name: obs_BS[name].flatten(0, 1) for name in self._input_names},
             tuple(state_B[name] for name in self._state_names),
             # A state is reset before the row after a masked one.
             torch.nn.functional.pad(~mask_BT, (1, 0)) if self._state_names else None,
         )
-        num_columns = len(mask_BT)
-        parameters_BSP = output.parameters_NP.view(num_columns, -1, sum(self._sizes))
+        parameters_BSP = parameters_NP.view(len(mask_BT), -1, parameters_NP.shape[-1])
         legal_BTP = None if self._legal is None else obs_BS[self._legal][:, :-1].flatten(2)
-        joint_BT = self._joint(parameters_BSP[:, :-1], legal_BTP)
+        joint_BT = joint_of(self._parts, parameters_BSP[:, :-1], legal_BTP)
         return Evaluation(
             log_probs_TB=joint_BT.log_prob(actions_BT).t(),
             entropies_TB=joint_BT.entropy().t(),
-            values_SB=output.values_N.view(num_columns, -1).t(),
+            values_SB=values_N.view(len(mask_BT), -1).t(),
             joint_BT=joint_BT,
         )
 
-    def _quick_net(self) -> Net | None:
-        if not (self._is_host and self._is_torso_ours and self.model.is_plain):
-            return None
-        return by_numpy(self.model.policy_torso, self.model.policy_head)
-
-    def _names_rounded(self) -> list[str]:
-        """The weights that torsos in bfloat16 round to it before they do anything with them."""
-        if not self._is_torso_ours:
-            return []
-        torsos = ("policy_torso.", "value_torso.")
-        return [array.name for array in self.layout.arrays if array.name.startswith(torsos)]
-
-    def _look(self, obs: Arrays, state: Arrays) -> tuple[Joint, dict[str, NDArray[np.float32]]]:
-        leaves = self._tensors(obs)
-        legal_CP = None if self._legal is None else leaves[self._legal].flatten(1)
-        # Only inputs are passed on: a user's torso may use every leaf that it is given.
-        inputs = {name: leaves[name] for name in self._input_names}
-        if not self._state_names:
-            return self._joint(self.model.act(inputs, ())[0], legal_CP), {}
-        before = self._tensors(state)
-        parameters_CP, after = self.model.act(
-            inputs, tuple(before[name] for name in self._state_names)
-        )
-        next_state = {
-            name: part.cpu().numpy() for name, part in zip(self._state_names, after, strict=True)
-        }
-        return self._joint(parameters_CP, legal_CP), next_state
-
     def _tensors(self, arrays: Arrays) -> dict[str, Tensor]:
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        if self._is_host:
-            return tensors
-        return {name: tensor.to(self.device) for name, tensor in tensors.items()}
-
-    def _joint(self, parameters_NP: Tensor, legal_NP: Tensor | None) -> Joint:
-        """`legal_NP` has a flag per choice of the discrete parts, one part after the other."""
-        parts = {}
-        num_choices = 0
-        for part, parameters in zip(self._parts, parameters_NP.split(self._sizes, -1), strict=True):
-            if legal_NP is not None and part.choices:
-                legal = legal_NP[..., num_choices : num_choices + part.num_parameters]
-                parameters = forbid(parameters, legal, part.choices)
-                num_choices += part.num_parameters
-            parts[part.name] = distribution_of(part, parameters)
-        return Joint(parts)
+        return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
 
 
-def _build_seeded(schema: Schema, section: ModelSection, seed: int) -> ActorCritic:
-    # Initialisation draws from the default CPU generator: lend it, seeded, then give it back.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return ActorCritic(section, schema.inputs, schema.action)
+class Team:
+    """Acts, loads and is published as a single policy does. Who learns is no business of it.
+
+    Its weights are those of all its members, one after the other, under names that begin with the
+    member's. Members begin with different weights, but for copies, which begin as what they copy.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        model: ModelSection,
+        policies: PoliciesSection,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.version = NO_VERSION
+        self.members: dict[str, Policy] = {}
+        for name in policies.names:
+            number = policies.names.index(policies.copies.get(name, name))
+            member_seed = member_seed_of(seed, number)
+            self.members[name] = Policy(schema, model, seed=member_seed, device=device)
+        self.tensors = tuple(self.named_tensors().values())
+        self.layout = layout_of(self.named_tensors())
+        self.coarse_layout = self.layout.coarse(
+            f"{name}/{key}"
+            for name, member in self.members.items()
+            for key in member.coarse_layout.rounded
+        )
+        self._parts = schema.action.parts
+
+    def load(self, weights: Weights) -> None:
+        unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
+        self.version = weights.version
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{name}/{key}": tensor
+            for name, member in self.members.items()
+            for key, tensor in member.named_tensors().items()
+        }
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, member in self.members.items():
+            member.load_tensors(split_off(tensors, name))
+
+    def compute_in(self, precision: torch.dtype) -> None:
+        for member in self.members.values():
+            member.compute_in(precision)
+
+    def act_in(self, precision: torch.dtype) -> None:
+        for member in self.members.values():
+            member.act_in(precision)
+        self.tensors = tuple(self.named_tensors().values())
+
+    def act(self, obs: Arrays, state: Arrays, generator: torch.Generator | None = None) -> Action:
+        num_columns = len(obs[POLICY])
+        action = Action(
+            {p.name: np.zeros((num_columns, *p.shape), p.array.dtype) for p in self._parts},
+            np.zeros(num_columns, np.float32),
+            self.first_state(num_columns),
+        )
+        for number, member in enumerate(self.members.values()):
+            columns = np.flatnonzero(obs[POLICY] == number)
+            if not len(columns):
+                continue
+            own_obs, own_state = (
+                {name: array[columns] for name, array in arrays.items()} for arrays in (obs, state)
+            )
+            chosen = member.act(own_obs, own_state, generator)
+            action.log_probs[columns] = chosen.log_probs
+            for into, arrays in ((action.actions, chosen.actions), (action.state, chosen.state)):
+                for name, array in arrays.items():
+                    into[name][columns] = array
+        return action
+
+    def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
+        return next(iter(self.members.values())).first_state(num_columns)
 
 
-def _rows(leaf_BS: Tensor) -> Tensor:
-    return leaf_BS.reshape(-1, *leaf_BS.shape[2:])
+AnyPolicy: TypeAlias = Policy | Team
 
 
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def build_policy(
+    schema: Schema,
+    model: ModelSection,
+    policies: PoliciesSection,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+) -> AnyPolicy:
+    """The one policy of a run, or its team; ConfigError if there is no memory for it."""
+    if schema.policies != policies.names:
+        raise SpacesError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
+    try:
+        if policies.names:
+            return Team(schema, model, policies, seed=seed, device=device)
+        return Policy(schema, model, seed=seed, device=device)
+    except (MemoryError, RuntimeError, TypeError) as error:
+        what = str(error).partition("\n")[0]
+        if not isinstance(error, MemoryError) and TOO_LARGE.search(what) is None:
+            raise
+        raise ConfigError(f"model: there is no memory here for its network: {what}") from error
+
+
+def check_default_dtype(env_id: str) -> None:
+    """EnvError if an environment of this process has changed what all tensors are made of."""
+    found = torch.get_default_dtype()
+    if found != torch.float32:
+        raise EnvError(
+            f"{env_id} has called torch.set_default_dtype({found}), and policies act in "
+            "torch.float32: make its tensors with dtype=..., or set the default back"
+        )
+
+
+def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:
+    """How the parameters of a model lie in a buffer."""
+    return WeightsLayout(
+        tuple(
+            ArraySpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in state.items()
+        )
+    )
+
+
+def member_seed_of(seed: int, number: int) -> int:
+    """A seed for each member of a run's team."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+
+
+def split_off(tensors: Mapping[str, Tensor], member: str) -> dict[str, Tensor]:
+    """Those of one member, under their own names."""
+    prefix = f"{member}/"
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

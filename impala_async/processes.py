@@ -7,16 +7,14 @@ started the child.)
 
 **By a signal.** Modules that are being imported answer an exception from nowhere with long
 tracebacks, or worse. So behind a door a signal ends the process at once, with one word, until a
-service takes it over, and what was begun by then is taken back. A process that is started as a
-child hears no Ctrl-C before its own door is open, because an interpreter that starts would answer
-with a traceback as well. Nothing is lost: the kernel keeps it.
+service takes it over, and what was begun by then is taken back. A child hears no Ctrl-C before its
+own door is open, because a starting interpreter would answer with a traceback as well.
 
 **In time.** Python waits at its end for threads that are no daemons, and multiprocessing for such
 processes. Many a simulator leaves one that never ends, so `leave` waits no longer than a moment.
 """
 
 import os
-import select
 import signal
 import stat
 import sys
@@ -30,7 +28,6 @@ from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN
 from impala_async.output import flush_output
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
-GATE_VARIABLE = "IMPALA_ASYNC_GATE"
 # A child that has not ended in good order by then ends anyway.
 ORPHAN_S = 1.0
 CTRL_C = {signal.SIGINT}
@@ -49,56 +46,17 @@ _undoings: list[Callable[[], object]] = []
 
 
 class Lifeline:
-    """The parent's side: pass `fds` and `environment` to every child.
-
-    Its children may wait at a gate until one of them opens it; then it stays open.
-    """
+    """The parent's side: pass `fds` and `environment` to every child."""
 
     def __init__(self) -> None:
-        self._read_fd, self._write_fd = os.pipe()
-        self._gate_fd = os.eventfd(0)
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return (self._read_fd, self._gate_fd)
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {VARIABLE: str(self._read_fd), GATE_VARIABLE: str(self._gate_fd)}
-
-    @property
-    def is_gate_open(self) -> bool:
-        return _is_readable(self._gate_fd, timeout_ms=0)
+        read_fd, self._write_fd = os.pipe()
+        self.fds = (read_fd,)
+        self.environment = {VARIABLE: str(read_fd)}
 
     def close(self) -> None:
         """Let go: every child ends."""
-        for fd in (self._write_fd, self._read_fd, self._gate_fd):
+        for fd in (self._write_fd, *self.fds):
             os.close(fd)
-
-
-def open_gate() -> None:
-    """In a child: let in those who wait. Without a gate this does nothing."""
-    for fd in _take_gate():
-        os.eventfd_write(fd, 1)
-
-
-def wait_at_gate() -> None:
-    """In a child: until another one has opened the gate. Without one this does nothing."""
-    for fd in _take_gate():
-        # The count stays there for all who come later.
-        _is_readable(fd, timeout_ms=None)
-
-
-def _take_gate() -> tuple[int, ...]:
-    """Once: it is not for the children of this one."""
-    value = os.environ.pop(GATE_VARIABLE, "")
-    return (int(value),) if value.isdecimal() else ()
-
-
-def _is_readable(fd: int, timeout_ms: int | None) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_ms))
 
 
 def inherited_fds() -> tuple[int, ...]:
@@ -217,10 +175,15 @@ def _quit(number: int, frame: object) -> None:
         os._exit(code)
 
 
-def leave(code: int) -> NoReturn:
-    """End this process with that exit code, within `GRACE_S`; a signal ends it at once."""
+def end_at_signal(code: int) -> None:
+    """From now on a signal ends this process at once, with that exit code and without a word."""
     for number in REQUESTS:
         signal.signal(number, lambda *_: os._exit(code))
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with that exit code, within `GRACE_S`; a signal ends it at once."""
+    end_at_signal(code)
     if _left():
         threading.Thread(target=_insist, args=(code,), name="leave", daemon=True).start()
     sys.exit(code)

@@ -64,10 +64,7 @@ class ColumnLayout:
         self.leaves: dict[str, Leaf] = {}
         self.obs_bytes = self._place("obs", obs)
         self.small_bytes = self._place("small", small)
-
-    @property
-    def column_bytes(self) -> int:
-        return self.obs_bytes + self.small_bytes
+        self.column_bytes = self.obs_bytes + self.small_bytes
 
     def views(self, obs: Bytes2D, small: Bytes2D) -> dict[str, NDArray[Any]]:
         """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes; no copies."""
@@ -78,16 +75,6 @@ class ColumnLayout:
             .reshape(len(obs), *leaf.shape)
             for name, leaf in self.leaves.items()
         }
-
-    def gaps(self, plane: Literal["obs", "small"]) -> list[slice]:
-        """The bytes of a plane in which no array lies; they are zero."""
-        found, end = [], 0
-        for leaf in self.leaves.values():
-            if leaf.plane == plane:
-                found.append(slice(end, leaf.offset))
-                end = leaf.stretch.stop
-        found.append(slice(end, self.obs_bytes if plane == "obs" else self.small_bytes))
-        return [gap for gap in found if gap.stop > gap.start]
 
     def _place(self, plane: Literal["obs", "small"], places: Iterable[Place]) -> int:
         offset = 0
@@ -117,20 +104,19 @@ class ArraySpec:
     is_stack: bool = False
 
     def __post_init__(self) -> None:
+        why = ""
         if self.dtype not in DTYPES:
-            raise SpacesError(f"{self.name or 'array'}: unsupported dtype {self.dtype}")
-        if any(size < 1 for size in self.shape):
-            raise SpacesError(f"{self.name or 'array'}: empty shape {self.shape}")
-        if self.choices:
-            if len(self.choices) != self.num_items:
-                raise SpacesError(
-                    f"{self.name or 'array'}: {len(self.choices)} numbers of choices for shape "
-                    f"{self.shape}"
-                )
-            if self.is_float:
-                raise SpacesError(f"{self.name or 'array'}: categories of dtype {self.dtype}")
-        if self.is_stack and (self.dtype != "uint8" or len(self.shape) < 2 or self.choices):
-            raise SpacesError(f"{self.name or 'array'}: no stack of frames of bytes")
+            why = f"unsupported dtype {self.dtype}"
+        elif any(size < 1 for size in self.shape):
+            why = f"empty shape {self.shape}"
+        elif len(self.choices) not in (0, self.num_items):
+            why = f"{len(self.choices)} numbers of choices for shape {self.shape}"
+        elif self.choices and self.is_float:
+            why = f"categories of dtype {self.dtype}"
+        elif self.is_stack and (self.dtype != "uint8" or len(self.shape) < 2 or self.choices):
+            why = "no stack of frames of bytes"
+        if why:
+            raise SpacesError(f"{self.name or 'array'}: {why}")
 
     @property
     def num_items(self) -> int:
@@ -172,10 +158,8 @@ class ActionPart:
 
     def __post_init__(self) -> None:
         if (self.kind == "discrete") != bool(self.choices):
-            raise SpacesError(
-                f"action part {self.name!r}: {len(self.choices)} numbers of choices for a "
-                f"{self.kind} one"
-            )
+            what = f"{len(self.choices)} numbers of choices for a {self.kind} one"
+            raise SpacesError(f"action part {self.name!r}: {what}")
         # It has choices, a shape and a dtype that an array can have.
         _ = self.array
 
@@ -247,11 +231,8 @@ class Schema:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             raise SpacesError(f"not a schema: {place}: {first['msg']}") from None
-        _check_names("observation", [leaf.name for leaf in schema.obs.leaves], smallest=1)
-        _check_names("action", [part.name for part in schema.action.parts], smallest=1)
-        _check_names("state", [leaf.name for leaf in schema.state], smallest=0)
-        _check_legal(schema)
-        _check_policies(schema)
+        for fault in _faults(schema):
+            raise SpacesError(fault)
         # A column that nobody could hold is refused here.
         _ = schema.layout
         return schema
@@ -266,10 +247,8 @@ class Schema:
         """Raises SpacesError for columns that are larger than any could be."""
         layout = ColumnLayout(_obs_places(self), _small_places(self))
         if layout.column_bytes > MAX_COLUMN_BYTES:
-            raise SpacesError(
-                f"a column of {self.rows} rows takes {layout.column_bytes} bytes, more than "
-                f"{MAX_COLUMN_BYTES}: lower trajectory.rows"
-            )
+            takes = f"takes {layout.column_bytes} bytes, more than {MAX_COLUMN_BYTES}"
+            raise SpacesError(f"a column of {self.rows} rows {takes}: lower trajectory.rows")
         return layout
 
     def difference(self, other: "Schema", here: str, there: str) -> str:
@@ -332,48 +311,37 @@ def _reader() -> TypeAdapter[Schema]:
     return TypeAdapter(Schema)
 
 
-def _check_legal(schema: Schema) -> None:
-    """The mask of legal actions is there, and has a place for each choice."""
-    legal = schema.action.legal
-    leaves = [leaf for leaf in schema.obs.leaves if leaf.name == legal]
-    if legal is None:
-        return
-    if not leaves or leaves[0].num_items != schema.action.num_choices or leaves[0].is_float:
-        raise SpacesError(f"{legal!r} is no mask of {schema.action.num_choices} actions")
-    if len(schema.obs.leaves) == 1:
-        raise SpacesError(f"the observation is nothing but {legal!r}, the mask of legal actions")
-
-
-def _check_policies(schema: Schema) -> None:
-    """If there are several, a leaf says which one it is."""
-    if not schema.policies:
-        return
-    _check_names("team", list(schema.policies), smallest=2)
-    if policy_leaf(schema.policies) not in schema.obs.leaves:
-        raise SpacesError(f"no leaf {POLICY!r} says which of {len(schema.policies)} policies plays")
+def _faults(schema: Schema) -> Iterator[str]:
+    """Why nobody could train on it, beside what is wrong with an array alone."""
+    leaves, legal, num_actions = schema.obs.leaves, schema.action.legal, schema.action.num_choices
+    for what, names, smallest in (
+        ("observation", [leaf.name for leaf in leaves], 1),
+        ("action", [part.name for part in schema.action.parts], 1),
+        ("state", [leaf.name for leaf in schema.state], 0),
+        ("team", schema.policies, 2 if schema.policies else 0),
+    ):
+        # Leaves are found by name, and names come into logs and replies.
+        if len(names) < smallest:
+            yield f"the {what} has too few parts: {len(names)}"
+        if len(set(names)) < len(names):
+            yield f"the {what} has two parts of one name"
+        if not all(name.isprintable() for name in names):
+            yield f"the {what} has a part with an unprintable name"
+    masks = [leaf for leaf in leaves if leaf.num_items == num_actions and not leaf.is_float]
+    if legal is not None and legal not in [leaf.name for leaf in masks]:
+        yield f"{legal!r} is no mask of {num_actions} actions"
+    if schema.policies and policy_leaf(schema.policies) not in leaves:
+        yield f"no leaf {POLICY!r} says which of {len(schema.policies)} policies plays"
     if not schema.inputs.leaves:
-        raise SpacesError("the observation has nothing that a policy could see")
-
-
-def _check_names(what: str, names: list[str], smallest: int) -> None:
-    """Leaves are found by name, and names come into logs and replies."""
-    if len(names) < smallest:
-        raise SpacesError(f"the {what} has too few parts: {len(names)}")
-    if len(set(names)) < len(names):
-        raise SpacesError(f"the {what} has two parts of one name")
-    if not all(name.isprintable() for name in names):
-        raise SpacesError(f"the {what} has a part with an unprintable name")
+        yield "the observation has nothing that a policy could see"
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys of a nested structure; a shape stays one value."""
-    items: Iterator[tuple[Any, Any]]
-    if isinstance(tree, dict):
-        items = iter(tree.items())
-    elif isinstance(tree, list | tuple) and any(isinstance(item, dict) for item in tree):
-        items = iter((item.get("name") or i, item) for i, item in enumerate(tree))
-    else:
+    if isinstance(tree, tuple) and tree and isinstance(tree[0], dict):
+        tree = {item["name"] or number: item for number, item in enumerate(tree)}
+    if not isinstance(tree, dict):
         yield prefix.rstrip("."), tree
         return
-    for key, value in items:
+    for key, value in tree.items():
         yield from _flat(value, f"{prefix}{key}.")

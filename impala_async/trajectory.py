@@ -10,12 +10,13 @@ The last observation row is the bootstrap row, and row 0 of the next trajectory.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.schema import ArraySpec, Bytes2D, Leaf, Schema, num_frames
+from impala_async.schema import Bytes2D, ColumnLayout, Leaf, Schema, num_frames
 
 # A log-probability of a discrete action cannot be positive; this is what fp32 rounding may add.
 LOG_PROB_SLACK = 1e-6
@@ -94,8 +95,7 @@ class _Range(NamedTuple):
     """The numbers between which all items of an array must be."""
 
     what: str
-    plane: Literal["obs", "small"]
-    stretch: slice
+    leaf: Leaf
     dtype: str
     """As which its bytes are read: a negative index, read as unsigned, is a huge one."""
     least: float
@@ -132,16 +132,16 @@ class ColumnChecks:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        leaves = schema.layout.leaves
+        layout = schema.layout
         self._mask, self._terminated, self._truncated = (
-            leaves[name].stretch for name in ("mask", "terminated", "truncated")
+            layout.leaves[name].stretch for name in ("mask", "terminated", "truncated")
         )
-        self._ranges = list(_ranges(schema))
-        self._obs_bits = list(_unused_bits(schema, "obs"))
-        # One look at all of this plane, which is small.
-        self._small_bits = np.zeros(schema.layout.small_bytes, np.uint8)
-        for stretch, bits in _unused_bits(schema, "small"):
-            self._small_bits[stretch] = bits
+        self._ranges = [(each, each.leaf.stretch) for each in _ranges(schema)]
+        # One look at all of this plane, which is small; of the other one, where there are any.
+        self._small_bits = _unused_bits(layout, "small")
+        obs_bits = _unused_bits(layout, "obs")
+        edges = [0, *(np.flatnonzero(np.diff(obs_bits)) + 1), layout.obs_bytes]
+        self._obs_bits = [(slice(a, b), obs_bits[a]) for a, b in pairwise(edges) if obs_bits[a]]
 
     def find_fault(self, obs: Bytes2D, small: Bytes2D) -> Fault | None:
         """The first thing that is wrong with the columns in these planes."""
@@ -159,79 +159,63 @@ class ColumnChecks:
                 # Two episodes would be learned as one.
                 return Fault("invalid", "the row after the end of an episode is not masked")
         with np.errstate(all="ignore"):
-            for each in self._ranges:
-                plane = obs if each.plane == "obs" else small
-                if fault := each.find_fault(plane[:, each.stretch].view(each.dtype), mask):
+            for each, stretch in self._ranges:
+                plane = obs if each.leaf.plane == "obs" else small
+                if fault := each.find_fault(plane[:, stretch].view(each.dtype), mask):
                     return fault
         if self._schema.action.legal is None:
             return None
         return _find_illegal(self._schema, columns_over(self._schema, obs, small))
 
-    def count_valid(self, small: Bytes2D) -> NDArray[np.int64]:
-        """Valid rows of each column, once its mask is known to hold flags."""
-        counts: NDArray[np.int64] = np.add.reduce(small[:, self._mask], axis=1, dtype=np.int64)
-        return counts
 
-
-def _unused_bits(schema: Schema, plane: Literal["obs", "small"]) -> Iterator[tuple[slice, int]]:
+def _unused_bits(layout: ColumnLayout, plane: Literal["obs", "small"]) -> Bytes2D:
     """The bits of a plane that are never set: those between arrays, and all but one of a flag."""
-    for gap in schema.layout.gaps(plane):
-        yield gap, 0xFF
-    for leaf in schema.layout.leaves.values():
-        if leaf.plane == plane and leaf.dtype == "bool":
-            yield leaf.stretch, 0xFE
+    num_bytes = layout.obs_bytes if plane == "obs" else layout.small_bytes
+    bits = np.full(num_bytes, 0xFF, np.uint8)
+    for leaf in layout.leaves.values():
+        if leaf.plane == plane:
+            bits[leaf.stretch] = 0xFE if leaf.dtype == "bool" else 0
+    return bits
 
 
 def _ranges(schema: Schema) -> Iterator[_Range]:
     leaves = schema.layout.leaves
-    for key, what, spec in _arrays(schema):
-        if spec.choices:
-            most = np.array(spec.choices * (leaves[key].num_items // spec.num_items)) - 1
-            yield _indices(what, leaves[key], most)
-        elif spec.may_be_large:
-            yield _numbers(what, leaves[key])
-    for leaf in schema.obs.leaves:
-        if leaf.is_stack:
-            most = np.array(num_frames(leaf, schema.rows) - 1)
-            yield _indices(
-                f"the window of observation {leaf.name!r}", leaves[f"window/{leaf.name}"], most
-            )
-    yield _numbers("a reward", leaves["reward"], is_masked=True)
-    largest = float(np.finfo(np.float32).max)
-    # A density may be above 1, so only probabilities are checked.
-    is_probability = all(part.kind == "discrete" for part in schema.action.parts)
-    log_most = LOG_PROB_SLACK if is_probability else largest
-    what = "the log-probability of an action"
-    beyond = Fault("invalid", f"{what} is above 0")
-    stretch = leaves["log_prob"].stretch
-    yield _Range(what, "small", stretch, "float32", -largest, log_most, beyond, is_masked=True)
-
-
-def _arrays(schema: Schema) -> Iterator[tuple[str, str, ArraySpec]]:
-    """All arrays that hold what an environment, or a network, has made: their place and name."""
-    for group, what, specs in (
+    for group, kind, specs in (
         ("action", "action", [part.array for part in schema.action.parts]),
         ("obs", "observation", schema.obs.leaves),
         ("state", "state", schema.state),
     ):
         for spec in specs:
-            name = f" {spec.name!r}" if spec.name else ""
-            yield f"{group}/{spec.name}", f"the {what}{name}", spec
+            leaf = leaves[f"{group}/{spec.name}"]
+            what = f"the {kind} {spec.name!r}" if spec.name else f"the {kind}"
+            if spec.choices:
+                num_rows = leaf.num_items // spec.num_items
+                yield _indices(what, leaf, np.array(spec.choices * num_rows) - 1)
+            elif spec.may_be_large:
+                yield _numbers(what, leaf)
+            if spec.is_stack:
+                what, most = f"the window of {what}", num_frames(spec, schema.rows) - 1
+                yield _indices(what, leaves[f"window/{spec.name}"], np.array(most))
+    yield _numbers("a reward", leaves["reward"], is_masked=True)
+    what, largest = "the log-probability of an action", float(np.finfo(np.float32).max)
+    # A density may be above 1, so only probabilities are checked.
+    is_probability = all(part.kind == "discrete" for part in schema.action.parts)
+    log_most = LOG_PROB_SLACK if is_probability else largest
+    beyond = Fault("invalid", f"{what} is above 0")
+    yield _Range(what, leaves["log_prob"], "float32", -largest, log_most, beyond, is_masked=True)
 
 
 def _indices(what: str, leaf: Leaf, most: NDArray[Any]) -> _Range:
     dtype = f"u{leaf.dtype.removeprefix('u')}"
     beyond = Fault("invalid", f"{what} is none of its choices")
     is_one = most.min() == most.max()
-    return _Range(
-        what, leaf.plane, leaf.stretch, dtype, 0, most.min().item() if is_one else most, beyond
-    )
+    return _Range(what, leaf, dtype, 0, most.min().item() if is_one else most, beyond)
 
 
 def _numbers(what: str, leaf: Leaf, *, is_masked: bool = False) -> _Range:
     most = largest_of(np.dtype(leaf.dtype))
     beyond = Fault("nonfinite", f"{what} is beyond {LARGEST:g}")
-    return _Range(what, leaf.plane, leaf.stretch, leaf.dtype, -most, most, beyond, is_masked)
+    return _Range(what, leaf, leaf.dtype, -most, most, beyond, is_masked)
 
 
 def _find_illegal(schema: Schema, columns: Columns) -> Fault | None:

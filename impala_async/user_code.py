@@ -8,12 +8,11 @@ import contextlib
 import difflib
 import importlib
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import PurePosixPath
 from traceback import walk_tb
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from impala_async.errors import ConfigError, ImpalaAsyncError
@@ -49,61 +48,49 @@ def is_of_python(found: Any) -> bool:
     return str(module).partition(".")[0] in sys.stdlib_module_names
 
 
-class UserCode(ABC):
+class UserCode:
     """A context in which every exception is that of a user's code; one instance serves many times.
 
     So are SystemExit and GeneratorExit, which would else end a process of ours as if all were well.
-
     A class, because a generator's context costs as much as a step of a small environment.
+
+    Args:
+        name: the setting and its value, which name the code.
+        where: in words, where the code failed.
+        kind: the error of ours that an exception becomes; one that is such already passes.
+        tells_place: whether the error says in which file and line it was raised.
     """
 
-    __slots__ = ()
+    __slots__ = ("_kind", "_tells_place", "name", "where")
+
+    def __init__(
+        self,
+        name: str,
+        where: str,
+        kind: type[ImpalaAsyncError] = ConfigError,
+        *,
+        tells_place: bool = True,
+    ) -> None:
+        self.name, self.where = name, where
+        self._kind, self._tells_place = kind, tells_place
 
     def __enter__(self) -> None:
         return None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None and not is_ctrl_c(error):
-            ours = self.blame(error)
-            if ours is not None:
-                raise ours from error
-
-    @abstractmethod
-    def blame(self, error: BaseException) -> Exception | None:
-        """The error of ours that says whose fault it was; None if it says so itself."""
-
-
-class NamedInSetting(UserCode):
-    """A context in which every exception is that of code which a setting names.
-
-    Args:
-        key: the setting.
-        name: package.module:Name, its value.
-        doing: in words, where the code failed.
-        kind: the error of ours that an exception becomes.
-    """
-
-    __slots__ = ("_doing", "_key", "_kind", "_name")
-
-    def __init__(
-        self, key: str, name: str, doing: str, kind: type[ImpalaAsyncError] = ConfigError
-    ) -> None:
-        self._key, self._name, self._doing, self._kind = key, name, doing, kind
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None and not is_ctrl_c(error) and (ours := self.blame(error)):
+            raise ours from error
 
     def blame(self, error: BaseException) -> ImpalaAsyncError | None:
+        """The error of ours that says whose fault it was; None if it says so itself."""
         if isinstance(error, self._kind):
             return None
-        *_, (frame, line) = walk_tb(error.__traceback__)
-        place = f"{frame.f_code.co_filename}:{line}"
-        return self._kind(
-            f"{self._key}: {self._name} failed {self._doing}, at {place}: {one_line(error)}"
-            f"{missing_advice(error)}"
-        )
+        place = ""
+        if self._tells_place:
+            *_, (frame, line) = walk_tb(error.__traceback__)
+            place = f", at {frame.f_code.co_filename}:{line}"
+        advice = missing_advice(error)
+        return self._kind(f"{self.name} failed {self.where}{place}: {one_line(error)}{advice}")
 
 
 def import_callable(
@@ -120,8 +107,7 @@ def import_callable(
     module = import_module(what, name, kind)
     found = getattr(module, attribute, None)
     if found is None:
-        close = close_name(attribute, callables_of(module))
-        raise kind(f"{what}: {module_name} has no {attribute!r}.{close}")
+        raise kind(f"{what}: {module_name} has no {attribute!r}.{close_name(attribute, module)}")
     if not callable(found):
         raise kind(f"{what} is of type {type(found).__name__}, and cannot be called")
     if is_of_python(found):
@@ -130,13 +116,7 @@ def import_callable(
 
 
 def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigError) -> ModuleType:
-    """The module of a package.module:Name.
-
-    Args:
-        what: the setting and its value, with which an error begins that says what is wrong.
-        name: package.module:Name.
-        kind: this error.
-    """
+    """The module of a package.module:Name; arguments as of `import_callable`."""
     module_name, _, attribute = name.rpartition(":")
     if module_name.endswith(".py") or module_name.startswith(".") or "/" in module_name:
         path = PurePosixPath(module_name.removesuffix(".py"))
@@ -151,18 +131,8 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
             f"{what}: every process imports it, and has another __main__: put {attribute} into a "
             "module of its own"
         )
-    with _Importing(f"{what} failed to import {module_name}", kind):
+    with UserCode(what, f"to import {module_name}", kind, tells_place=False):
         return importlib.import_module(module_name)
-
-
-class _Importing(UserCode):
-    __slots__ = ("_kind", "_what")
-
-    def __init__(self, what: str, kind: type[ImpalaAsyncError]) -> None:
-        self._what, self._kind = what, kind
-
-    def blame(self, error: BaseException) -> ImpalaAsyncError:
-        return self._kind(f"{self._what}: {one_line(error)}{missing_advice(error)}")
 
 
 def missing_advice(error: BaseException | None) -> str:
@@ -180,12 +150,8 @@ def missing_advice(error: BaseException | None) -> str:
     )
 
 
-def callables_of(module: ModuleType) -> list[str]:
-    """The names of what a user may name in a module."""
-    return [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
-
-
-def close_name(name: str, names: list[str]) -> str:
-    """A question that suggests the likeliest of these names; empty if none is like it."""
-    close = difflib.get_close_matches(name, names, n=1)
+def close_name(name: str, module: ModuleType, others: Iterable[str] = ()) -> str:
+    """A question that suggests the likeliest name in a module, or of others; empty if none is."""
+    callables = [key for key, value in vars(module).items() if callable(value) and key[:1] != "_"]
+    close = difflib.get_close_matches(name, [*callables, *others], n=1)
     return f" Did you mean: `{close[0]}`?" if close else ""

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +65,7 @@ class WeightsLayout:
 
     @cached_property
     def num_bytes(self) -> int:
-        return sum(self._sizes)
+        return max((place.stop for place in self.places), default=0)
 
     def misfit(self, buffer: NDArray[np.uint8]) -> str:
         """Why nobody can act with such a buffer; empty for what this layout is of."""
@@ -87,18 +86,14 @@ class WeightsLayout:
     @cached_property
     def places(self) -> tuple[slice, ...]:
         """Where each array lies in the flat buffer."""
-        sizes, dtypes = self._sizes, self.dtypes
-        order = sorted(range(len(sizes)), key=lambda k: dtypes[k] == BFLOAT16)
-        ends = accumulate(sizes[k] for k in order)
-        places = {k: slice(end - sizes[k], end) for k, end in zip(order, ends, strict=True)}
-        return tuple(places[k] for k in range(len(sizes)))
-
-    @cached_property
-    def _sizes(self) -> tuple[int, ...]:
-        return tuple(
-            array.num_items * _BFLOAT16_BYTES if dtype == BFLOAT16 else array.num_bytes
-            for array, dtype in zip(self.arrays, self.dtypes, strict=True)
-        )
+        places, end = {}, 0
+        for is_coarse in (False, True):
+            for array in self.arrays:
+                if (array.name in self.rounded) == is_coarse:
+                    size = array.num_items * _BFLOAT16_BYTES if is_coarse else array.num_bytes
+                    places[array.name] = slice(end, end + size)
+                    end += size
+        return tuple(places[array.name] for array in self.arrays)
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,38 @@
 """What holds for all tests, which share the cores with other processes."""
 
 import os
+import subprocess
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.e2e.zygote import use_own_ports
-
 # Before anything imports torch: its pool of threads spins while it waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # How long an example takes says nothing.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
-use_own_ports()
+
+
+@pytest.fixture(scope="session")
+def fork_children() -> Callable[[pytest.MonkeyPatch], None]:
+    """Lets the children of this process be forked, until a patch is undone."""
+    from tests.e2e.zygote import Forked, zygote
+
+    def fork(patch: pytest.MonkeyPatch) -> None:
+        # Now, since whoever is tested may end all that begins within a block.
+        zygote()
+        patch.setattr(subprocess, "Popen", Forked)
+
+    return fork
+
+
+@pytest.fixture
+def forks(fork_children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python that the test starts is forked: see tests/e2e/zygote.py."""
+    fork_children(monkeypatch)
 
 
 class FilesAndProcesses(LoadScopeScheduling):

@@ -11,7 +11,6 @@ from tests.test_house import (
     PROCESSES,
     ROOF,
     ROOMS,
-    UPPER_LANDING,
     UPPER_PROCESSES,
     WORKSHOP,
     House,
@@ -24,7 +23,6 @@ TITLES = {
     UPPER_PROCESSES: "over two of them",
     PROCESSES: "processes",
     WORKSHOP: "workshop",
-    UPPER_LANDING: "several policies",
     LANDING: "landing",
     ROOMS: "rooms",
 }

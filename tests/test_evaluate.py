@@ -22,10 +22,9 @@ from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.evaluate import _play_greedily, main
-from impala_async.policy import Action, Policy
+from impala_async.policy import Action, Policy, Team
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
-from impala_async.team import Team
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 from tests.envs.test_agents import Lives
@@ -87,11 +86,11 @@ class ScriptedEnvs:
 
     @staticmethod
     def _with_resets(episodes):
-        """The row after an end means nothing, whatever it shows."""
+        """For each step a reward, and whether it is an end, or a reset."""
         steps = []
         for rewards in episodes:
-            steps += [(reward, n == len(rewards) - 1) for n, reward in enumerate(rewards)]
-            steps.append((1000.0, True))
+            steps += [(reward, n == len(rewards) - 1, False) for n, reward in enumerate(rewards)]
+            steps.append((0.0, False, True))
         return steps
 
     def close(self): ...
@@ -100,13 +99,13 @@ class ScriptedEnvs:
         return {"": np.zeros((2, 1), np.float32)}
 
     def step(self, actions):
-        rewards, ends = zip(*(column[self._num_steps] for column in self._rewards), strict=True)
+        now = [column[self._num_steps] for column in self._rewards]
         self._num_steps += 1
-        is_over = np.array(ends)
-        return Step(self.reset(0), np.array(rewards, np.float32), is_over, np.zeros(2, np.bool_))
+        rewards, is_over, idle = (np.array(part) for part in zip(*now, strict=True))
+        return Step(self.reset(0), rewards, is_over, np.zeros(2, np.bool_), idle=idle)
 
 
-def test_the_row_of_a_reset_is_in_no_return_nor_does_a_key_called_policy_mean_anything():
+def test_a_key_called_policy_means_nothing_where_there_is_one():
     class Named(ScriptedEnvs):
         def reset(self, seed):
             return {**super().reset(seed), "policy": np.full((2, 3), 7)}

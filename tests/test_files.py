@@ -91,13 +91,14 @@ def test_it_is_written_beside_and_on_the_disk_before_it_is_there(tmp_path, monke
 
 
 def test_on_a_full_disk_all_stays_as_it_was(tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "full")
-
     path = tmp_path / "page"
     path.write_bytes(b"before")
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="full"):
         write_whole(path, b"after")
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def full_disk(descriptor):
+    raise OSError(errno.ENOSPC, "full")

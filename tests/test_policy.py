@@ -1,7 +1,6 @@
 """The policy acts and evaluates alike, from weights that a seed or a buffer decides."""
 
 from dataclasses import replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import torch
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
+from impala_async.models.flat import Snapshot
 from impala_async.models.mlp import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import (
@@ -20,8 +20,7 @@ from impala_async.schema import (
     recurrent_state,
 )
 from impala_async.training.checkpoint import open_checkpoint, save_checkpoint
-from impala_async.training.snapshot import Snapshot
-from impala_async.weights import NO_VERSION, Version, Weights
+from impala_async.weights import Version, Weights
 
 SECTION = ModelSection(hidden_sizes=(16, 16))
 VECTOR = ObsSpec((ArraySpec("", (3,), "float32"),))
@@ -140,39 +139,6 @@ def test_one_seed_gives_bit_equal_weights_whatever_the_global_generator_holds():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_flat_buffer_is_the_state_dict_in_its_order():
-    policy = make_policy()
-    state = policy.model.state_dict()
-    assert [(array.name, array.shape, array.dtype) for array in policy.layout.arrays] == [
-        (name, tuple(tensor.shape), "float32") for name, tensor in state.items()
-    ]
-    assert policy.layout.digest == Policy(PLAIN, SECTION, seed=99).layout.digest
-    assert policy.version == NO_VERSION
-    numbers = np.arange(policy.layout.num_bytes // 4, dtype=np.float32)
-    policy.load(Weights(Version(2, 5), numbers.view(np.uint8)))
-    assert torch.cat([tensor.flatten() for tensor in state.values()]).tolist() == numbers.tolist()
-    assert policy.version == Version(2, 5)
-    assert all(parameter.requires_grad for parameter in policy.model.parameters())
-    # It may be read-only, at any address, and nothing of it is kept.
-    raw = bytes(1) + np.ones(len(numbers), np.float32).tobytes()
-    policy.load(Weights(Version(2, 6), np.frombuffer(raw, np.uint8)[1:]))
-    assert all((tensor == 1).all() for tensor in policy.tensors)
-    mine = np.zeros(policy.layout.num_bytes, np.uint8)
-    policy.load(Weights(Version(2, 7), mine))
-    mine[:] = 255
-    assert not any(tensor.any() for tensor in policy.tensors)
-
-
-def test_load_refuses_another_size_or_layout_and_changes_nothing():
-    policy, same = make_policy(), make_policy()
-    size, third = policy.layout.num_bytes, policy.layout.coarse({"policy_head.weight"})
-    for wrong, digest in ((size - 4, b""), (size + 4, b""), (third.num_bytes, third.digest)):
-        with pytest.raises(ValueError, match="do not fit"):
-            policy.load(Weights(Version(1, 1), np.zeros(wrong, np.uint8), digest))
-        assert are_equal(policy, same)
-        assert policy.version == NO_VERSION
-
-
 def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_path):
     section = ModelSection(hidden_sizes=(16,), normalize_obs=True)
     learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
@@ -231,45 +197,8 @@ def test_act_gives_an_array_per_part_and_one_log_probability_per_column(schema):
     assert action.state == {}
 
 
-def test_actions_come_from_the_given_generator_as_often_as_their_probabilities_say():
-    policy, one = make_policy(), random_obs(PLAIN, 1)
-    obs = {"": np.repeat(one[""], 40_000, axis=0)}
-    first, again, other = (policy.act(obs, {}, generator(seed)).actions[""] for seed in (1, 1, 2))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-    logits = policy.model(to_torch(one)).parameters_NP[0]
-    frequencies = np.bincount(first, minlength=4) / 40_000
-    np.testing.assert_allclose(frequencies, logits.softmax(-1).detach(), atol=0.01)
-
-
-def test_greedy_takes_the_likeliest_action_of_every_part():
-    policy, obs = make_policy(COMPOSITE), random_obs(COMPOSITE, 9)
-    greedy, _, state = policy.act(obs, {})
-    parameters = policy.model(to_torch(obs)).parameters_NP.detach()
-    move, push, left, right, turn = parameters.split([3, 4, 2, 4, 2], -1)
-    assert greedy["move"].tolist() == move.argmax(-1).tolist()
-    assert greedy["look"].tolist() == torch.stack([left.argmax(-1), right.argmax(-1)], -1).tolist()
-    np.testing.assert_allclose(greedy["push"], push[:, :2], rtol=1e-6)
-    np.testing.assert_allclose(greedy["turn"], turn[:, 0], rtol=1e-6)
-    assert [greedy[part.name].dtype for part in COMPOSITE.action.parts] == [
-        np.dtype(part.array.dtype) for part in COMPOSITE.action.parts
-    ]
-    assert state == {}
-
-
-def test_an_illegal_action_is_neither_sampled_nor_greedy():
-    policy, obs = make_policy(MASKED), random_obs(MASKED, 10_000)
-    legal = obs["legal"] != 0
-    for actions in (policy.act(obs, {}, generator()).actions, policy.act(obs, {}).actions):
-        choices = [(actions["move"], legal[:, :3])]
-        choices += [(actions["look"][:, i], legal[:, 3 + 2 * i : 5 + 2 * i]) for i in (0, 1)]
-        for chosen, allowed in choices:
-            is_legal = np.take_along_axis(allowed, chosen[:, None], 1)[:, 0]
-            assert (is_legal | ~allowed.any(1)).all()
-
-
 @each_core
-def test_acting_leaves_the_state_that_it_was_given_alone_and_columns_remember_for_themselves(core):
+def test_acting_leaves_the_state_that_it_was_given_alone(core):
     policy = remembering(core)
     state, obs = policy.first_state(5), random_obs(PLAIN, 5)
     after, greedy_after = (policy.act(obs, state, chosen).state for chosen in (generator(), None))
@@ -280,12 +209,6 @@ def test_acting_leaves_the_state_that_it_was_given_alone_and_columns_remember_fo
         assert part.any()
         assert part.flags.writeable
         assert part.tolist() == greedy_after[name].tolist()
-    together = policy.act(obs, after).state
-    for column in range(5):
-        one = slice(column, column + 1)
-        columns = ({name: leaf[one] for name, leaf in each.items()} for each in (obs, after))
-        for name, part in policy.act(*columns).state.items():
-            np.testing.assert_allclose(part[0], together[name][column], rtol=1e-5, atol=1e-6)
 
 
 # -------------------- evaluating
@@ -355,61 +278,6 @@ def test_acting_row_by_row_is_evaluating_at_once(core, schema):
         last_values_B = values_SB[-1]
 
 
-def test_evaluation_is_time_major_and_every_row_of_its_own_observation():
-    policy = make_policy()
-    obs_BS = torch.randn(4, 6, 3)
-    actions_BT = torch.randint(0, 4, (4, 5), dtype=torch.int32)
-    evaluation = evaluate(policy, {"": obs_BS}, {"": actions_BT})
-    assert evaluation.values_SB.shape == (6, 4)
-    assert evaluation.log_probs_TB.shape == evaluation.entropies_TB.shape == (5, 4)
-    for column in range(4):
-        for row in range(6):
-            output = policy.model({"": obs_BS[column, row][None]})
-            torch.testing.assert_close(evaluation.values_SB[row, column], output.values_N[0])
-            if row < 5:
-                log_probs_A = output.parameters_NP[0].log_softmax(-1)
-                chosen = log_probs_A[actions_BT[column, row].long()]
-                torch.testing.assert_close(evaluation.log_probs_TB[row, column], chosen)
-                entropy = -(log_probs_A.exp() * log_probs_A).sum()
-                torch.testing.assert_close(evaluation.entropies_TB[row, column], entropy)
-
-
-def test_columns_that_lie_apart_in_memory_are_evaluated_alike():
-    policy = make_policy()
-    memory = np.full((4, 100), np.nan, np.float32)
-    obs_BS = np.ndarray((4, 6, 3), np.float32, buffer=memory.data, strides=(400, 12, 4))
-    obs_BS[:] = np.random.default_rng(0).normal(size=obs_BS.shape)
-    actions = {"": torch.zeros(4, 5, dtype=torch.int32)}
-    apart = evaluate(policy, {"": torch.from_numpy(obs_BS)}, actions)
-    dense = evaluate(policy, {"": torch.from_numpy(obs_BS.copy())}, actions)
-    for one, other in zip(apart[:3], dense[:3], strict=True):
-        assert torch.equal(one, other)
-
-
-def test_the_joint_distribution_gives_what_the_evaluation_has():
-    policy, obs = make_policy(COMPOSITE), to_torch(random_obs(COMPOSITE, 2, 6))
-    actions = first_actions(COMPOSITE, 2, 5)
-    evaluation = evaluate(policy, obs, actions)
-    joint = evaluation.joint_BT
-    assert list(joint.parts) == [part.name for part in COMPOSITE.action.parts]
-    assert torch.equal(joint.log_prob(actions).t(), evaluation.log_probs_TB)
-    assert torch.equal(joint.entropy().t(), evaluation.entropies_TB)
-    log_probs_BT = sum(part.log_prob(actions[name]) for name, part in joint.parts.items())
-    torch.testing.assert_close(evaluation.log_probs_TB, log_probs_BT.t())
-
-
-def test_the_bootstrap_row_has_a_value_and_no_say_in_the_policy():
-    policy = make_policy()
-    obs_BS = torch.randn(2, 6, 3, requires_grad=True)
-    evaluation = evaluate(policy, {"": obs_BS}, {"": torch.zeros(2, 5, dtype=torch.int32)})
-    total = evaluation.log_probs_TB.sum() + evaluation.entropies_TB.sum()
-    (policy_grad,) = torch.autograd.grad(total, obs_BS, retain_graph=True)
-    (value_grad,) = torch.autograd.grad(evaluation.values_SB[-1].sum(), obs_BS)
-    assert not policy_grad[:, -1].any()
-    assert policy_grad[:, :-1].any(-1).all()
-    assert value_grad[:, -1].any(-1).all()
-
-
 def test_the_mask_is_no_input_of_the_network():
     policy, obs = make_policy(MASKED), random_obs(MASKED, 2, 6)
     assert policy.model.policy_torso.layers[0].in_features == 3
@@ -425,89 +293,7 @@ def test_the_mask_is_no_input_of_the_network():
     assert not torch.equal(masked.log_probs_TB, free.log_probs_TB)
 
 
-class Curious(torch.nn.Module):
-    """A torso of one's own that takes whatever it is shown."""
-
-    num_out = 1
-    seen: ClassVar[set[tuple[str, ...]]] = set()
-
-    def __init__(self, obs, section):
-        super().__init__()
-
-    def forward(self, obs):
-        self.seen.add(tuple(obs))
-        return sum(leaf.float().flatten(1).sum(1, keepdim=True) for leaf in obs.values())
-
-
-def test_a_torso_sees_the_same_leaves_acting_and_learning():
-    Curious.seen.clear()
-    policy = Policy(MASKED, ModelSection(name="tests.test_policy:Curious"), seed=0)
-    policy.act(random_obs(MASKED, 5), {}, generator())
-    policy.act(random_obs(MASKED, 5), {})
-    evaluate(policy, to_torch(random_obs(MASKED, 2, 6)), first_actions(MASKED, 2, 5))
-    assert Curious.seen == {("see",)}
-
-
-@each_core
-def test_the_state_matters_until_an_episode_begins(core):
-    policy = remembering(core)
-    obs_BS = to_torch(random_obs(PLAIN, B, T + 1))
-    actions_BT = first_actions(PLAIN, B, T)
-    zero = {name: torch.from_numpy(part) for name, part in policy.first_state(B).items()}
-    one = {name: part + 1 for name, part in zero.items()}
-    with torch.no_grad():
-        values = [
-            evaluate(policy, obs_BS, actions_BT, MASKS, state).values_SB for state in (zero, one)
-        ]
-    is_same_SB = values[0] == values[1]
-    for column, mask_T in enumerate(MASKS):
-        masked = (~mask_T).nonzero().flatten().tolist()
-        # Up to the first masked row, which still belongs to the episode before.
-        first = masked[0] + 1 if masked else T + 1
-        assert is_same_SB[:, column].tolist() == [False] * first + [True] * (T + 1 - first)
-
-
-@each_core
-def test_no_gradient_crosses_the_beginning_of_an_episode(core):
-    policy = remembering(core)
-    obs_BS = torch.randn(B, T + 1, 3, requires_grad=True)
-    state = {
-        name: torch.randn(part.shape).requires_grad_()
-        for name, part in policy.first_state(B).items()
-    }
-    actions_BT = first_actions(PLAIN, B, T)
-    evaluation = evaluate(policy, {"": obs_BS}, actions_BT, MASKS, state)
-    # Column 1 ends at row 1, shows its last observation in row 2, and begins anew at row 3.
-    after = evaluation.log_probs_TB[3:, 1].sum() + evaluation.values_SB[3:, 1].sum()
-    gradients = torch.autograd.grad(after, [obs_BS, *state.values()], retain_graph=True)
-    assert not gradients[0][1, :3].any()
-    assert gradients[0][1, 3:].any(-1).all()
-    assert not any(part.any() for part in gradients[1:])
-    until = evaluation.values_SB[:3, 1].sum()
-    gradients = torch.autograd.grad(until, [obs_BS, *state.values()])
-    assert gradients[0][1, :3].any(-1).all()
-    assert not gradients[0][1, 3:].any()
-    assert all(part[1].any() for part in gradients[1:])
-
-
 # -------------------- bfloat16
-
-
-def test_an_actor_in_bfloat16_acts_nearly_as_in_float32_by_the_same_weights():
-    exact, coarse = make_policy(sharpen=30.0), make_policy(seed=1)
-    coarse.act_in(torch.bfloat16)
-    assert coarse.layout == exact.layout
-    weights = weights_of(exact, exact.layout, Version(1, 4))
-    coarse.load(weights)
-    assert coarse.version == Version(1, 4)
-    obs = random_obs(PLAIN, 400)
-    mine, theirs = (policy.act(obs, {}, generator()) for policy in (coarse, exact))
-    assert mine.log_probs.dtype == np.float32
-    # The same random numbers decide: only what lies on the edge may fall on its other side.
-    is_same = mine.actions[""] == theirs.actions[""]
-    assert is_same.mean() > 0.95
-    error = np.abs(mine.log_probs - theirs.log_probs)[is_same]
-    assert 0 < error.max() < 0.05
 
 
 def test_the_weights_of_an_actor_in_bfloat16_are_rounded_once_and_only_the_torsos():
@@ -522,14 +308,6 @@ def test_the_weights_of_an_actor_in_bfloat16_are_rounded_once_and_only_the_torso
     chosen = policy.act(random_obs(PLAIN, 5), policy.first_state(5), generator())
     assert np.allclose(chosen.log_probs, np.log(0.25))
     assert all(part.dtype == np.float32 for part in chosen.state.values())
-
-
-def test_an_actor_in_float32_acts_as_it_did():
-    before, after = make_policy(), make_policy()
-    after.act_in(torch.float32)
-    obs = random_obs(PLAIN, 9)
-    mine, theirs = (policy.act(obs, {}, generator()) for policy in (before, after))
-    assert np.array_equal(mine.log_probs, theirs.log_probs)
 
 
 IMAGE = Schema(ObsSpec((ArraySpec("", (4, 84, 84), "uint8", is_stack=True),)), PLAIN.action, rows=5)
@@ -564,32 +342,6 @@ def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_an_actor_without_bfloat16_takes_coarse_weights():
-    learner, actor = make_policy(seed=2), make_policy()
-    actor.load(weights_of(learner, learner.coarse_layout, Version(1, 4)))
-    assert actor.version == Version(1, 4)
-    for name, tensor in actor.named_tensors().items():
-        sent = learner.named_tensors()[name]
-        assert tensor.dtype == torch.float32
-        assert torch.equal(tensor, sent.bfloat16().float() if "torso" in name else sent)
-
-
-class Careful(torch.nn.Module):
-    """A torso of one's own, which has its first layers in float32 whatever happens around it."""
-
-    num_out = 3
-
-    def __init__(self, obs, section):
-        super().__init__()
-        self.first = torch.nn.Sequential(torch.nn.LayerNorm(3), torch.nn.Linear(3, 3))
-        self.second = torch.nn.Linear(3, 3)
-
-    def forward(self, obs):
-        with torch.autocast("cpu", enabled=False):
-            seen = self.first(obs[""])
-        return self.second(seen)
-
-
 class Normed(MLPTorso):
     """One of ours, with a layer that computes in float32 and does not round what it has."""
 
@@ -601,21 +353,13 @@ class Normed(MLPTorso):
         return self.norm(super().forward(obs))
 
 
-def normed(obs, section):
-    """One of ours, whose last layer was exchanged for such a one."""
-    torso = MLPTorso(obs, section)
-    torso.layers.append(torch.nn.LayerNorm(torso.num_out))
-    return torso
-
-
 def test_only_torsos_are_in_bfloat16_and_none_that_is_ones_own():
     policy = make_policy(MEMORY, section=LSTM)
     torso = {name for name in policy.named_tensors() if name.startswith("policy_torso.")}
     assert policy.coarse_layout.rounded == torso
-    for name in ("Careful", "Normed", "normed"):
-        own = Policy(PLAIN, ModelSection(name=f"tests.test_policy:{name}"), seed=0)
-        assert own.coarse_layout == own.layout
-        own.act_in(torch.bfloat16)
-        kinds = {tensor.dtype for tensor in own.model.policy_torso.state_dict().values()}
-        assert kinds == {torch.float32}
-        assert np.isfinite(own.act(random_obs(PLAIN, 5), {}, generator()).log_probs).all()
+    own = Policy(PLAIN, ModelSection(name="tests.test_policy:Normed"), seed=0)
+    assert own.coarse_layout == own.layout
+    own.act_in(torch.bfloat16)
+    kinds = {tensor.dtype for tensor in own.model.policy_torso.state_dict().values()}
+    assert kinds == {torch.float32}
+    assert np.isfinite(own.act(random_obs(PLAIN, 5), {}, generator()).log_probs).all()

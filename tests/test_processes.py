@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,11 +17,9 @@ from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import EXIT_TRY_AGAIN
 from impala_async.processes import (
-    GATE_VARIABLE,
     REQUESTS,
     VARIABLE,
     Lifeline,
-    begin,
     deaf_children,
     quit_at_once,
 )
@@ -130,12 +127,10 @@ def is_gone(pid):
     return status.rpartition(")")[2].split()[0] in "ZX"
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_children_and_grandchildren_end_with_the_parent(start, end):
-    manners = ("default", "orderly", "stubborn")
-    parent = start("parent.py", "member.py", *manners, num_pids=6)
+def test_children_and_grandchildren_end_with_the_parent(start):
+    parent = start("parent.py", "member.py", "default", "orderly", "stubborn", num_pids=6)
     assert not any(map(is_gone, parent.pids))
-    parent.send_signal(end)
+    parent.kill()
     try:
         until(lambda: all(map(is_gone, parent.pids)), within_s=GONE_S)
     finally:
@@ -162,7 +157,7 @@ def test_letting_go_ends_a_child_in_good_order_or_anyway(start):
 
 def test_a_child_that_comes_late_ends_too(start):
     line = Lifeline()
-    fd, _ = line.fds
+    (fd,) = line.fds
     # The end of the parent's side comes before the child has begun to watch.
     late = os.dup(fd)
     line.close()
@@ -174,18 +169,11 @@ def test_a_child_that_comes_late_ends_too(start):
     assert process.wait(PATIENCE_S) == EXIT_TRY_AGAIN
 
 
-def test_the_variable_names_the_descriptor(monkeypatch):
-    line = Lifeline()
-    monkeypatch.setenv(VARIABLE, line.environment[VARIABLE])
-    assert processes.inherited_fds() == line.fds[:1]
-    assert not os.get_inheritable(line.fds[0])
-    line.close()
-    for value in ("", "x", "-1", "3.5", " 3", "²"):
-        monkeypatch.setenv(VARIABLE, value)
-        assert processes.inherited_fds() == ()
-        processes.hold()
-    monkeypatch.delenv(VARIABLE)
+@pytest.mark.parametrize("value", ["", "x", "-1", "3.5", " 3", "²"])
+def test_a_variable_that_names_no_descriptor_is_none(monkeypatch, value):
+    monkeypatch.setenv(VARIABLE, value)
     assert processes.inherited_fds() == ()
+    processes.hold()
 
 
 @pytest.mark.parametrize("kind", ["file", "null", "closed"])
@@ -209,35 +197,6 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
     assert (code, out) == (0, "content\n" if kind == "file" else "")
 
 
-def test_who_waits_at_a_gate_is_let_in_when_it_is_opened(monkeypatch):
-    line = Lifeline()
-    passed = []
-
-    def come():
-        monkeypatch.setenv(GATE_VARIABLE, line.environment[GATE_VARIABLE])
-        thread = threading.Thread(target=lambda: passed.append(processes.wait_at_gate() is None))
-        thread.start()
-        until(lambda: GATE_VARIABLE not in os.environ)
-        return thread
-
-    threads = [come(), come()]
-    assert not line.is_gate_open
-    assert passed == []
-    monkeypatch.setenv(GATE_VARIABLE, line.environment[GATE_VARIABLE])
-    processes.open_gate()
-    # It is for none of our children.
-    assert GATE_VARIABLE not in os.environ
-    threads.append(come())
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    assert len(passed) == 3
-    assert line.is_gate_open
-    line.close()
-    # Without a gate nobody waits.
-    processes.wait_at_gate()
-    processes.open_gate()
-
-
 # -------------------- the beginning
 
 OPEN = """
@@ -259,12 +218,7 @@ sys.exit(run_door(body))
 
 @pytest.mark.parametrize(
     ("closed", "out", "err"),
-    [
-        ("<&-", "out\n", "err\n"),
-        (">&-", "", "err\n"),
-        ("2>&-", "out\n", ""),
-        ("<&- >&- 2>&-", "", ""),
-    ],
+    [("<&-", "out\n", "err\n"), (">&- 2>&-", "", ""), ("<&- >&- 2>&-", "", "")],
 )
 def test_no_file_of_ours_becomes_a_stream(closed, out, err, tmp_path):
     ended = subprocess.run(
@@ -280,46 +234,17 @@ def test_no_file_of_ours_becomes_a_stream(closed, out, err, tmp_path):
     assert int((tmp_path / "fd").read_text()) > 2
 
 
-def test_a_door_hears_how_its_children_end_whoever_has_started_it():
-    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+def test_a_door_hears_how_its_children_end_and_no_terminal_stops_it_whoever_has_started_it():
+    before = {number: signal.getsignal(number) for number in (signal.SIGCHLD, signal.SIGTTOU)}
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     try:
         assert run_door(lambda: subprocess.run(["sh", "-c", "exit 3"]).returncode) == 3
+        # Where a terminal has `stty tostop`, it would stop who writes from the background.
+        assert signal.getsignal(signal.SIGTTOU) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
-IN_BACKGROUND = """
-import os, pty, signal, sys, termios
-
-pid, terminal = pty.fork()
-if pid == 0:
-    modes = termios.tcgetattr(1)
-    modes[3] |= termios.TOSTOP
-    termios.tcsetattr(1, termios.TCSANOW, modes)
-    if (child := os.fork()) == 0:
-        os.setpgid(0, 0)
-        from impala_async.processes import begin
-        begin()
-        os.write(1, b"said")
-        os._exit(0)
-    _, status = os.waitpid(child, os.WUNTRACED)
-    if os.WIFSTOPPED(status):
-        os.kill(child, signal.SIGKILL)
-    os._exit(os.WIFSTOPPED(status))
-said = os.read(terminal, 99)
-_, status = os.waitpid(pid, 0)
-print(said.decode(), os.waitstatus_to_exitcode(status))
-"""
-
-
-def test_a_terminal_that_stops_those_in_the_background_does_not_stop_ours():
-    assert run(IN_BACKGROUND) == (0, "said 0\n", "")
-
-
-def test_open_streams_are_left_as_they_are():
-    before = sys.stdin, sys.stdout, sys.stderr
-    begin()
-    assert (sys.stdin, sys.stdout, sys.stderr) == before
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # -------------------- a signal
@@ -336,18 +261,17 @@ FLAGS = {
 }
 # Seconds after the first of its modules that take long was imported. What comes before belongs to
 # the interpreter. Evaluating nothing does not last longer than torch takes to be imported.
-DELAYS = [(door, s) for door in ("train", "learner", "actor") for s in (0.05, 0.3, 0.7, 1.5)]
-DELAYS += [("evaluate", s) for s in (0.05, 0.2)]
-ALL = [(door, s, signal.SIGINT) for door, s in DELAYS]
-ALL += [(door, 0.3, signal.SIGTERM) for door in FLAGS]
-ALL += [(door, s, signal.SIGTERM) for door in ("train", "learner") for s in (0.05, 1.0)]
-# Each door, early and late, and each signal.
-QUICK = [
+CASES = [
     *(("train", 0.3, signal.SIGINT), ("learner", 1.5, signal.SIGINT)),
     *(("actor", 0.7, signal.SIGINT), ("evaluate", 0.05, signal.SIGINT)),
     ("learner", 0.3, signal.SIGTERM),
+    *(
+        pytest.param(door, delay_s, number, marks=pytest.mark.slow)
+        for door in FLAGS
+        for delay_s in ((0.05, 0.2) if door == "evaluate" else (0.05, 0.7, 1.0))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    ),
 ]
-CASES = [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in ALL]
 
 
 @pytest.mark.e2e
@@ -386,11 +310,10 @@ def told(code, number=signal.SIGINT, *, deaf=False):
         return run(f"{head}{sent}\nprint('alive')\n")
 
 
-@pytest.mark.parametrize("deaf", [False, True])
-def test_a_signal_is_a_word_and_a_code_or_nothing_at_all(deaf):
-    assert told("with quit_at_once(): TELL", deaf=deaf) == (130, "", "interrupted\n")
-    assert told("with quit_at_once(): TELL", signal.SIGTERM, deaf=deaf) == (0, "", "terminated\n")
-    assert told("end_silently(); TELL", deaf=deaf) == (-signal.SIGINT, "", "")
+def test_a_signal_is_a_word_and_a_code_or_nothing_at_all():
+    assert told("with quit_at_once(): TELL") == (130, "", "interrupted\n")
+    assert told("with quit_at_once(): TELL", signal.SIGTERM) == (0, "", "terminated\n")
+    assert told("end_silently(); TELL", deaf=True) == (-signal.SIGINT, "", "")
 
 
 def test_a_deaf_child_hears_it_later():

@@ -1,26 +1,22 @@
 """Column layouts byte by byte, how two schemas differ, and what is sent in place of one."""
 
+import contextlib
+import itertools
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from impala_async import schema
 from impala_async.errors import SpacesError
 from impala_async.schema import (
-    DTYPES,
     POLICY,
-    ActionKind,
     ActionPart,
     ActionSpec,
     ArraySpec,
-    ColumnLayout,
     Leaf,
     ObsSpec,
     Schema,
@@ -72,42 +68,13 @@ JSON = (
     b'"rows":3,"state":[{"choices":[],"dtype":"float64","name":"core","shape":[2]}]}'
 )
 
-names = st.text(max_size=3).filter(str.isprintable)
-shapes = st.lists(st.integers(1, 4), max_size=3).map(tuple)
-
-
-@st.composite
-def choices(draw, shape):
-    """A number of choices for each item."""
-    num_items = math.prod(shape)
-    return tuple(draw(st.lists(st.integers(1, 9), min_size=num_items, max_size=num_items)))
-
-
-@st.composite
-def array_specs(draw):
-    name, shape, dtype = draw(names), draw(shapes), draw(st.sampled_from(sorted(DTYPES)))
-    is_category = not dtype.startswith("float") and draw(st.booleans())
-    return ArraySpec(name, shape, dtype, draw(choices(shape)) if is_category else ())
-
-
-@st.composite
-def action_parts(draw):
-    name, kind, shape = draw(names), draw(st.sampled_from(get_args(ActionKind))), draw(shapes)
-    return ActionPart(name, kind, draw(choices(shape)) if kind == "discrete" else (), shape)
-
-
-@st.composite
-def schemas(draw):
-    arrays = st.lists(array_specs(), max_size=4, unique_by=lambda array: array.name)
-    leaves = draw(arrays.filter(len))
-    parts = tuple(
-        draw(st.lists(action_parts(), min_size=1, max_size=3, unique_by=lambda part: part.name))
-    )
-    action = ActionSpec(parts)
-    if action.num_choices and draw(st.booleans()):
-        action = ActionSpec(parts, "a mask")
-        leaves.append(ArraySpec("a mask", (action.num_choices,), "int8"))
-    return Schema(ObsSpec(tuple(leaves)), action, draw(st.integers(1, 9)), tuple(draw(arrays)))
+ODD = Schema(
+    obs=ObsSpec((ArraySpec("", (), "bool"), ArraySpec("ä", (3, 1), "float16"))),
+    action=ActionSpec((ActionPart("", "squashed", (), (5,)),)),
+    rows=1,
+    state=(ArraySpec("one", (), "int8"), ArraySpec("two", (3,), "uint16")),
+)
+SCHEMAS = (SCHEMA, STACKED, WIDE, TEAM, ODD)
 
 
 # -------------------- layout
@@ -137,8 +104,8 @@ def test_golden_layout():
     assert stacked["obs/speed"] == Leaf("obs", 184, (4,), "float32")
 
 
-@settings(deadline=None)
-@given(schemas(), st.integers(1, 4))
+@pytest.mark.parametrize("num_columns", [1, 4])
+@pytest.mark.parametrize("schema", SCHEMAS)
 def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
     layout = schema.layout
     obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
@@ -156,20 +123,6 @@ def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
         assert not touched.any(), "somebody wrote here before"
         touched[...] = number
         assert (plane != before).sum(axis=1).tolist() == [view[0].nbytes] * num_columns
-    for plane, bytes_of in (("obs", obs), ("small", small)):
-        is_gap = np.zeros(bytes_of.shape[1], bool)
-        for gap in layout.gaps(plane):
-            is_gap[gap] = True
-        assert np.array_equal(is_gap, bytes_of[0] == 0)
-
-
-def test_views_of_some_columns_of_a_slot():
-    layout = ColumnLayout([("obs", (4,), "float32")], [("reward", (3,), "float32")])
-    obs = np.zeros((6, layout.obs_bytes), np.uint8)
-    small = np.zeros((6, layout.small_bytes), np.uint8)
-    layout.views(obs[2:4], small[2:4])["reward"][1] = (1.0, 2.0, 3.0)
-    assert layout.views(obs, small)["reward"][3].tolist() == [1.0, 2.0, 3.0]
-    assert not small[[0, 1, 2, 4, 5]].any()
 
 
 def test_a_column_has_a_largest_size(monkeypatch):
@@ -189,10 +142,9 @@ def test_a_column_has_a_largest_size(monkeypatch):
 
 
 def test_arrays_and_parts_are_counted():
-    array = ArraySpec("x", (3, 4), "float16")
+    array, flag = ArraySpec("x", (3, 4), "float16"), ArraySpec("x", (), "bool")
     assert (array.num_items, array.num_bytes, array.is_float) == (12, 24, True)
-    assert ArraySpec("x", (), "bool").num_bytes == 1
-    assert not ArraySpec("x", (), "bool").is_float
+    assert (flag.num_bytes, flag.is_float) == (1, False)
     for part, num_parameters, dtype in (
         (ActionPart("move", "discrete", (4,)), 4, "int32"),
         (ActionPart("move", "discrete", (4, 2, 3), (3,)), 9, "int32"),
@@ -210,9 +162,6 @@ def test_neither_the_mask_nor_who_plays_is_an_input():
     # A leaf of that name is one like any other where there is a single policy.
     assert [leaf.name for leaf in replace(TEAM, policies=()).inputs.leaves] == ["sight", POLICY]
     assert SCHEMA.inputs == SCHEMA.obs
-
-
-def test_the_state_of_a_core():
     hidden, cell = (ArraySpec(name, (7,), "float32") for name in ("hidden", "cell"))
     cores = [recurrent_state(core, 7) for core in (None, "gru", "lstm")]
     assert cores == [(), (hidden,), (hidden, cell)]
@@ -256,13 +205,12 @@ def test_golden_json():
     assert Schema.from_json(TEAM.to_json()) == TEAM
 
 
-@settings(deadline=None)
-@given(schemas(), schemas())
-def test_there_and_back(one, other):
-    again = Schema.from_json(one.to_json())
-    assert (again, again.digest, again.layout.leaves) == (one, one.digest, one.layout.leaves)
-    assert one.difference(again, "here", "there") == "nothing differs"
-    assert (one.digest == other.digest) == (one == other)
+def test_there_and_back():
+    assert len({schema.digest for schema in SCHEMAS}) == len(SCHEMAS)
+    for one in SCHEMAS:
+        again = Schema.from_json(one.to_json())
+        assert (again, again.digest, again.layout.leaves) == (one, one.digest, one.layout.leaves)
+        assert one.difference(again, "here", "there") == "nothing differs"
 
 
 DIFFERENCES = {
@@ -279,9 +227,9 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("text", DIFFERENCES)
-def test_a_difference_names_field_and_both_values(text):
-    assert SCHEMA.difference(replace(SCHEMA, **DIFFERENCES[text]), "here", "there") == text
+def test_a_difference_names_field_and_both_values():
+    for text, changes in DIFFERENCES.items():
+        assert SCHEMA.difference(replace(SCHEMA, **changes), "here", "there") == text
 
 
 def changed(path: str, value: Any, of: bytes = JSON) -> bytes:
@@ -295,6 +243,7 @@ def changed(path: str, value: Any, of: bytes = JSON) -> bytes:
     return json.dumps(whole).encode()
 
 
+TEAM_LEAVES = json.loads(TEAM.to_json())["obs"]["leaves"]
 PARTS, LEAVES, STATE = (json.loads(JSON)[key] for key in ("action", "obs", "state"))
 WRONG_VALUES: dict[str, list[Any]] = {
     "rows": [0, -1, 1.0, True, "3", None, 2**31, [3], float("nan"), 2_000_000_000],
@@ -335,23 +284,17 @@ def test_what_is_no_schema_is_refused_in_a_line() -> None:
         assert 5 < len(str(error.value)) < 500, data[:200]
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        (b"{}", "not a schema: obs: Field required"),
-        (changed("action.parts.0.choices", [2.5, 5]), "action.parts.0.choices.0: Input should be"),
-        (changed("policies", ["main", "past", "old"]), "no leaf 'policy' says which of 3"),
-        (changed("policies", ["main"]), "the team has too few parts: 1"),
-        (changed("policies", ["main", "main"]), "two parts of one name"),
-        (
-            changed("obs.leaves", json.loads(TEAM.to_json())["obs"]["leaves"][1:], TEAM.to_json()),
-            "nothing that a policy could see",
-        ),
-    ],
-)
-def test_a_schema_that_is_refused_is_told_why(data: bytes, says: str) -> None:
-    with pytest.raises(SpacesError, match=says):
-        Schema.from_json(data)
+def test_a_schema_that_is_refused_is_told_why() -> None:
+    for path, value, of, says in (
+        ("obs", 5, JSON, "not a schema: obs: Input should be"),
+        ("action.parts.0.choices", [2.5, 5], JSON, "action.parts.0.choices.0: Input should be"),
+        ("policies", ["main", "past", "old"], JSON, "no leaf 'policy' says which of 3"),
+        ("policies", ["main"], JSON, "the team has too few parts: 1"),
+        ("policies", ["main", "main"], JSON, "two parts of one name"),
+        ("obs.leaves", TEAM_LEAVES[1:], TEAM.to_json(), "nothing that a policy could see"),
+    ):
+        with pytest.raises(SpacesError, match=says):
+            Schema.from_json(changed(path, value, of))
 
 
 def test_the_largest_number_of_dimensions_has_a_view():
@@ -360,18 +303,9 @@ def test_the_largest_number_of_dimensions_has_a_view():
     assert layout.views(obs, small)["obs/image"].ndim == 32
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=5,
-)
-
-
-@settings(deadline=None)
-@given(st.sampled_from(sorted(WRONG_VALUES)), json_values)
-def test_anything_anywhere_is_a_schema_or_refused(path, value):
-    try:
-        found = Schema.from_json(changed(path, value))
-    except SpacesError:
-        return
-    assert Schema.from_json(found.to_json()) == found
+@pytest.mark.parametrize("path", WRONG_VALUES)
+def test_anything_anywhere_is_a_schema_or_refused(path):
+    for value in (*itertools.chain(*WRONG_VALUES.values()), {"": [{}]}, [[], {"a": 1}], 1e300):
+        with contextlib.suppress(SpacesError):
+            found = Schema.from_json(changed(path, value))
+            assert Schema.from_json(found.to_json()) == found

@@ -1,21 +1,16 @@
 """What foreign code raises becomes an error of ours, unless it is one already; how it is found."""
 
+import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 from impala_async.errors import ConfigError, EnvError
 from impala_async.processes import Interrupted
-from impala_async.user_code import NamedInSetting, UserCode, import_callable, one_line
+from impala_async.user_code import UserCode, import_callable, one_line
 
-
-class Blame(UserCode):
-    """Knows whose fault everything but a KeyError is."""
-
-    def blame(self, error: BaseException) -> Exception | None:
-        return None if isinstance(error, KeyError) else ValueError(one_line(error))
+BLAME = UserCode("env.id: a:B", "to step", EnvError)
 
 
 class Unprintable(Exception):
@@ -25,7 +20,7 @@ class Unprintable(Exception):
         return self.missing
 
 
-def test_what_is_blamed_has_its_cause_and_one_line() -> None:
+def test_what_is_blamed_has_its_cause_and_one_line():
     assert one_line(RuntimeError()) == "RuntimeError"
     # What would end the process is blamed, too.
     for cause, says in (
@@ -34,16 +29,21 @@ def test_what_is_blamed_has_its_cause_and_one_line() -> None:
         (GeneratorExit("done"), "GeneratorExit: done"),
         (Unprintable(), "Unprintable"),
     ):
-        with pytest.raises(ValueError, match=f"^{says}$") as caught, Blame():
+        place = rf"{re.escape(__file__)}:\d+"
+        text = rf"^env.id: a:B failed to step, at {place}: {says}$"
+        with pytest.raises(EnvError, match=text) as caught, BLAME:
             raise cause
         assert caught.value.__cause__ is cause
+    without_place = UserCode("a:B", "to step", EnvError, tells_place=False)
+    with pytest.raises(EnvError, match=r"^a:B failed to step: KeyError: 'x'$"), without_place:
+        raise KeyError("x")
 
 
-def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch):
     # As in a program that uses the package: there Ctrl-C is Python's own.
     monkeypatch.setattr("signal.getsignal", lambda number: signal.default_int_handler)
-    for error in (KeyError("mine"), KeyboardInterrupt(), Interrupted()):
-        with pytest.raises(type(error)) as caught, Blame():
+    for error in (EnvError("of my own"), KeyboardInterrupt(), Interrupted()):
+        with pytest.raises(type(error)) as caught, BLAME:
             raise error
         assert caught.value is error
 
@@ -52,17 +52,17 @@ def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """A folder whose modules can be imported."""
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def named(name: str) -> object:
+def named(name):
     return import_callable(f"model.name: {name}", name)
 
 
-def test_a_name_is_a_class_or_a_function_of_a_module(folder: Path) -> None:
+def test_a_name_is_a_class_or_a_function_of_a_module(folder):
     (folder / "mine_good.py").write_text("class Net: ...\ndef make(): return 7\n")
     assert getattr(named("mine_good:Net"), "__name__", None) == "Net"
     make = named("mine_good:make")
@@ -84,9 +84,7 @@ def test_a_name_is_a_class_or_a_function_of_a_module(folder: Path) -> None:
         ("raise SystemExit", "Net", "failed to import mine: SystemExit"),
     ],
 )
-def test_what_no_name_stands_for_is_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str, says: str
-) -> None:
+def test_what_no_name_stands_for_is_told(folder, monkeypatch, source, name, says):
     monkeypatch.setitem(sys.modules, "mujoco", None)
     (folder / "mine.py").write_text(source)
     try:
@@ -104,19 +102,6 @@ def test_what_no_name_stands_for_is_told(
         ("__main__:Net", "every process .*: put Net into a module of its own$"),
     ],
 )
-def test_a_name_that_no_process_could_import_is_told_how_to_be_written(
-    typed: str, says: str
-) -> None:
+def test_a_name_that_no_process_could_import_is_told_how_to_be_written(typed, says):
     with pytest.raises(ConfigError, match=f"^model.name: {typed}: {says}"):
         named(typed)
-
-
-def test_an_error_is_of_the_kind_that_is_asked_for_and_passes_if_it_is_that_already() -> None:
-    says = r"^env.id: a:B failed to step, at .*:\d+: KeyError: 'x'$"
-    of_env = NamedInSetting("env.id", "a:B", "to step", EnvError)
-    with pytest.raises(EnvError, match=says), of_env:
-        raise KeyError("x")
-    mine = ConfigError("of my own")
-    with pytest.raises(ConfigError) as caught, NamedInSetting("env.id", "a:B", "to step"):
-        raise mine
-    assert caught.value is mine

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from impala_async import processes
 from impala_async.doors import (
-    actor_of_this_start,
-    check_learner_url,
+    check_learner,
+    learner_url,
     new_parser,
     run_door,
     start_logging,
@@ -27,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--learner",
         required=True,
         metavar="URL",
-        help="where the learner takes trajectories, for example tcp://127.0.0.1:5555",
+        help="where the learner takes trajectories, for example tcp://127.0.0.1:5555, or its run "
+        "folder, if it is on this host",
     )
     parser.add_argument(
         "--num-envs",
@@ -43,12 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="how long to look for the learner at the start (default: 60); with inf it looks for "
         "ever, also for one that is lost later",
     )
+    # `train` counts its actors, and how often it has started each before.
+    parser.add_argument("--start", type=int, nargs=2, default=(-1, 0), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     return run_door(lambda: _serve(args))
 
 
 def _serve(args: argparse.Namespace) -> int:
-    check_learner_url(args.learner)
+    check_learner(args.learner)
     if args.num_envs is not None and args.num_envs < 1:
         raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")
     if not args.connect_s > 0:
@@ -60,13 +63,11 @@ def _serve(args: argparse.Namespace) -> int:
     with start_told_of("torch is loaded"):
         from impala_async.actor.service import ActorService
 
-    # Until the learner of this run listens, somebody else's may do so at its address.
-    processes.wait_at_gate()
     service = ActorService(
-        args.learner,
+        learner_url(args.learner, args.connect_s),
         num_envs=args.num_envs,
         connect_s=args.connect_s,
-        start=actor_of_this_start(),
+        start=tuple(args.start),
     )
     return service.run()
 

@@ -192,7 +192,7 @@ class Client:
             self.pump(0)
             pulls, waited_s = self.link.pulls, time.perf_counter() - before
             # In lockstep the next ones come when all others have done their part.
-            is_due = self.side.version == NO_VERSION or pulls.is_behind
+            is_due = self.side.version == NO_VERSION or pulls.named > pulls.have
             if is_due and waited_s > AFTER_S:
                 self._log.warning(
                     "still waiting for weights from %s (%.0f s): %s",

@@ -27,7 +27,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import accumulate, chain
 from typing import Any
 
@@ -38,6 +37,7 @@ from impala_async import processes
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.batch import Step
+from impala_async.envs.describe import look_of
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
@@ -117,6 +117,9 @@ class SharedColumns:
         mine: Any
         for number, (mine, part) in enumerate(zip(self._step, parts, strict=False)):
             if part is None:
+                if isinstance(mine, np.ndarray):
+                    # Another worker may bring it.
+                    mine.fill(False)
                 continue
             brought |= 1 << number
             if isinstance(part, dict):
@@ -184,12 +187,7 @@ def _work(commands: int, replies: int, memory: int) -> None:
     policies = PoliciesSection.model_validate(order["policies"])
     envs = build_envs("parallel", section, order["num_envs"], policies)
     try:
-        spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
-        look = {
-            "name": envs.name,
-            "autoreset": envs.autoreset.value,
-            "spaces": {**spaces, "num_columns": envs.num_envs},
-        }
+        look = {"name": envs.name, "autoreset": envs.autoreset.value, "spaces": look_of(envs)}
         write_json(replies, look, before=REPLIES[0])
         num_columns, first = read_json(commands)
         shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, num_columns)

@@ -119,7 +119,7 @@ def find_learner(
         is_due = handshake.is_due(now, is_greeted=dealer.is_greeted)
         if is_due and dealer.greet([pack(handshake.hello)]):
             handshake.said(now)
-        wait_s = max(handshake.wait_s(now), CONNECT_POLL_S)
+        wait_s = max(handshake.say_at - now, CONNECT_POLL_S)
         frames = dealer.receive(min(ANSWER_POLL_S, wait_s, give_up_at - now))
         message = read(frames[0], log) if frames else None
         if frames:

@@ -85,7 +85,6 @@ class Sampler:
         return times
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
-        self._was_over = np.zeros(self._envs.num_envs, np.bool_)
         return [Unroll(schema, self._obs)]
 
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
@@ -108,12 +107,9 @@ class Sampler:
         return []
 
     def _write(self, chosen: Action, step: Step) -> list[Finished]:
-        if self._state:
-            # The row after an end resets the environment; an episode's first row comes after it.
-            # Who is not trained plays on, and remembers: its rows are masked, no resets.
-            waiting = self._was_over if step.idle is None else self._was_over | step.idle
-            _forget(self._state, waiting)
-            self._was_over = (step.terminated | step.truncated) & ~waiting
+        # Who is not trained plays on, and remembers: its rows are masked, no resets.
+        if step.fresh is not None:
+            _forget(self._state, step.fresh)
         return self._unrolls[0].append(
             chosen.actions,
             chosen.log_probs,

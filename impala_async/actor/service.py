@@ -28,10 +28,9 @@ from impala_async.errors import (
 )
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
-from impala_async.policy import AnyPolicy
+from impala_async.policy import AnyPolicy, build_policy, check_default_dtype
 from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
-from impala_async.team import build_policy, check_default_dtype
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
 from impala_async.wire.messages import NO_NUMBER, plain

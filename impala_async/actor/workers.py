@@ -37,10 +37,11 @@ from impala_async.actor.env_worker import (
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step
-from impala_async.envs.describe import Described, read_answer
-from impala_async.envs.faults import RUNNING, WHERES, Blame
+from impala_async.envs.describe import read_answer
+from impala_async.envs.faults import RUNNING, TOO_LONG, WHERES, Blame
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.processes import Lifeline, deaf_children
+from impala_async.schema import ActionSpec, ObsSpec
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +115,8 @@ class Worker:
             raise self._fault()
         return reply[0]
 
-    def hear_look(self) -> tuple[str, AutoresetMode, Described]:
-        """The name, the autoreset mode and the spaces of what it has made."""
+    def hear_look(self) -> tuple[str, AutoresetMode, tuple[ObsSpec, ActionSpec, int]]:
+        """The name and the autoreset mode of what it has made, its spaces and columns."""
         self.hear()
         try:
             look = read_json(self._replies)
@@ -172,7 +173,7 @@ class Worker:
                     # It writes to where our own log goes.
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         self.process.wait(STACKS_S)
-                    raise EnvHangsError(call.too_long(waited_s))
+                    raise EnvHangsError(f"{call.describe(waited_s)}, {TOO_LONG}")
         finally:
             RUNNING.call, RUNNING.place = None, former
 
@@ -279,7 +280,8 @@ class WorkerEnvs:
         for worker, (*specs, _) in zip(self._workers, spaces, strict=True):
             if specs != [self.obs_spec, self.action_spec]:
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
-        *firsts, self.num_envs = accumulate((each.num_columns for each in spaces), initial=0)
+        nums_columns = (num_columns for *_, num_columns in spaces)
+        *firsts, self.num_envs = accumulate(nums_columns, initial=0)
         self._shared = SharedColumns.over(memory, self.obs_spec, self.action_spec, self.num_envs)
         self._shared.touch()
         self._steps = [self._shared.read(brought) for brought in range(1 << len(Step._fields))]

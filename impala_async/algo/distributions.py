@@ -10,8 +10,9 @@ divided by each other, and bf16 is too coarse for that.
 """
 
 import math
-from collections.abc import Mapping
-from functools import lru_cache
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cache, reduce
 from typing import Any, Self
 
 import numpy as np
@@ -33,8 +34,6 @@ class Joint:
     `log_prob`, `entropy` and `kl` return one number per leading index, here and below.
     """
 
-    __slots__ = ("parts",)
-
     def __init__(self, parts: Mapping[str, "Distribution"]) -> None:
         self.parts = parts
 
@@ -45,15 +44,16 @@ class Joint:
         return {name: part.mode() for name, part in self.parts.items()}
 
     def log_prob(self, actions: Mapping[str, Tensor]) -> Tensor:
-        return _total([part.log_prob(actions[name]) for name, part in self.parts.items()])
+        parts = [part.log_prob(actions[name]) for name, part in self.parts.items()]
+        return reduce(operator.add, parts)
 
     def entropy(self) -> Tensor:
-        return _total([part.entropy() for part in self.parts.values()])
+        return reduce(operator.add, [part.entropy() for part in self.parts.values()])
 
     def kl(self, other: "Joint") -> Tensor:
         """KL(self || other), of distributions of the same parts."""
         others: Mapping[str, Any] = other.parts
-        return _total([part.kl(others[name]) for name, part in self.parts.items()])
+        return reduce(operator.add, [part.kl(others[name]) for name, part in self.parts.items()])
 
 
 class Categorical:
@@ -62,12 +62,9 @@ class Categorical:
     A logit of -inf makes a choice impossible, at no cost to the gradient.
     """
 
-    __slots__ = ("_shape", "log_probs_A")
-
     def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        items_A = _side_by_side(logits, choices) if shape else logits
-        self.log_probs_A = items_A.to(dtype).log_softmax(-1)
+        self.log_probs_A = _side_by_side(logits, choices).to(dtype).log_softmax(-1)
         self._shape = shape
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
@@ -78,32 +75,25 @@ class Categorical:
         """
         rates_A = self.log_probs_A.detach().exp()
         times_A = torch.empty_like(rates_A).exponential_(generator=generator)
-        return self._shaped(rates_A.div_(times_A).argmax(-1))
+        return _shaped(rates_A.div_(times_A).argmax(-1), self._shape)
 
     def mode(self) -> Tensor:
-        return self._shaped(self.log_probs_A.argmax(-1))
+        return _shaped(self.log_probs_A.argmax(-1), self._shape)
 
     def log_prob(self, actions: Tensor) -> Tensor:
-        items = _flat(actions, self._shape) if self._shape else actions
-        return self._sum(self.log_probs_A.gather(-1, items.long().unsqueeze(-1)).squeeze(-1))
+        items_1 = _flat(actions, self._shape).long().unsqueeze(-1)
+        return self.log_probs_A.gather(-1, items_1).sum((-2, -1))
 
     def entropy(self) -> Tensor:
         probs_A = self.log_probs_A.exp()
-        return self._sum(-(probs_A * _where_possible(probs_A, self.log_probs_A)).sum(-1))
+        # The 0 * -inf of an impossible choice would be NaN. NaN itself passes through.
+        return -(probs_A * torch.where(probs_A == 0, 0.0, self.log_probs_A)).sum((-2, -1))
 
     def kl(self, other: Self) -> Tensor:
         """KL(self || other), infinite where `other` excludes what self allows."""
         probs_A = self.log_probs_A.exp()
-        gaps_A = _where_possible(probs_A, self.log_probs_A) - _where_possible(
-            probs_A, other.log_probs_A
-        )
-        return self._sum((probs_A * gaps_A).sum(-1))
-
-    def _shaped(self, items: Tensor) -> Tensor:
-        return _shaped(items, self._shape) if self._shape else items
-
-    def _sum(self, items: Tensor) -> Tensor:
-        return items.sum(-1) if self._shape else items
+        gaps_A = torch.where(probs_A == 0, 0.0, self.log_probs_A - other.log_probs_A)
+        return (probs_A * gaps_A).sum((-2, -1))
 
 
 def sample_by_numpy(
@@ -125,8 +115,6 @@ class Gaussian:
     Squashed, the numbers go through a tanh before the environment sees them. An action here is
     the number before the tanh: so it has no bound at which its logarithm ends.
     """
-
-    __slots__ = ("_is_squashed", "_shape", "log_std_D", "mean_D")
 
     def __init__(
         self, parameters: Tensor, shape: tuple[int, ...], *, is_squashed: bool = False
@@ -159,9 +147,9 @@ class Gaussian:
         entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
         if not self._is_squashed:
             return entropy
-        nodes_Q, weights_Q = _quadrature(self.mean_D.dtype, self.mean_D.device)
-        points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * nodes_Q
-        return entropy + (_log_tanh_slope(points_DQ) * weights_Q).sum((-2, -1))
+        gauss_2Q = torch.as_tensor(_nodes_and_weights()).to(self.mean_D)
+        points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * gauss_2Q[0]
+        return entropy + (_log_tanh_slope(points_DQ) * gauss_2Q[1]).sum((-2, -1))
 
     def kl(self, other: Self) -> Tensor:
         """KL(self || other), the same if both go through a tanh."""
@@ -173,18 +161,28 @@ class Gaussian:
 Distribution = Categorical | Gaussian
 
 
-def distribution_of(part: ActionPart, parameters: Tensor) -> Distribution:
-    """The distribution of a part with these outputs of a policy head."""
-    if part.kind == "discrete":
-        return Categorical(parameters, part.choices, part.shape)
-    return Gaussian(parameters, part.shape, is_squashed=part.kind == "squashed")
+def joint_of(parts: Sequence[ActionPart], parameters_P: Tensor, legal_P: Tensor | None) -> Joint:
+    """The distribution of an action with these outputs of a policy head, part after part.
 
-
-def forbid(logits_P: Tensor, legal_P: Tensor, choices: tuple[int, ...]) -> Tensor:
-    """Logits with -inf where a choice is not legal; an item with no legal choice has them all."""
-    parts = [(legal_A != 0) for legal_A in legal_P.split(choices, -1)]
-    allowed = [is_legal_A | ~is_legal_A.any(-1, keepdim=True) for is_legal_A in parts]
-    return logits_P.masked_fill(~torch.cat(allowed, -1), -math.inf)
+    `legal_P` has a flag per choice of the discrete parts: what is not legal is impossible. An item
+    without a legal choice has them all.
+    """
+    joint: dict[str, Distribution] = {}
+    num_choices = 0
+    sizes = [part.num_parameters for part in parts]
+    for part, parameters in zip(parts, parameters_P.split(sizes, -1), strict=True):
+        if part.kind != "discrete":
+            is_squashed = part.kind == "squashed"
+            joint[part.name] = Gaussian(parameters, part.shape, is_squashed=is_squashed)
+            continue
+        if legal_P is not None:
+            legal = legal_P[..., num_choices : num_choices + part.num_parameters] != 0
+            num_choices += part.num_parameters
+            items = legal.split(part.choices, -1)
+            allowed = [legal_A | ~legal_A.any(-1, keepdim=True) for legal_A in items]
+            parameters = parameters.masked_fill(~torch.cat(allowed, -1), -math.inf)
+        joint[part.name] = Categorical(parameters, part.choices, part.shape)
+    return Joint(joint)
 
 
 class _Bounded(torch.autograd.Function):
@@ -214,18 +212,11 @@ def _log_tanh_slope(values: Tensor) -> Tensor:
     return 2 * (math.log(2) - values - softplus)
 
 
-@lru_cache
-def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the mean of a function of a standard normal, Q of each.
-
-    Exact for polynomials of degree 2 Q - 1. Never inference tensors, whoever asks first.
-    """
+@cache
+def _nodes_and_weights() -> NDArray[np.float64]:
+    """[2, Q], for the mean of a polynomial of degree 2 Q - 1 of a standard normal."""
     nodes_Q, weights_Q = np.polynomial.hermite_e.hermegauss(NUM_NODES)
-    with torch.inference_mode(False):
-        return (
-            torch.tensor(nodes_Q, dtype=dtype, device=device),
-            torch.tensor(weights_Q / weights_Q.sum(), dtype=dtype, device=device),
-        )
+    return np.stack((nodes_Q, weights_Q / weights_Q.sum()))
 
 
 def _side_by_side(logits: Tensor, choices: tuple[int, ...]) -> Tensor:
@@ -247,15 +238,3 @@ def _flat(actions: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _shaped(items: Tensor, shape: tuple[int, ...]) -> Tensor:
     return items.reshape(items.shape[:-1] + shape)
-
-
-def _total(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
-
-
-def _where_possible(probs_A: Tensor, log_probs_A: Tensor) -> Tensor:
-    """0 for impossible actions, whose 0 * -inf would be NaN. NaN itself passes through."""
-    return torch.where(probs_A == 0, 0.0, log_probs_A)

@@ -1,7 +1,7 @@
-"""The losses, each of an algorithm.
+"""The losses of the algorithms.
 
     IMPALA  arXiv 1802.01561    PPO  arXiv 1707.06347
-    APPO    arXiv 1912.00167    A2C  arXiv 1602.01783      APPO is IMPACT.
+    APPO    arXiv 1912.00167    A2C  arXiv 1602.01783, by `ppo_loss`      APPO is IMPACT.
 
 Returns are computed anew on every pass, with the values of now. They are constants: no gradient
 flows into them, nor through the value of the bootstrap row. Arguments that all losses have:
@@ -30,8 +30,6 @@ from impala_async.algo.gae import gae
 from impala_async.algo.terms import LossTerms, Reduction, ValidRows
 from impala_async.algo.vtrace import clamped_exp, vtrace
 
-ReturnsKind = Literal["gae", "vtrace"]
-
 
 def impala_loss(
     *,
@@ -43,44 +41,37 @@ def impala_loss(
     discounts_TB: Tensor,
     mask_TB: Tensor | None = None,
     value_cost: float = 0.5,
-    entropy_cost: Tensor | float = 0.01,
+    entropy_cost: float = 0.01,
     rho_bar: float | None = 1.0,
     c_bar: float | None = 1.0,
     pg_rho_bar: float | None = 1.0,
     lambda_: float = 1.0,
     reduction: Reduction = "mean",
     normalize_advantages: bool = False,
-    num_valid: Tensor | float | None = None,
+    num_valid: Tensor | None = None,
 ) -> LossTerms:
     """Policy gradient on V-trace advantages, squared value error and entropy bonus.
 
     Args:
         rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
     """
-    valid = ValidRows(
-        values_SB,
-        mask_TB,
-        reduction,
-        num_valid,
-        log_probs_TB=log_probs_TB,
-        behaviour_log_probs_TB=behaviour_log_probs_TB,
-        entropies_TB=entropies_TB,
-    )
+    rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
+    log_probs_TB, behaviour_TB = rows.take(log_probs_TB), rows.take(behaviour_log_probs_TB)
     targets_TB, advantages_TB = vtrace(
-        log_rhos_TB=log_probs_TB.detach().to(valid.dtype) - behaviour_log_probs_TB.detach(),
+        log_rhos_TB=log_probs_TB - behaviour_TB,
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
         values_SB=values_SB,
-        mask_TB=valid.mask_TB,
+        mask_TB=mask_TB,
         rho_bar=rho_bar,
         c_bar=c_bar,
         pg_rho_bar=pg_rho_bar,
         lambda_=lambda_,
     )
     if normalize_advantages:
-        advantages_TB = valid.normalize(advantages_TB)
-    policy_TB = -valid.take(log_probs_TB) * advantages_TB
-    return valid.terms(policy_TB, targets_TB, values_SB, entropies_TB, value_cost, entropy_cost)
+        advantages_TB = rows.normalize(advantages_TB)
+    policy_TB = -log_probs_TB * advantages_TB
+    return rows.terms(policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost)
 
 
 def appo_loss(
@@ -94,7 +85,7 @@ def appo_loss(
     discounts_TB: Tensor,
     mask_TB: Tensor | None = None,
     value_cost: float = 0.5,
-    entropy_cost: Tensor | float = 0.01,
+    entropy_cost: float = 0.01,
     rho_bar: float | None = 1.0,
     c_bar: float | None = 1.0,
     pg_rho_bar: float | None = 1.0,
@@ -105,7 +96,7 @@ def appo_loss(
     kl_TB: Tensor | None = None,
     kl_coeff: float = 0.0,
     normalize_advantages: bool = False,
-    num_valid: Tensor | float | None = None,
+    num_valid: Tensor | None = None,
 ) -> LossTerms:
     """Clipped surrogate around a slowly moving target network, to which V-trace corrects.
 
@@ -119,43 +110,26 @@ def appo_loss(
     """
     if kl_TB is None and kl_coeff != 0:
         raise ValueError(f"kl_coeff is {kl_coeff}, so kl_TB is needed")
-    valid = ValidRows(
-        values_SB,
-        mask_TB,
-        reduction,
-        num_valid,
-        log_probs_TB=log_probs_TB,
-        behaviour_log_probs_TB=behaviour_log_probs_TB,
-        target_log_probs_TB=target_log_probs_TB,
-        entropies_TB=entropies_TB,
-        **({} if kl_TB is None else {"kl_TB": kl_TB}),
-    )
-    behaviour_TB = valid.take(behaviour_log_probs_TB).detach()
-    target_TB = valid.take(target_log_probs_TB).detach()
+    rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
+    behaviour_TB = rows.take(behaviour_log_probs_TB).detach()
+    target_TB = rows.take(target_log_probs_TB).detach()
     targets_TB, advantages_TB = vtrace(
         log_rhos_TB=target_TB - behaviour_TB,
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
         values_SB=values_SB,
-        mask_TB=valid.mask_TB,
+        mask_TB=mask_TB,
         rho_bar=rho_bar,
         c_bar=c_bar,
         pg_rho_bar=pg_rho_bar,
         lambda_=lambda_,
     )
-    ratios_TB = impact_ratios(valid.take(log_probs_TB), behaviour_TB, target_TB, is_clip)
+    ratios_TB = impact_ratios(rows.take(log_probs_TB), behaviour_TB, target_TB, is_clip)
     if normalize_advantages:
-        advantages_TB = valid.normalize(advantages_TB)
+        advantages_TB = rows.normalize(advantages_TB)
     policy_TB = clipped_surrogate(ratios_TB, advantages_TB, clip)
-    return valid.terms(
-        policy_TB,
-        targets_TB,
-        values_SB,
-        entropies_TB,
-        value_cost,
-        entropy_cost,
-        kl_TB,
-        kl_coeff,
+    return rows.terms(
+        policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost, kl_TB, kl_coeff
     )
 
 
@@ -167,8 +141,6 @@ def impact_ratios(
     Multiplied as logarithms, so that two extreme factors whose product is ordinary keep it, and
     its gradient.
     """
-    if not is_clip > 0:
-        raise ValueError(f"is_clip must be above 0, got {is_clip}")
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
 
@@ -191,91 +163,44 @@ def ppo_loss(
     discounts_TB: Tensor,
     mask_TB: Tensor | None = None,
     value_cost: float = 0.5,
-    entropy_cost: Tensor | float = 0.01,
-    clip: float = 0.2,
-    returns: ReturnsKind = "gae",
+    entropy_cost: float = 0.01,
+    clip: float | None = 0.2,
+    returns: Literal["gae", "vtrace"] = "gae",
     rho_bar: float | None = 1.0,
     c_bar: float | None = 1.0,
     lambda_: float = 0.95,
     reduction: Reduction = "mean",
     normalize_advantages: bool = True,
-    num_valid: Tensor | float | None = None,
+    num_valid: Tensor | None = None,
 ) -> LossTerms:
     """The surrogate of the ratio to what acted, clipped around 1; squared value error; entropy.
 
     Args:
-        clip: epsilon, how far from 1 the surrogate follows the ratio.
+        clip: epsilon, how far from 1 the surrogate follows the ratio; None, as A2C has it: plain
+            policy gradient, as if the weights of now had acted.
         returns: "gae", or "vtrace" for data that older weights acted for.
         rho_bar, c_bar: V-trace's, as `vtrace` explains them; with returns of GAE they do nothing.
         lambda_: of either kind of returns.
     """
-    valid = ValidRows(
-        values_SB,
-        mask_TB,
-        reduction,
-        num_valid,
-        log_probs_TB=log_probs_TB,
-        behaviour_log_probs_TB=behaviour_log_probs_TB,
-        entropies_TB=entropies_TB,
-    )
-    log_ratios_TB = valid.take(log_probs_TB) - valid.take(behaviour_log_probs_TB).detach()
+    rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
+    log_probs_TB = rows.take(log_probs_TB)
+    log_ratios_TB = log_probs_TB - rows.take(behaviour_log_probs_TB).detach()
     batch: dict[str, Any] = {
         "rewards_TB": rewards_TB,
         "discounts_TB": discounts_TB,
         "values_SB": values_SB,
-        "mask_TB": valid.mask_TB,
+        "mask_TB": mask_TB,
         "lambda_": lambda_,
     }
     if returns == "gae":
-        found = gae(**batch)
+        targets_TB, advantages_TB = gae(**batch)
     else:
         batch |= {"log_rhos_TB": log_ratios_TB, "rho_bar": rho_bar, "c_bar": c_bar}
-        found = vtrace(**batch, has_pg_ratio=False)
-    advantages_TB = found.advantages_TB
+        targets_TB, advantages_TB = vtrace(**batch, has_pg_ratio=False)
     if normalize_advantages:
-        advantages_TB = valid.normalize(advantages_TB)
-    policy_TB = clipped_surrogate(clamped_exp(log_ratios_TB), advantages_TB, clip)
-    return valid.terms(
-        policy_TB, found.targets_TB, values_SB, entropies_TB, value_cost, entropy_cost
-    )
-
-
-def a2c_loss(
-    *,
-    log_probs_TB: Tensor,
-    entropies_TB: Tensor,
-    values_SB: Tensor,
-    rewards_TB: Tensor,
-    discounts_TB: Tensor,
-    mask_TB: Tensor | None = None,
-    value_cost: float = 0.5,
-    entropy_cost: Tensor | float = 0.01,
-    lambda_: float = 0.95,
-    reduction: Reduction = "mean",
-    normalize_advantages: bool = True,
-    num_valid: Tensor | float | None = None,
-) -> LossTerms:
-    """Policy gradient on GAE's advantages, as if the weights of now had acted.
-
-    Args:
-        lambda_: of GAE, as `gae` explains it.
-    """
-    valid = ValidRows(
-        values_SB,
-        mask_TB,
-        reduction,
-        num_valid,
-        log_probs_TB=log_probs_TB,
-        entropies_TB=entropies_TB,
-    )
-    targets_TB, advantages_TB = gae(
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
-        values_SB=values_SB,
-        mask_TB=valid.mask_TB,
-        lambda_=lambda_,
-    )
-    if normalize_advantages:
-        advantages_TB = valid.normalize(advantages_TB)
-    policy_TB = -valid.take(log_probs_TB) * advantages_TB
-    return valid.terms(policy_TB, targets_TB, values_SB, entropies_TB, value_cost, entropy_cost)
+        advantages_TB = rows.normalize(advantages_TB)
+    if clip is None:
+        policy_TB = -log_probs_TB * advantages_TB
+    else:
+        policy_TB = clipped_surrogate(clamped_exp(log_ratios_TB), advantages_TB, clip)
+    return rows.terms(policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost)

@@ -7,7 +7,6 @@ zeroed before any arithmetic touches it, since a `where` after an operation stil
 the gradient.
 """
 
-from functools import cached_property, reduce
 from typing import Literal, NamedTuple
 
 import torch
@@ -42,7 +41,6 @@ class ValidRows:
         mask_TB: False on rows that are no transitions; None: all are.
         reduction: "mean" over valid rows, or "sum".
         num_valid: what "mean" divides by, where these are a part of a larger batch.
-        tensors_TB: more of the batch, by name: refused if they would broadcast into nonsense.
     """
 
     def __init__(
@@ -50,49 +48,31 @@ class ValidRows:
         values_SB: Tensor,
         mask_TB: Tensor | None,
         reduction: Reduction = "mean",
-        num_valid: Tensor | float | None = None,
-        **tensors_TB: Tensor,
+        num_valid: Tensor | None = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
-        if values_SB.ndim != 2 or values_SB.shape[0] < 1:
+        if values_SB.ndim != 2 or not len(values_SB):
             raise ValueError(f"values_SB must be [T+1, B], got {list(values_SB.shape)}")
-        want = (values_SB.shape[0] - 1, values_SB.shape[1])
+        self.values_SB = _at_least_float32(values_SB)
         if mask_TB is None:
-            mask_TB = torch.ones(want, dtype=torch.bool, device=values_SB.device)
-        for name, tensor_TB in (*tensors_TB.items(), ("mask_TB", mask_TB)):
-            if tensor_TB.shape != want:
-                raise ValueError(
-                    f"{name} must be [T, B] = {list(want)} to fit values_SB of "
-                    f"{list(values_SB.shape)}, got {list(tensor_TB.shape)}"
-                )
+            mask_TB = torch.ones_like(values_SB[1:], dtype=torch.bool)
         self.mask_TB = mask_TB.bool()
-        # Never below float32, and float64 as soon as one input has it.
-        dtypes = [tensor.dtype for tensor in (values_SB, *tensors_TB.values())]
-        self.dtype: torch.dtype = reduce(torch.promote_types, dtypes, torch.float32)
+        self._check_shape(mask_TB)
         self._reduction, self._num_valid = reduction, num_valid
 
-    @cached_property
-    def _divisor(self) -> Tensor | float:
-        if self._reduction == "sum":
-            return 1.0
-        count = self.mask_TB.sum() if self._num_valid is None else self._num_valid
-        return count.to(self.dtype).clamp(min=1) if isinstance(count, Tensor) else max(count, 1.0)
-
     def take(self, tensor_TB: Tensor) -> Tensor:
-        """Zero where masked. Selecting first keeps NaN out of the gradient as well as the value."""
-        return torch.where(self.mask_TB, tensor_TB.to(self.dtype), 0.0)
+        """Zero where masked, and in float32 at least; refused where it would be broadcast.
 
-    def differences(self, numbers_TB: Tensor, others_TB: Tensor) -> Tensor:
-        """One minus the other. Selected once, behind a sum, which hands on a gradient of 0 as 0."""
-        return torch.where(self.mask_TB, numbers_TB - others_TB, 0.0)
+        Taken are leaves, or a sum of leaves, which hands on a gradient of 0 as 0.
+        """
+        self._check_shape(tensor_TB)
+        return torch.where(self.mask_TB, _at_least_float32(tensor_TB), 0.0)
 
-    def td_errors(
-        self, rewards_TB: Tensor, discounts_TB: Tensor, values_TB: Tensor, next_values_TB: Tensor
-    ) -> Tensor:
-        """One-step errors; a discount of 0 hides even a NaN next value."""
+    def td_errors(self, rewards_TB: Tensor, discounts_TB: Tensor, next_values_TB: Tensor) -> Tensor:
+        """One-step errors of the values; a discount of 0 hides even a NaN next value."""
         bootstrap_TB = torch.where(discounts_TB > 0, discounts_TB * next_values_TB, 0.0)
-        return self.differences(rewards_TB + bootstrap_TB, values_TB)
+        return self.take(rewards_TB + bootstrap_TB - self.values_SB[:-1])
 
     def normalize(self, advantages_TB: Tensor) -> Tensor:
         """Mean 0 and deviation 1 over these valid rows; 0 elsewhere.
@@ -101,30 +81,45 @@ class ValidRows:
         of them must not be blown up to a deviation of 1.
         """
         count = self.mask_TB.sum().clamp(min=1)
-        wide_TB = torch.where(self.mask_TB, advantages_TB.double(), 0.0)
-        gaps_TB = self.differences(wide_TB, wide_TB.sum() / count)
+        wide_TB = self.take(advantages_TB.double())
+        gaps_TB = self.take(wide_TB - wide_TB.sum() / count)
         deviation = (gaps_TB.square().sum() / count).sqrt()
-        return (gaps_TB / (deviation + DEVIATION_EPS)).to(self.dtype)
+        return (gaps_TB / (deviation + DEVIATION_EPS)).to(advantages_TB.dtype)
 
     def terms(
         self,
         policy_TB: Tensor,
         targets_TB: Tensor,
-        values_SB: Tensor,
         entropies_TB: Tensor,
         value_cost: float,
-        entropy_cost: Tensor | float,
+        entropy_cost: float,
         kl_TB: Tensor | None = None,
         kl_coeff: float = 0.0,
     ) -> LossTerms:
         """The loss of these rows, with its parts: `policy_TB` is 0 where masked."""
-        errors_TB = self.differences(targets_TB, values_SB[:-1])
+        divisor: Tensor | float = 1.0
+        if self._reduction == "mean":
+            count = self.mask_TB.sum() if self._num_valid is None else self._num_valid
+            divisor = count.clamp(min=1)
+        errors_TB = self.take(targets_TB - self.values_SB[:-1])
         sum_entropy = self.take(entropies_TB).sum()
-        policy = policy_TB.sum() / self._divisor
-        value = 0.5 * value_cost * (errors_TB.square().sum() / self._divisor)
-        entropy = -entropy_cost * (sum_entropy / self._divisor)
-        kl = policy.new_zeros(()) if kl_TB is None else self.take(kl_TB).sum() / self._divisor
+        policy = policy_TB.sum() / divisor
+        value = 0.5 * value_cost * (errors_TB.square().sum() / divisor)
+        entropy = -entropy_cost * (sum_entropy / divisor)
+        kl = policy.new_zeros(()) if kl_TB is None else self.take(kl_TB).sum() / divisor
         total = policy + value + entropy
         # A KL may be infinite, and 0 times that would not be 0.
         total = total + kl_coeff * kl if kl_coeff else total
         return LossTerms(policy, value, entropy, kl, total, sum_entropy, targets_TB)
+
+    def _check_shape(self, tensor_TB: Tensor) -> None:
+        want = self.values_SB[1:].shape
+        if tensor_TB.shape != want:
+            raise ValueError(
+                f"tensors must be [T, B] = {list(want)} to fit values_SB of "
+                f"{list(self.values_SB.shape)}, got {list(tensor_TB.shape)}"
+            )
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,19 +1,16 @@
 """V-trace targets and advantages (IMPALA, arXiv 1802.01561, section 4).
 
-Owns the backward recursion over rows, which GAE shares.
-
 Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
 
 The value of a masked row still bootstraps the row before it, and because nothing accumulates on
 it, no correction flows from one episode into the one before.
 """
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from impala_async.algo.terms import ValidRows
@@ -59,42 +56,36 @@ def vtrace(
         lambda_: times the clipped c, as in GAE: 1 carries back all, 0 nothing.
         has_pg_ratio: False leaves pi / mu out of the advantages, for a surrogate that has it.
     """
-    for name, bar in (("rho_bar", rho_bar), ("c_bar", c_bar), ("pg_rho_bar", pg_rho_bar)):
-        if bar is not None and not bar >= 0:
-            raise ValueError(f"{name} must be None or at least 0, got {bar}")
-    rows = ValidRows(
-        values_SB,
-        mask_TB,
-        log_rhos_TB=log_rhos_TB,
-        rewards_TB=rewards_TB,
-        discounts_TB=discounts_TB,
-    )
-    rewards_TB, discounts_TB = rewards_TB.to(rows.dtype), rows.take(discounts_TB)
-    values_SB = values_SB.to(rows.dtype)
+    bars = [math.inf if bar is None else bar for bar in (rho_bar, c_bar, pg_rho_bar)]
+    if not all(bar >= 0 for bar in bars):
+        raise ValueError(f"rho_bar, c_bar and pg_rho_bar must be None or at least 0, got {bars}")
+    rows = ValidRows(values_SB, mask_TB)
+    rewards_TB, discounts_TB = rows.take(rewards_TB), rows.take(discounts_TB)
     ratios_TB = clamped_exp(rows.take(log_rhos_TB))
+    rhos_TB, cs_TB, pg_rhos_TB = (ratios_TB.clamp(max=bar) for bar in bars)
 
-    errors_TB = rows.td_errors(rewards_TB, discounts_TB, values_SB[:-1], values_SB[1:])
-    deltas_TB = clip_above(ratios_TB, rho_bar) * errors_TB
-    cuts_TB = check_lambda(lambda_) * clip_above(ratios_TB, c_bar)
-    targets_TB = values_SB[:-1] + accumulate(deltas_TB, discounts_TB * cuts_TB)
-    next_targets_TB = torch.cat([targets_TB[1:], values_SB[-1:]])
-    advantages_TB = rows.td_errors(rewards_TB, discounts_TB, values_SB[:-1], next_targets_TB)
-    if has_pg_ratio:
-        advantages_TB = clip_above(ratios_TB, pg_rho_bar) * advantages_TB
-    return Returns(targets_TB, advantages_TB)
+    errors_TB = rows.td_errors(rewards_TB, discounts_TB, rows.values_SB[1:])
+    carries_TB = discounts_TB * (check_lambda(lambda_) * cs_TB)
+    targets_TB = rows.values_SB[:-1] + accumulate(rhos_TB * errors_TB, carries_TB)
+    next_targets_TB = torch.cat([targets_TB[1:], rows.values_SB[-1:]])
+    advantages_TB = rows.td_errors(rewards_TB, discounts_TB, next_targets_TB)
+    return Returns(targets_TB, pg_rhos_TB * advantages_TB if has_pg_ratio else advantages_TB)
 
 
 def accumulate(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
     """acc_t = delta_t + carry_t acc_{t+1} with acc_T = 0; a carry of 0 stops even a NaN."""
-    if deltas_TB.device.type != "cpu":
-        return scan(deltas_TB, carries_TB)
-    # On small rows numpy's calls cost a tenth of torch's.
-    deltas, carries = deltas_TB.numpy(), carries_TB.numpy()
-    with np.errstate(all="ignore"):
-        accs = _accumulate_rows(deltas, carries, [True] * len(deltas))
-        if not np.isfinite(accs).all():
-            accs = _accumulate_rows(deltas, carries, carries != 0)
-    return torch.from_numpy(accs)
+    if deltas_TB.device.type == "cpu":
+        # On small rows numpy's calls cost a tenth of torch's.
+        deltas, carries = deltas_TB.numpy(), carries_TB.numpy()
+        accs = np.empty_like(deltas)
+        acc_B = np.zeros(deltas.shape[1:], deltas.dtype)
+        with np.errstate(all="ignore"):
+            for row in reversed(range(len(deltas))):
+                np.multiply(carries[row], acc_B, out=accs[row])
+                acc_B = np.add(accs[row], deltas[row], out=accs[row])
+        if np.isfinite(accs).all():
+            return torch.from_numpy(accs)
+    return scan(deltas_TB, carries_TB)
 
 
 def scan(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
@@ -115,20 +106,6 @@ def scan(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
     return deltas_TB
 
 
-def _accumulate_rows(
-    deltas_TB: NDArray[Any], carries_TB: NDArray[Any], are_open: Iterable[Any]
-) -> NDArray[Any]:
-    """Row by row from the last; where a row is not open, what follows is not even looked at."""
-    accs_TB = np.zeros_like(deltas_TB)
-    acc_B = np.zeros(deltas_TB.shape[1:], deltas_TB.dtype)
-    rows = zip(deltas_TB, carries_TB, are_open, accs_TB, strict=True)
-    for delta_B, carry_B, is_open_B, out_B in reversed(list(rows)):
-        np.multiply(carry_B, acc_B, out=out_B, where=is_open_B)
-        np.add(out_B, delta_B, out=out_B)
-        acc_B = out_B
-    return accs_TB
-
-
 def check_lambda(lambda_: float) -> float:
     if not 0 <= lambda_ <= 1:
         raise ValueError(f"lambda_ must lie between 0 and 1, got {lambda_}")
@@ -137,7 +114,3 @@ def check_lambda(lambda_: float) -> float:
 
 def clamped_exp(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-
-
-def clip_above(ratios_TB: Tensor, bar: float | None) -> Tensor:
-    return ratios_TB if bar is None else ratios_TB.clamp(max=bar)

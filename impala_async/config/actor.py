@@ -24,41 +24,25 @@ Device = Annotated[str, AfterValidator(_check_device)]
 class ActorSection(Section):
     """An actor process. It gets all of this from the learner when it says hello."""
 
-    num_envs: int = Field(
-        8, ge=1, le=MAX_COLUMNS, description="Environments, so columns, per actor."
-    )
-    sampler: SamplerName = Field(
-        "auto",
-        description="serial: environments in turn; vector: the environment's own numpy code; "
-        "parallel: in processes of their own; auto: what a short measurement finds to be fastest.",
-    )
-    num_workers: int | None = Field(
-        None,
-        ge=1,
-        le=1024,
-        description="Processes that step environments; none: one for each core that the actor "
-        "may use.",
-    )
-    device: Device = Field(
-        "auto",
-        description="Where the policy acts, with any sampler: auto, cpu, cuda or cuda:N. auto: the "
-        "CPU, or with sampler auto a GPU if that is found to be faster.",
-    )
-    threads: int = Field(1, ge=1, le=1024, description="torch threads of an actor.")
-    compress: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="zstd for observations on their way, while it makes them a fifth smaller. "
-        "auto: to learners on other hosts.",
-    )
-    reconnect_s: float = Field(
-        60.0,
-        gt=0,
-        le=MOST_S,
-        description="How long an actor looks for a lost learner before it exits.",
-    )
+    num_envs: int = Field(8, ge=1, le=MAX_COLUMNS)
+    """Environments, so columns, per actor."""
+    sampler: SamplerName = "auto"
+    """serial: environments in turn; vector: the environment's own numpy code; parallel: in
+    processes of their own; auto: what a short measurement finds to be fastest."""
+    num_workers: int | None = Field(None, ge=1, le=1024)
+    """Processes that step environments; none: one for each core that the actor may use."""
+    device: Device = "auto"
+    """Where the policy acts, with any sampler: auto, cpu, cuda or cuda:N. auto: the CPU, or with
+    sampler auto a GPU if that is found to be faster."""
+    threads: int = Field(1, ge=1, le=1024)
+    """torch threads of an actor."""
+    compress: Literal["auto", "on", "off"] = "auto"
+    """zstd for observations on their way, while it makes them a fifth smaller. auto: to learners on
+    other hosts."""
+    reconnect_s: float = Field(60.0, gt=0, le=MOST_S)
+    """How long an actor looks for a lost learner before it exits."""
 
     def broken_rules(self) -> Iterator[str]:
-        yield from self.idle("num_workers", "sampler", self.sampler, ["parallel", "auto"])
         if self.num_workers is not None and self.num_workers > self.num_envs:
             yield (
                 f"num_workers ({self.num_workers}) must not exceed num_envs ({self.num_envs}): "

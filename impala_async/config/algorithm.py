@@ -1,11 +1,7 @@
-"""The knobs of learning: the loss, its coefficients, what becomes of rewards, the optimizer.
-
-A key that does nothing in the chosen algorithm, or with the chosen optimizer, is refused when it
-is set to something else than its default.
-"""
+"""The knobs of learning: the loss, its coefficients, what becomes of rewards, the optimizer."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,156 +9,109 @@ from impala_async.config.section import Section, unknown_name
 
 OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf"]
 ReturnsName = Literal["vtrace", "gae"]
-
-
-class _Known(NamedTuple):
-    """The settings have to know this of an algorithm."""
-
-    keys: tuple[str, ...]
-    """Those that do something in it, of those that do not do so in all."""
-    returns: tuple[ReturnsName, ...] = ("vtrace",)
-    """The first is the default."""
-    has_normal_advantages: bool = False
-
-
-_BARS = ("rho_bar", "c_bar", "pg_rho_bar")
-_TARGET = ("tau", "target_update_every_updates", "kl_coeff", "kl_target")
-ALGORITHMS = {
-    "impala": _Known(_BARS),
-    "appo": _Known((*_BARS, "clip", "is_clip", *_TARGET, "num_minibatches")),
-    "ppo": _Known(("rho_bar", "c_bar", "clip", "num_minibatches"), ("gae", "vtrace"), True),
-    "a2c": _Known((), ("gae",), True),
+ALGORITHMS: dict[str, tuple[ReturnsName, ...]] = {
+    "impala": ("vtrace",),
+    "appo": ("vtrace",),
+    "ppo": ("gae", "vtrace"),
+    "a2c": ("gae",),
 }
-"""A user's own may do something with every key."""
-
-_PARTLY = tuple(dict.fromkeys(key for known in ALGORITHMS.values() for key in known.keys))
-_OWN = _Known(_PARTLY, ("vtrace", "gae"))
-_OPTIMIZERS: dict[str, tuple[OptimizerName, ...]] = {
-    "decay": ("rmsprop", "rmsprop_tf"),
-    "momentum": ("rmsprop", "rmsprop_tf"),
-    "weight_decay": ("adamw",),
-}
+"""Each with the returns that it may have, the default first."""
+RETURNS_OF_OWN: tuple[ReturnsName, ...] = ("vtrace", "gae")
 
 
 class OptimizerOptions(Section):
     """The optimizer's own coefficients."""
 
-    eps: float | None = Field(
-        None, gt=0, description="none: 0.1 for rmsprop_tf, 1e-5 for the others."
-    )
-    decay: float = Field(0.99, ge=0, lt=1, description="rmsprop: decay of the mean square.")
-    momentum: float = Field(0.0, ge=0, lt=1, description="rmsprop: momentum.")
-    weight_decay: float = Field(0.01, ge=0, le=1e30, description="adamw: decoupled weight decay.")
+    eps: float | None = Field(None, gt=0)
+    """none: 0.1 for rmsprop_tf, 1e-5 for the others."""
+    decay: float = Field(0.99, ge=0, lt=1)
+    """rmsprop: decay of the mean square."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """rmsprop: momentum."""
+    weight_decay: float = Field(0.01, ge=0, le=1e30)
+    """adamw: decoupled weight decay."""
 
 
 class AlgorithmSection(Section):
     """The loss, its coefficients and the optimizer."""
 
-    name: str = Field(
-        "impala",
-        description="The algorithm: impala, appo (which is IMPACT), ppo, a2c, or your own as "
-        "package.module:Name.",
-    )
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount per step.")
-    lr: float = Field(5e-4, gt=0, le=1e30, description="Learning rate at the start.")
-    lr_end: float | None = Field(
-        None, ge=0, le=1e30, description="Rate at the schedule's end; none: flat."
-    )
-    entropy_cost: float = Field(0.01, ge=0, description="Weight of the entropy bonus.")
-    entropy_cost_end: float | None = Field(
-        None, ge=0, description="Weight at the schedule's end; none: flat."
-    )
-    schedule_env_steps: int | None = Field(
-        None, gt=0, description="Env steps trained at which the schedules reach their end."
-    )
-    value_cost: float = Field(0.5, ge=0, description="Weight of the value loss.")
-    grad_clip: float | None = Field(40.0, gt=0, description="Largest global gradient norm.")
-    returns: ReturnsName | None = Field(
-        None, description="ppo has gae or vtrace. none: gae for ppo and a2c, vtrace for the others."
-    )
-    rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the TD weights.")
-    c_bar: float | None = Field(1.0, gt=0, description="V-trace bar on the trace weights.")
-    pg_rho_bar: float | None = Field(1.0, gt=0, description="V-trace bar in the policy gradient.")
-    lambda_: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        alias="lambda",
-        description="Trace decay; none: 1 with V-trace, 0.95 with GAE.",
-    )
-    normalize_advantages: bool | None = Field(
-        None,
-        description="Give advantages mean 0 and deviation 1; none: in ppo and a2c, else not.",
-    )
-    clip: float = Field(
-        0.2, gt=0, description="ppo, appo: how far from 1 a ratio of policies is followed."
-    )
-    num_minibatches: int = Field(
-        1, ge=1, description="ppo, appo: parts of a batch, of whole columns; each is an update."
-    )
-    is_clip: float = Field(
-        2.0, gt=0, description="appo: bar on the ratio of the acting to the target policy."
-    )
-    tau: float = Field(
-        1.0, gt=0, le=1, description="appo: how far the target network moves to the current one."
-    )
-    target_update_every_updates: int = Field(
-        4, ge=1, description="appo: updates from one move of the target network to the next."
-    )
-    kl_coeff: float = Field(
-        0.0, ge=0, description="appo: weight at the start of the KL from the target; 0: without."
-    )
-    kl_target: float | None = Field(
-        0.01,
-        gt=0,
-        description="appo: KL towards which kl_coeff is adapted, from 1e-6 to 1e6; none: it stays.",
-    )
-    reward_clip: Literal["unit", "soft_asymmetric"] | None = Field(
-        None,
-        description="Rewards in the loss, never in reported returns: between -1 and 1, or "
-        "0.3 min(tanh r, 0) + 5 max(tanh r, 0); none: as they are.",
-    )
-    reward_scale: float = Field(
-        1.0,
-        description="Rewards are multiplied by this (after reward_clip) in the loss, never in "
-        "reported returns.",
-    )
-    normalize_returns: bool = Field(
-        False,
-        description="Divide rewards in the loss by the running deviation of the returns; by 0.01 "
-        "and a tenth of their mean at least: make tiny rewards larger with reward_scale.",
-    )
-    reduction: Literal["mean", "sum"] = Field(
-        "mean", description="Mean over valid rows, or the sum that the IMPALA paper uses."
-    )
-    optimizer: OptimizerName = Field(
-        "adam", description="rmsprop is torch's; rmsprop_tf is TF1's, as the IMPALA paper has it."
-    )
-    optimizer_options: OptimizerOptions = Field(
-        OptimizerOptions(), description="The optimizer's own coefficients."
-    )
+    name: str = "impala"
+    """The algorithm: impala, appo (which is IMPACT), ppo, a2c, or your own as
+    package.module:Name."""
+    gamma: float = Field(0.99, ge=0, le=1)
+    """Discount per step."""
+    lr: float = Field(5e-4, gt=0, le=1e30)
+    """Learning rate at the start."""
+    lr_end: float | None = Field(None, ge=0, le=1e30)
+    """Rate at the schedule's end; none: flat."""
+    entropy_cost: float = Field(0.01, ge=0)
+    """Weight of the entropy bonus."""
+    entropy_cost_end: float | None = Field(None, ge=0)
+    """Weight at the schedule's end; none: flat."""
+    schedule_env_steps: int | None = Field(None, gt=0)
+    """Env steps trained at which the schedules reach their end."""
+    value_cost: float = Field(0.5, ge=0)
+    """Weight of the value loss."""
+    grad_clip: float | None = Field(40.0, gt=0)
+    """Largest global gradient norm."""
+    returns: ReturnsName | None = None
+    """ppo has gae or vtrace. none: gae for ppo and a2c, vtrace for the others."""
+    rho_bar: float | None = Field(1.0, gt=0)
+    """V-trace bar on the TD weights."""
+    c_bar: float | None = Field(1.0, gt=0)
+    """V-trace bar on the trace weights."""
+    pg_rho_bar: float | None = Field(1.0, gt=0)
+    """V-trace bar in the policy gradient."""
+    lambda_: float | None = Field(None, ge=0, le=1, alias="lambda")
+    """Trace decay; none: 1 with V-trace, 0.95 with GAE."""
+    normalize_advantages: bool | None = None
+    """Give advantages mean 0 and deviation 1; none: in ppo and a2c, else not."""
+    clip: float = Field(0.2, gt=0)
+    """ppo, appo: how far from 1 a ratio of policies is followed."""
+    num_minibatches: int = Field(1, ge=1)
+    """ppo, appo: parts of a batch, of whole columns; each is an update."""
+    is_clip: float = Field(2.0, gt=0)
+    """appo: bar on the ratio of the acting to the target policy."""
+    tau: float = Field(1.0, gt=0, le=1)
+    """appo: how far the target network moves to the current one."""
+    target_update_every_updates: int = Field(4, ge=1)
+    """appo: updates from one move of the target network to the next."""
+    kl_coeff: float = Field(0.0, ge=0)
+    """appo: weight at the start of the KL from the target; 0: without."""
+    kl_target: float | None = Field(0.01, gt=0)
+    """appo: KL towards which kl_coeff is adapted, from 1e-6 to 1e6; none: it stays."""
+    reward_clip: Literal["unit", "soft_asymmetric"] | None = None
+    """Rewards in the loss, never in reported returns: between -1 and 1, or 0.3 min(tanh r, 0) + 5
+    max(tanh r, 0); none: as they are."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this (after reward_clip) in the loss, never in reported returns."""
+    normalize_returns: bool = False
+    """Divide rewards in the loss by the running deviation of the returns; by 0.01 and a tenth of
+    their mean at least: make tiny rewards larger with reward_scale."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """Mean over valid rows, or the sum that the IMPALA paper uses."""
+    optimizer: OptimizerName = "adam"
+    """rmsprop is torch's; rmsprop_tf is TF1's, as the IMPALA paper has it."""
+    optimizer_options: OptimizerOptions = OptimizerOptions()
+    """The optimizer's own coefficients."""
 
     @property
-    def _known(self) -> _Known:
-        return ALGORITHMS.get(self.name, _OWN)
+    def _may_return(self) -> tuple[ReturnsName, ...]:
+        return ALGORITHMS.get(self.name, RETURNS_OF_OWN)
 
     @property
     def returns_kind(self) -> ReturnsName:
-        return self.returns or self._known.returns[0]
+        return self.returns or self._may_return[0]
 
     @property
     def may_use_vtrace(self) -> bool:
-        return "vtrace" in self._known.returns
+        """Whether the loss can correct for the policy that acted."""
+        return "vtrace" in self._may_return
 
     @property
     def has_clip(self) -> bool:
         """Whether a clip of the ratio of policies bounds what several passes can do."""
-        return "clip" in self._known.keys
-
-    @property
-    def has_ratio(self) -> bool:
-        """Whether the loss corrects for the policy that acted in any way."""
-        return self.has_clip or "rho_bar" in self._known.keys
+        return self.name not in ("impala", "a2c")
 
     @property
     def trace_decay(self) -> float:
@@ -174,7 +123,7 @@ class AlgorithmSection(Section):
     def has_normal_advantages(self) -> bool:
         if self.normalize_advantages is not None:
             return self.normalize_advantages
-        return self._known.has_normal_advantages
+        return self._may_return[0] == "gae"
 
     @property
     def epsilon(self) -> float:
@@ -189,39 +138,20 @@ class AlgorithmSection(Section):
 
     def broken_rules(self) -> Iterator[str]:
         yield from unknown_name("name", self.name, ALGORITHMS)
-        yield from self._broken_schedules()
-        yield from self._idle_keys()
-        if self.reward_scale == 0:
-            yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
-        if self.returns_kind not in self._known.returns:
-            fix = next(name for name, one in ALGORITHMS.items() if self.returns_kind in one.returns)
+        if self.returns_kind not in self._may_return:
+            fix = next(name for name, kinds in ALGORITHMS.items() if self.returns_kind in kinds)
             yield (
                 f"returns ({self.returns}) do not go with name ({self.name}), whose returns are "
-                f"{self._known.returns[0]}: drop it, or set name = {fix}"
+                f"{self._may_return[0]}: drop it, or set name = {fix}"
             )
-
-    def _broken_schedules(self) -> Iterator[str]:
-        ends = {"lr_end": self.lr_end, "entropy_cost_end": self.entropy_cost_end}
-        named = [f"{key} ({value})" for key, value in ends.items() if value is not None]
-        if named and self.schedule_env_steps is None:
-            yield f"{named[0]} needs schedule_env_steps: the steps to get there"
-        if not named:
-            yield from self.idle("schedule_env_steps", "lr_end", None)
-
-    def _idle_keys(self) -> Iterator[str]:
-        """Those that do nothing here, one complaint each."""
-        for key in _PARTLY:
-            if key not in self._known.keys:
-                users = [name for name, one in ALGORITHMS.items() if key in one.keys]
-                yield from self.idle(key, "name", self.name, users)
-        for key, optimizers in _OPTIMIZERS.items():
-            for idle in self.optimizer_options.idle(key, "optimizer", self.optimizer, optimizers):
-                yield f"optimizer_options.{idle}"
-        if "rho_bar" in self._known.keys:
-            for key in ("rho_bar", "c_bar"):
-                yield from self.idle(key, "returns", self.returns_kind, ["vtrace"])
-        if self.kl_coeff == 0 and "kl_target" in self._known.keys:
-            yield from self.idle("kl_target", "kl_coeff", "0")
+        has_end = self.lr_end is not None or self.entropy_cost_end is not None
+        if has_end != (self.schedule_env_steps is not None):
+            yield (
+                "schedule_env_steps does nothing without lr_end or entropy_cost_end, nor these "
+                "without it: set both, or none"
+            )
+        if self.reward_scale == 0:
+            yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
         if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:
             yield (
                 f"kl_coeff ({self.kl_coeff}) does nothing while target_update_every_updates is 1 "

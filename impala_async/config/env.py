@@ -1,57 +1,44 @@
 """The environment's section of the config."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from impala_async.config.section import MOST_S, NamedList, Section, unknown_name
+from impala_async.config.section import MOST_S, Kwargs, Named, Section, unknown_name
 
 
 class EnvSection(Section):
     """Which environment the actors step, and how the learner gets to know its spaces."""
 
-    id: str = Field(min_length=1, description="Gymnasium id, or package.module:Name.")
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of the environment."
-    )
-    wrappers: NamedList = Field(
-        (),
-        description="Put around each single environment, the first one innermost: "
-        "package.module:Name, or a table of name and kwargs.",
-    )
-    preprocess: Literal["auto", "off"] = Field(
-        "auto",
-        description="auto: Atari as in the papers (84 x 84 grey, four frames stacked, each action "
-        "for four frames). off: the environment as it is.",
-    )
-    frame_stack: Literal["auto", "on", "off"] = Field(
-        "auto",
-        description="Whether images are windows over frames that slide by one per step: then each "
-        "frame is sent once. auto: Atari as it is preprocessed here.",
-    )
-    action_mask_key: str | None = Field(
-        "auto",
-        description="Key of the Dict observation that says which actions are legal. auto: "
-        "action_mask, if there is one that fits. none: no mask.",
-    )
-    squash_actions: bool = Field(
-        False, description="Bring continuous actions into their bounds by a tanh, not by clipping."
-    )
-    last_action: bool = Field(False, description="Show the policy its last action as well.")
-    last_reward: bool = Field(False, description="Show the policy its last reward as well.")
-    step_timeout_s: float | None = Field(
-        600.0,
-        gt=0,
-        le=MOST_S,
-        description="An actor whose environment takes longer than this for a step or a reset ends, "
-        "with the stack of where it stands; none: it is waited for.",
-    )
-    probe: Literal["learner", "actor"] = Field(
-        "learner",
-        description="Who describes the spaces: a short-lived child of the learner, or the first "
-        "actor (when the environment is not installed at the learner).",
-    )
+    id: str = Field(min_length=1)
+    """Gymnasium id, or package.module:Name."""
+    kwargs: Kwargs = Field(default_factory=dict)
+    """Arguments of the environment."""
+    wrappers: tuple[Named, ...] = ()
+    """Put around each single environment, the first one innermost: package.module:Name, or a table
+    of name and kwargs."""
+    preprocess: Literal["auto", "off"] = "auto"
+    """auto: Atari as in the papers (84 x 84 grey, four frames stacked, each action for four
+    frames). off: the environment as it is."""
+    frame_stack: Literal["auto", "on", "off"] = "auto"
+    """Whether images are windows over frames that slide by one per step: then each frame is sent
+    once. auto: Atari as it is preprocessed here."""
+    action_mask_key: str | None = "auto"
+    """Key of the Dict observation that says which actions are legal. auto: action_mask, if there is
+    one that fits. none: no mask."""
+    squash_actions: bool = False
+    """Bring continuous actions into their bounds by a tanh, not by clipping."""
+    last_action: bool = False
+    """Show the policy its last action as well."""
+    last_reward: bool = False
+    """Show the policy its last reward as well."""
+    step_timeout_s: float | None = Field(600.0, gt=0, le=MOST_S)
+    """An actor whose environment takes longer than this for a step or a reset ends, with the stack
+    of where it stands; none: it is waited for."""
+    probe: Literal["learner", "actor"] = "learner"
+    """Who describes the spaces: a short-lived child of the learner, or the first actor (when the
+    environment is not installed at the learner)."""
 
     def broken_rules(self) -> Iterator[str]:
         for wrapper in self.wrappers:

@@ -1,7 +1,6 @@
 """The learner's sections of the config: batches, the ring, limits and periods, and where it
 listens."""
 
-import json
 import re
 from collections.abc import Iterator
 
@@ -13,8 +12,6 @@ from impala_async.config.section import MOST_S, Section
 TCP_URL = re.compile(
     r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
 )
-# Hosts that stand for every interface of a machine.
-EVERY_HOST = ("tcp://*", "tcp://0.0.0.0", "tcp://[::]")
 
 
 def is_loopback(url: str) -> bool:
@@ -37,45 +34,34 @@ def _is_url(text: str) -> bool:
 class LearnerSection(Section):
     """The learner: batches, ring, limits and periods."""
 
-    device: Device = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    threads: int = Field(1, ge=1, le=1024, description="torch threads of the learner.")
-    batch_columns: int = Field(
-        16, ge=1, le=MAX_COLUMNS, description="B: trajectories per batch; in lockstep all actors'."
-    )
-    num_passes: int = Field(1, ge=1, description="Updates made of each batch.")
-    minibatch_buffer_size: int = Field(1, ge=1, description="Batches replayed side by side.")
-    init_num_passes: int | None = Field(
-        None, ge=1, description="Passes of the ring's first batch; none: num_passes."
-    )
-    queue_size: int = Field(
-        2,
-        ge=1,
-        description="Batches that may wait for the learner, beside the one that is filling. In "
-        "lockstep always 1.",
-    )
-    max_lag: int = Field(
-        100,
-        ge=1,
-        le=10_000,
-        description="A trajectory older than this many updates is never trained on.",
-    )
-    publish_every_updates: int = Field(1, ge=1, description="Updates per published version.")
-    report_every_s: float = Field(2.0, ge=0.01, le=MOST_S, description="Seconds between reports.")
-    stuck_end_s: float = Field(
-        60.0,
-        ge=2,
-        le=1e6,
-        description="An update or an event loop that takes this long ends the learner, and after "
-        "half of it the stacks of all threads are shown. Until the first update is done it is ten "
-        "times as long, and always three times as long as the longest so far.",
-    )
-    lease_s: float = Field(
-        10.0,
-        ge=1,
-        le=MOST_S,
-        description="An actor silent this long loses its credit. It shows that it lives five times "
-        "as often, and at least every 2 s.",
-    )
+    device: Device = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    threads: int = Field(1, ge=1, le=1024)
+    """torch threads of the learner."""
+    batch_columns: int = Field(16, ge=1, le=MAX_COLUMNS)
+    """B: trajectories per batch; in lockstep all actors'."""
+    num_passes: int = Field(1, ge=1)
+    """Updates made of each batch."""
+    minibatch_buffer_size: int = Field(1, ge=1)
+    """Batches replayed side by side."""
+    init_num_passes: int | None = Field(None, ge=1)
+    """Passes of the ring's first batch; none: num_passes."""
+    queue_size: int = Field(2, ge=1)
+    """Batches that may wait for the learner, beside the one that is filling. In lockstep always
+    1."""
+    max_lag: int = Field(100, ge=1, le=10_000)
+    """A trajectory older than this many updates is never trained on."""
+    publish_every_updates: int = Field(1, ge=1)
+    """Updates per published version."""
+    report_every_s: float = Field(2.0, ge=0.01, le=MOST_S)
+    """Seconds between reports."""
+    stuck_end_s: float = Field(60.0, ge=2, le=1e6)
+    """An update or an event loop that takes this long ends the learner, and after half of it the
+    stacks of all threads are shown. Until the first update is done it is ten times as long, and
+    always three times as long as the longest so far."""
+    lease_s: float = Field(10.0, ge=1, le=MOST_S)
+    """An actor silent this long loses its credit. It shows that it lives five times as often, and
+    at least every 2 s."""
 
     def broken_rules(self) -> Iterator[str]:
         if self.init_num_passes is not None and self.init_num_passes > self.num_passes:
@@ -99,11 +85,6 @@ class LearnerSection(Section):
         """A learner that has waited so long for a batch is starved."""
         return min(5.0, self.lease_s / 2)
 
-    @property
-    def expected_lag_updates(self) -> int:
-        """Updates between acting and training when every queue is full (one batch granted)."""
-        return self.num_passes * (self.queue_size + self.minibatch_buffer_size + 1)
-
 
 class BindSection(Section):
     """Where the learner listens, over tcp. `*` as the port takes a free one.
@@ -111,31 +92,23 @@ class BindSection(Section):
     Actors of its own host move to ipc by themselves.
     """
 
-    data: str = Field("tcp://127.0.0.1:5555", description="Trajectories come in here.")
-    weights: str = Field("tcp://127.0.0.1:5556", description="Weights are pulled from here.")
+    data: str = "tcp://127.0.0.1:5555"
+    """Trajectories come in here."""
+    weights: str = "tcp://127.0.0.1:5556"
+    """Weights are pulled from here."""
 
     @field_validator("data", "weights", mode="before")
     @classmethod
-    def _is_tcp(cls, value: object) -> str:
-        url = str(value)
-        if value == url and _is_url(url):
-            return url
-        wanted = "tcp://HOST:PORT, or tcp://HOST:* for any free port"
-        if url.removeprefix("tcp://").count(":") > 1:
-            wanted += "; an IPv6 address stands in brackets, as in tcp://[::1]:5555"
-        hint = f"; did you mean {like}?" if (like := like_url(url)) else ""
-        raise ValueError(f"wants {wanted}, got {json.dumps(value, default=str)[:200]}{hint}")
-
-    def broken_rules(self) -> Iterator[str]:
-        (host, _, port), (other_host, _, other_port) = (
-            url.rpartition(":") for url in (self.data, self.weights)
+    def _is_tcp(cls, value: object) -> object:
+        if isinstance(value, int) and 0 < value < 65536:
+            value = str(value)
+        if not isinstance(value, str) or _is_url(value):
+            return value
+        hint = f"; did you mean {like}?" if (like := like_url(value)) else ""
+        raise ValueError(
+            "wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where HOST may be [IPV6], "
+            f"got {value[:200]!r}{hint}"
         )
-        is_shared = host == other_host or not {host, other_host}.isdisjoint(EVERY_HOST)
-        if port == other_port != "*" and is_shared:
-            yield (
-                f"data and weights each need a port of their own, got {self.data} and "
-                f"{self.weights}"
-            )
 
     def warnings(self) -> Iterator[str]:
         """Tell what other hosts cannot reach, or should not."""

@@ -10,7 +10,7 @@ import json
 import math
 import typing
 from collections.abc import Iterator, Mapping
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, TypeGuard
 
 from pydantic import BaseModel
@@ -25,27 +25,20 @@ SYNONYMS = {
     "bind.data": "bind address port host listen",
     "env.id": "env env_id env_name environment",
     "env.kwargs": "env_kwargs env_config",
-    "env.frame_stack": "env_framestack framestack",
     "algorithm.name": "algo algorithm",
     "algorithm.lr": "learning_rate alpha",
     "algorithm.lr_end": "lr_schedule anneal_lr",
     "algorithm.entropy_cost": "ent_coef entropy_coef entropy_coeff exploration_loss_coeff",
-    "algorithm.entropy_cost_end": "entropy_coeff_schedule",
     "algorithm.value_cost": "vf_coef vf_loss_coeff value_loss_coef value_loss_coeff baseline_cost",
     "algorithm.grad_clip": "max_grad_norm grad_norm_clipping",
     "algorithm.gamma": "discount discounting",
     "algorithm.lambda": "gae_lambda lambda_",
     "algorithm.returns": "with_vtrace vtrace",
     "algorithm.rho_bar": "vtrace_rho vtrace_clip_rho_threshold",
-    "algorithm.pg_rho_bar": "vtrace_clip_pg_rho_threshold",
-    "algorithm.c_bar": "vtrace_c",
     "algorithm.clip": "clip_range clip_coef clip_param ppo_clip_ratio",
     "algorithm.kl_target": "target_kl",
-    "algorithm.kl_coeff": "use_kl_loss kl_loss_coeff",
-    "algorithm.target_update_every_updates": "target_network_update_freq",
     "algorithm.num_minibatches": "num_batches_per_epoch minibatch_size sgd_minibatch_size",
     "algorithm.normalize_advantages": "normalize_advantage norm_adv",
-    "algorithm.optimizer": "opt_type use_rms_prop",
     "algorithm.optimizer_options.eps": "epsilon adam_eps rms_prop_eps",
     "model.name": "policy network encoder_conv_architecture",
     "model.hidden_sizes": "net_arch fcnet_hiddens encoder_mlp_layers hidden_size policy_kwargs",
@@ -54,55 +47,69 @@ SYNONYMS = {
     "model.core_size": "lstm_cell_size rnn_size lstm_hidden_size",
     "model.shared_torso": "vf_share_layers actor_critic_share_weights",
     "model.normalize_obs": "normalize_input observation_filter norm_obs",
-    "model.initial_std": "initial_stddev log_std_init",
     "trajectory.rows": "n_steps num_steps rollout rollout_fragment_length rollout_length "
     "unroll_length horizon bptt_horizon",
     "actor.num_envs": "n_envs num_envs_per_worker num_envs_per_env_runner",
-    "actor.sampler": "vec_env_cls worker_num_splits",
     "train.num_actors": "num_env_runners num_rollout_workers",
     "learner.device": "device cuda gpu num_gpus num_gpus_per_learner",
     "learner.batch_columns": "batch_size train_batch_size train_batch_size_per_learner",
     "learner.num_passes": "epochs n_epochs num_epochs update_epochs num_sgd_iter",
     "learner.max_lag": "max_policy_lag",
-    "learner.queue_size": "learner_queue_size",
-    "learner.publish_every_updates": "broadcast_interval",
-    "pace.mode": "async_rl",
     "stop.env_steps": "total_timesteps total_steps train_for_env_steps timesteps timesteps_total "
     "num_env_steps_sampled_lifetime steps max_steps",
     "stop.updates": "training_iteration num_updates",
     "stop.wall_s": "train_for_seconds time_total_s",
     "stop.mean_return": "episode_reward_mean episode_return_mean reward_threshold",
     "checkpoint.every_s": "save_every_sec",
-    "checkpoint.keep": "keep_checkpoints",
 }
 """Keys of ours, each with the names of others that it is asked for by."""
 
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
 
-def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> str:
+def is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        key = prefix + (field.alias or name)
+        yield key, field
+        if is_section(field.annotation):
+            yield from fields_of(field.annotation, f"{key}.")
+
+
+FIELDS = dict(fields_of(RunConfig))
+"""All keys and sections, by their dotted names."""
+_SECTIONS = [key for key, field in FIELDS.items() if is_section(field.annotation)]
+
+
+def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> list[str]:
     """Tell one of pydantic's: source, dotted key, what is wanted, what it got."""
-    key = ".".join(part for part in detail["loc"] if isinstance(part, str))
-    source, given, hint = source_of(key, sources), detail["input"], ""
+    loc, given = detail["loc"], detail["input"]
+    key = ".".join(part for part in loc if isinstance(part, str))
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)[1:]
+    start = f"{source_of(key, sources)}: {place}{': ' * bool(place)}"
+    words = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "value_error" and words:
+        return [start + line for line in words.splitlines()]
     if detail["type"] == "extra_forbidden":
         within = next(iter(given), "") if isinstance(given, dict) else ""
         meant = key_like(key) or key_like(f"{key}.{within}")
-        return f"{source}: {key}: unknown key" + (f"; did you mean {meant}?" if meant else "")
+        return [f"{start}unknown key" + (f"; did you mean {meant}?" if meant else "")]
     if detail["type"] == "missing":
-        if key in ("env", "env.id"):
-            key = "env.id"
-            hint = ' (for example --set env.id=CartPole-v1, or id = "CartPole-v1" in section [env])'
-        return f"{source}: {key}: required{hint}"
-    if detail["type"] == "value_error":
-        message = detail["msg"].removeprefix("Value error, ")
-        place = f"{source}: {key}: " if key else f"{source}: "
-        return "\n".join(place + line for line in message.splitlines())
-    item = "".join(f"[{part}]" for part in detail["loc"] if isinstance(part, int))
-    field = dict(fields_of(RunConfig)).get(key)
-    wanted = f"wants {_wanted(field, is_item=bool(item))}" if field else detail["msg"]
-    if key in NAMED_BY and isinstance(given, str | int):
-        hint = f"; did you mean {key}.{NAMED_BY[key]}={given}?"
-    return f"{source}: {key}{item}: {wanted}, got {shown(given)}{hint}"
+        if key not in ("env", "env.id"):
+            return [f"{start}required"]
+        example = '--set env.id=CartPole-v1, or id = "CartPole-v1" in section [env]'
+        return [f"{source_of(key, sources)}: env.id: required (for example {example})"]
+    # Entries of tables that users fill are no fields of ours.
+    what = words.replace("Input should be a valid", "wants a")
+    if (field := FIELDS.get(key)) is not None:
+        what = f"wants {wanted(field, is_item=isinstance(loc[-1], int))}"
+    got = shown(given)
+    is_meant = key in NAMED_BY and isinstance(given, str | int)
+    hint = f"; did you mean {key}.{NAMED_BY[key]}={got}?" if is_meant else ""
+    return [f"{start}{what}, got {got}{hint}"]
 
 
 def source_of(key: str, sources: Mapping[str, str]) -> str:
@@ -116,58 +123,51 @@ def source_of(key: str, sources: Mapping[str, str]) -> str:
     return " and ".join(sorted(within)) or "config"
 
 
-def _wanted(field: FieldInfo, *, is_item: bool) -> str:
+def wanted(field: FieldInfo, *, is_item: bool = False) -> str:
     """Say what a key of ours takes, or an item of it, in a user's words."""
-    kinds = [field.annotation]
-    if typing.get_origin(field.annotation) in (UnionType, typing.Union):
-        kinds = [kind for kind in typing.get_args(field.annotation) if kind is not NoneType]
-    or_none = ", or none" if NoneType in typing.get_args(field.annotation) and not is_item else ""
-    kind = typing.get_args(kinds[0])[0] if is_item else kinds[0]
-    return _wanted_kind(kind, field) + or_none
+    kind, or_none = field.annotation, ""
+    if NoneType in typing.get_args(kind):
+        kind = next(each for each in typing.get_args(kind) if each is not NoneType)
+        or_none = ", or none"
+    if is_item:
+        return _kind(typing.get_args(kind)[0])
+    return _kind(kind) + _range(field) + or_none
 
 
-def _wanted_kind(kind: Any, field: FieldInfo) -> str:
+def _kind(kind: Any) -> str:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
-        *others, last = args
-        return f"{', '.join(others)} or {last}" if others else str(last)
+        return f"{', '.join(args[:-1])} or {args[-1]}"
     if origin is tuple:
-        example = ["main", "past"] if args[0] is str else [64, 64]
-        return f"a list, for example {json.dumps(field.default or example)}"
+        example = {int: "64, 64", str: '"main", "past"'}.get(args[0], '"package.module:Name"')
+        return f"a list like [{example}]"
     if origin is dict:
-        entry = '{past = "main"}' if args[1] is str else "{size = 5}"
-        return f"a table, for example {entry}"
-    if is_section(kind):
-        return "keys of its own, not a value"
-    if kind is str:
-        return (
-            "text that is not empty"
-            if any(hasattr(each, "min_length") for each in field.metadata)
-            else "text"
-        )
-    if kind is bool:
-        return "true or false"
-    return ("a whole number" if kind is int else "a number") + _range(field)
+        return "a table like {size = 5}"
+    names = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    return names.get(kind, "keys of its own, not a value")
 
 
 def _range(field: FieldInfo) -> str:
-    """The bounds of a number, as far as it has any."""
-    words = {"ge": "from", "gt": "over", "le": "to", "lt": "below"}
+    """The bounds of a number, as far as anybody may reach them, or of a length."""
+    if any(hasattr(bound, "min_length") for bound in field.metadata):
+        return " that is not empty"
     bounds = {
-        name: getattr(bound, name)
+        word: getattr(bound, name)
         for bound in field.metadata
-        for name in words
-        # Beyond such a bound is no number that anybody means.
+        for name, word in (("ge", "from"), ("gt", "over"), ("le", "to"), ("lt", "below"))
         if abs(getattr(bound, name, math.inf)) < 1e30
     }
-    text = "".join(f" {words[name]} {bound}" for name, bound in bounds.items())
-    return f"{text} up" if bounds.keys() == {"ge"} else text
+    text = "".join(f" {word} {bound}" for word, bound in bounds.items())
+    return f"{text} up" if bounds.keys() == {"from"} else text
 
 
 def shown(value: Any) -> str:
     if value is None:
         return "none"
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, RecursionError):
+        return "one that is too long or too deep to be shown"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
@@ -175,22 +175,21 @@ def key_like(key: str) -> str | None:
     """The key that was meant: one of that name elsewhere, others' word for it, or one like it."""
     typed, key = key, key.lower().replace("-", "_")
     section, _, name = key.rpartition(".")
-    fields = dict(fields_of(RunConfig))
-    keys = [key for key, field in fields.items() if not is_section(field.annotation)]
-    if key in fields and key != typed:
+    if key in FIELDS and key != typed:
         return key
-    named_so = [k for k in keys if k.rpartition(".")[2] == name]
-    near = difflib.get_close_matches(key, named_so, n=1, cutoff=0.0)
+    keys = [each for each in FIELDS if each not in _SECTIONS]
+    same = [each for each in keys if each.rpartition(".")[2] == name]
     # As `env.name` is others' `env_name`, which says more than a name alone.
     if section and (ours := _OURS.get(f"{section}_{name}")):
         return ours
-    if (ours := _OURS.get(name)) and not (section and near):
+    if (ours := _OURS.get(name)) and not (section and same):
         return ours
+    near = difflib.get_close_matches(key, same, n=1, cutoff=0.0)
     if section:
         near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
     else:
-        near = near or difflib.get_close_matches(key, fields.keys() - keys, n=1, cutoff=0.8)
-    if not section or section in fields:
+        near = near or difflib.get_close_matches(key, _SECTIONS, n=1, cutoff=0.8)
+    if not section or section in _SECTIONS:
         near = near or _named_like(name, keys, 0.75)
     return near[0] if near else None
 
@@ -200,15 +199,3 @@ def _named_like(name: str, keys: list[str], cutoff: float = 0.6) -> list[str]:
     names = [key.rpartition(".")[2] for key in keys]
     near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return [keys[names.index(found)] for found in near]
-
-
-def is_section(kind: Any) -> TypeGuard[type[BaseModel]]:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def fields_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in section.model_fields.items():
-        key = prefix + (field.alias or name)
-        yield key, field
-        if is_section(field.annotation):
-            yield from fields_of(field.annotation, f"{key}.")

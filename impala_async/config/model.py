@@ -13,48 +13,30 @@ TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
 class ModelSection(Section):
     """The network."""
 
-    name: str = Field(
-        "mlp",
-        description="The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as "
-        "package.module:Name.",
-    )
-    hidden_sizes: tuple[int, ...] | None = Field(
-        None,
-        min_length=1,
-        description="Hidden widths; none: 64, 64 (mlp), 512 (nature_cnn), 256 (impala_resnet), "
-        "128 (small_cnn).",
-    )
-    activation: Literal["tanh", "relu"] | None = Field(
-        None, description="Activation of the hidden layers; none: tanh (mlp), relu (images)."
-    )
-    width: int = Field(1, ge=1, le=64, description="impala_resnet: times as many channels.")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
-        description="Torsos compute in it, at learner and actors; losses and what is learned are "
-        "float32. auto, each for itself: bfloat16 on a GPU that has it, and for large "
-        "images on a CPU that has it.",
-    )
-    shared_torso: bool | None = Field(
-        None,
-        description="One torso for policy and value, or one each; none: one each for a plain mlp.",
-    )
-    core: Literal["lstm", "gru"] | None = Field(
-        None, description="A recurrent core between torso and heads; none: no memory."
-    )
-    core_size: int = Field(256, ge=1, description="Units of the core.")
-    normalize_obs: bool = Field(
-        False, description="Normalise vectors of floats by their running mean and deviation."
-    )
-    initial_std: float = Field(
-        1.0,
-        # Within what a distribution lets it be.
-        ge=1e-4,
-        le=7,
-        description="Continuous actions: the deviation to begin with.",
-    )
-    state_dependent_std: bool = Field(
-        False, description="Continuous actions: the deviation comes from the state, too."
-    )
+    name: str = "mlp"
+    """The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as package.module:Name."""
+    hidden_sizes: tuple[int, ...] | None = Field(None, min_length=1)
+    """Hidden widths; none: 64, 64 (mlp), 512 (nature_cnn), 256 (impala_resnet), 128 (small_cnn)."""
+    activation: Literal["tanh", "relu"] | None = None
+    """Activation of the hidden layers; none: tanh (mlp), relu (images)."""
+    width: int = Field(1, ge=1, le=64)
+    """impala_resnet: times as many channels."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Torsos compute in it, at learner and actors; losses and what is learned are float32. auto,
+    each for itself: bfloat16 on a GPU that has it, and for large images on a CPU that has it."""
+    shared_torso: bool | None = None
+    """One torso for policy and value, or one each; none: one each for a plain mlp."""
+    core: Literal["lstm", "gru"] | None = None
+    """A recurrent core between torso and heads; none: no memory."""
+    core_size: int = Field(256, ge=1)
+    """Units of the core."""
+    normalize_obs: bool = False
+    """Normalise vectors of floats by their running mean and deviation."""
+    # Within what a distribution lets it be.
+    initial_std: float = Field(1.0, ge=1e-4, le=7)
+    """Continuous actions: the deviation to begin with."""
+    state_dependent_std: bool = False
+    """Continuous actions: the deviation comes from the state, too."""
 
     @property
     def has_shared_torso(self) -> bool:
@@ -71,5 +53,3 @@ class ModelSection(Section):
                 f"shared_torso (false) does not go with core ({self.core}), which policy and value "
                 "share: drop one of them"
             )
-        yield from self.idle("width", "name", self.name, ["impala_resnet"])
-        yield from self.idle("core_size", "core", self.core, ["lstm", "gru"])

@@ -1,98 +1,118 @@
 """Every knob of the system: one frozen section per owner, gathered in `RunConfig`.
 
 A function takes its own section, never the whole config. `load.py` reads them from a file
-and the command line. Descriptions are what the help text and the configuration page show.
+and the command line. The text below each key is what the configuration page shows.
 """
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any, Literal
 
 from pydantic import Field
 
 from impala_async.config.actor import MAX_COLUMNS, ActorSection
-from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
 from impala_async.config.env import EnvSection
 from impala_async.config.learner import BindSection, LearnerSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.config.section import MOST_S, NamedList, Section, unknown_name
+from impala_async.config.section import MOST_S, Named, Section, unknown_name
 
 # V-trace holds its own against data about this many updates old, and not much beyond.
 SAFE_LAG_UPDATES = 8
-# Lockstep decides these by itself: the lag is known, and one batch waits while one is trained.
-DECIDED_BY_LOCKSTEP = ("max_lag", "queue_size")
-LOCKSTEP_QUEUE_SIZE = 1
 SINKS = {
-    "tensorboard": "impala_async.metrics.trackers:TensorBoardSink",
-    "wandb": "impala_async.metrics.trackers:WandbSink",
+    "tensorboard": "impala_async.metrics.sinks:TensorBoardSink",
+    "wandb": "impala_async.metrics.sinks:WandbSink",
 }
 """The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
+ONLY_WHERE = {
+    "actor.num_workers": ("actor.sampler", "parallel", "auto"),
+    "algorithm.rho_bar": ("algorithm.returns_kind", "vtrace"),
+    "algorithm.c_bar": ("algorithm.returns_kind", "vtrace"),
+    "algorithm.pg_rho_bar": ("algorithm.name", "impala", "appo"),
+    "algorithm.clip": ("algorithm.name", "appo", "ppo"),
+    "algorithm.num_minibatches": ("algorithm.name", "appo", "ppo"),
+    "algorithm.is_clip": ("algorithm.name", "appo"),
+    "algorithm.tau": ("algorithm.name", "appo"),
+    "algorithm.target_update_every_updates": ("algorithm.name", "appo"),
+    "algorithm.kl_coeff": ("algorithm.name", "appo"),
+    "algorithm.kl_target": ("algorithm.kl_coeff",),
+    "algorithm.optimizer_options.decay": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
+    "algorithm.optimizer_options.momentum": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
+    "algorithm.optimizer_options.weight_decay": ("algorithm.optimizer", "adamw"),
+    "learner.init_num_passes": ("pace.mode", "async"),
+    "learner.minibatch_buffer_size": ("pace.mode", "async"),
+    "learner.publish_every_updates": ("pace.mode", "async"),
+    "model.width": ("model.name", "impala_resnet"),
+    "model.core_size": ("model.core", "lstm", "gru"),
+    "pace.lag": ("pace.mode", "lockstep"),
+    "pace.on_loss": ("pace.mode", "lockstep"),
+    "policies.mapping": ("policies.names",),
+    "policies.train": ("policies.names",),
+    "policies.copies": ("policies.names",),
+    "policies.copy_every_updates": ("policies.copies",),
+}
+"""Keys that do nothing but where another is one of these; where none is named, where it is set."""
 
 
 class TrajectorySection(Section):
     """The unit that actors send."""
 
-    rows: int = Field(50, ge=1, le=65535, description="T: env steps per trajectory.")
+    rows: int = Field(50, ge=1, le=65535)
+    """T: env steps per trajectory."""
 
 
 class PaceSection(Section):
     """Whether actors and learner wait for each other."""
 
-    mode: Literal["async", "lockstep"] = Field(
-        "async",
-        description="async: nobody waits. lockstep: one update per trajectory of every actor, all "
-        "with the same weights, in an order that is always the same.",
-    )
-    lag: int = Field(
-        0, ge=0, le=1, description="lockstep: actors are so many versions behind: 1 overlaps both."
-    )
-    on_loss: Literal["go_on", "stop"] = Field(
-        "go_on", description="lockstep: what happens when the session of an actor ends."
-    )
+    mode: Literal["async", "lockstep"] = "async"
+    """async: nobody waits. lockstep: one update per trajectory of every actor, all with the same
+    weights, in an order that is always the same."""
+    lag: int = Field(0, ge=0, le=1)
+    """lockstep: actors are so many versions behind: 1 overlaps both."""
+    on_loss: Literal["go_on", "stop"] = "go_on"
+    """lockstep: what happens when the session of an actor ends."""
 
     @property
     def is_lockstep(self) -> bool:
         return self.mode == "lockstep"
 
-    def broken_rules(self) -> Iterator[str]:
-        for key in ("lag", "on_loss"):
-            yield from self.idle(key, "mode", self.mode, ["lockstep"])
-
 
 class TrainSection(Section):
     """The `train` door: one learner and its actors on this machine."""
 
-    num_actors: int = Field(2, ge=1, le=1024, description="Actor processes to start.")
+    num_actors: int = Field(2, ge=1, le=1024)
+    """Actor processes to start."""
 
 
 class StopSection(Section):
     """When a run is over: whichever comes first. Without any of them it runs until stopped."""
 
-    env_steps: int | None = Field(None, gt=0, description="Env steps trained.")
-    updates: int | None = Field(
-        None, gt=0, description="Updates made; minibatches of the last batch may pass it."
-    )
-    mean_return: float | None = Field(None, description="Mean return of the last 100 episodes.")
-    wall_s: float | None = Field(
-        None, gt=0, le=MOST_S, description="Seconds from the first update."
-    )
+    env_steps: int | None = Field(None, gt=0)
+    """Env steps trained."""
+    updates: int | None = Field(None, gt=0)
+    """Updates made; minibatches of the last batch may pass it."""
+    mean_return: float | None = None
+    """Mean return of the last 100 episodes."""
+    wall_s: float | None = Field(None, gt=0, le=MOST_S)
+    """Seconds from the first update."""
 
 
 class CheckpointSection(Section):
     """When checkpoints are written and how many stay."""
 
-    every_s: float = Field(60.0, gt=0, le=MOST_S, description="Seconds between checkpoints.")
-    keep: int = Field(3, ge=1, description="Newest checkpoints that stay (the best one stays too).")
+    every_s: float = Field(60.0, gt=0, le=MOST_S)
+    """Seconds between checkpoints."""
+    keep: int = Field(3, ge=1)
+    """Newest checkpoints that stay (the best one stays too)."""
 
 
 class ReportSection(Section):
     """Where reports go, besides `metrics.jsonl` and the terminal."""
 
-    sinks: NamedList = Field(
-        (),
-        description="tensorboard, wandb, or your own as package.module:Name; with arguments a "
-        "table of name and kwargs.",
-    )
+    sinks: tuple[Named, ...] = ()
+    """tensorboard, wandb, or your own as package.module:Name; with arguments a table of name and
+    kwargs."""
 
     def broken_rules(self) -> Iterator[str]:
         for sink in self.sinks:
@@ -102,9 +122,8 @@ class ReportSection(Section):
 class RunConfig(Section):
     """All settings of one run."""
 
-    seed: int = Field(
-        0, ge=0, le=2**31 - 1, description="Seeds the model and, with rank and start, actors."
-    )
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Seeds the model and, with rank and start, actors."""
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()
     model: ModelSection = ModelSection()
@@ -122,16 +141,16 @@ class RunConfig(Section):
     def model_post_init(self, context: Any, /) -> None:
         """Lockstep decides some keys, which are frozen for everybody else."""
         if self.pace.is_lockstep:
-            decided = {"queue_size": LOCKSTEP_QUEUE_SIZE}
+            # The lag is known, and one batch waits while one is trained.
+            decided = {"queue_size": 1}
             if "batch_columns" not in self.learner.model_fields_set:
-                decided["batch_columns"] = self._lockstep_columns
+                decided["batch_columns"] = self.train.num_actors * self.actor.num_envs
             self.__dict__["learner"] = self.learner.model_copy(update=decided)
 
     def broken_rules(self) -> Iterator[str]:
-        learner, num_minibatches = self.learner, self.algorithm.num_minibatches
+        yield from self._idle_keys()
         yield from self.broken_columns()
-        if self.pace.is_lockstep:
-            yield from self._broken_lockstep()
+        learner, num_minibatches = self.learner, self.algorithm.num_minibatches
         if num_minibatches > learner.batch_columns:
             yield (
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
@@ -146,6 +165,21 @@ class RunConfig(Section):
                 "have all its passes"
             )
 
+    def _idle_keys(self) -> Iterator[str]:
+        """Complain of keys that are set, and not to their default, where they do nothing."""
+        for key, (choice, *names) in ONLY_WHERE.items():
+            section, _, name = key.rpartition(".")
+            owner, chosen = attrgetter(section)(self), attrgetter(choice)(self)
+            # An algorithm of a user's own may do something with every key.
+            is_own = choice == "algorithm.name" and chosen not in ALGORITHMS
+            is_used = is_own or (chosen in names if names else chosen)
+            value, field = getattr(owner, name), type(owner).model_fields[name]
+            if not is_used and value != field.get_default(call_default_factory=True):
+                choice = choice.removesuffix("_kind")
+                where = f"where {choice} is {chosen or 'none'}" if names else f"without {choice}"
+                fix = f"{choice} = {' or '.join(names)}" if names else choice
+                yield f"{key} ({value}) does nothing {where}: drop it, or set {fix}"
+
     def broken_columns(self, agents: int | None = None) -> Iterator[str]:
         """Tell whether what actors send fits in a batch. `agents` are those of an environment, each
         a column, once they are known."""
@@ -159,31 +193,11 @@ class RunConfig(Section):
                 )
             return
         width *= self.train.num_actors
-        if columns != width if agents else columns % width:
+        if columns > MAX_COLUMNS or (columns != width if agents else columns % width):
             yield (
                 f"pace.mode lockstep: learner.batch_columns ({columns}) must be train.num_actors * "
                 f"actor.num_envs{of_agents} ({width}), as it is when it is not set, or that times "
-                "the agents of an environment"
-            )
-
-    @property
-    def _lockstep_columns(self) -> int:
-        return self.train.num_actors * self.actor.num_envs
-
-    def _broken_lockstep(self) -> Iterator[str]:
-        learner, width = self.learner, self._lockstep_columns
-        if width > MAX_COLUMNS:
-            yield (
-                f"pace.mode lockstep: train.num_actors * actor.num_envs ({width}) is a batch, and "
-                f"that has at most {MAX_COLUMNS} columns"
-            )
-        for key in ("minibatch_buffer_size", "publish_every_updates"):
-            if (value := getattr(learner, key)) != 1:
-                yield f"pace.mode lockstep: learner.{key} ({value}) must be 1"
-        if learner.init_num_passes not in (None, learner.num_passes):
-            yield (
-                f"pace.mode lockstep: learner.init_num_passes ({learner.init_num_passes}) does "
-                "nothing: every batch has all its passes"
+                f"the agents of an environment, and at most {MAX_COLUMNS}"
             )
 
     @property
@@ -196,20 +210,22 @@ class RunConfig(Section):
         """Tell what is allowed but will probably disappoint when so many env steps are trained."""
         return [
             *self._lag_warnings(),
-            *self._reuse_warnings(),
             *self._schedule_warnings(env_steps),
             *self.bind.warnings(),
         ]
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
-        lag = learner.expected_lag_updates * algorithm.num_minibatches
-        fix = (
-            "learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
-            "algorithm.num_minibatches"
-        )
-        if pace.is_lockstep:
-            lag, fix = learner.num_passes * (pace.lag + 1), "learner.num_passes or pace.lag"
+        lag = learner.num_passes * (pace.lag + 1)
+        fix = "learner.num_passes or pace.lag"
+        if not pace.is_lockstep:
+            # Between acting and training when every queue is full (one batch granted).
+            batches = learner.queue_size + learner.minibatch_buffer_size + 1
+            lag = learner.num_passes * batches * algorithm.num_minibatches
+            fix = (
+                "learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
+                "algorithm.num_minibatches"
+            )
         old = f"a trajectory may be {lag} updates old when it is trained on, and"
         if algorithm.returns_kind == "gae":
             if pace.lag or not pace.is_lockstep:
@@ -221,40 +237,30 @@ class RunConfig(Section):
         # In lockstep a clip bounds what passes can do.
         elif lag > SAFE_LAG_UPDATES and not (pace.is_lockstep and algorithm.has_clip):
             yield f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower {fix}"
-
-    def _reuse_warnings(self) -> Iterator[str]:
-        """Warn of passes that nothing corrects: ppo has its ratio, V-trace has its weights."""
-        num_passes = self.learner.num_passes
-        if not self.algorithm.has_ratio and num_passes > 1:
+        if learner.num_passes > 1 and not algorithm.may_use_vtrace:
             yield (
-                f"learner.num_passes ({num_passes}): {self.algorithm.name} has no ratio of "
+                f"learner.num_passes ({learner.num_passes}): {algorithm.name} has no ratio of "
                 "policies to correct its passes after the first, where the policy is no longer the "
                 "one that acted: set learner.num_passes to 1, or algorithm.name to ppo"
             )
 
     def _schedule_warnings(self, env_steps: int) -> Iterator[str]:
-        stop, zero_at, algorithm = self.stop, self.idle_from, self.algorithm
-        horizon = algorithm.schedule_env_steps
-        if horizon is not None and env_steps >= horizon:
-            ends = {"lr": algorithm.lr_end, "entropy_cost": algorithm.entropy_cost_end}
-            stay = [
-                f"algorithm.{key} stays {end:g}" for key, end in ends.items() if end is not None
-            ]
-            idle = ", so nothing is learned" if algorithm.lr_end == 0 else ""
-            yield (
-                f"algorithm.schedule_env_steps ({horizon:,}) is over at env step {env_steps:,}: "
-                f"{' and '.join(stay)}{idle}; raise it to go on from there"
-            )
-            return
+        stop, zero_at, horizon = self.stop, self.idle_from, self.algorithm.schedule_env_steps
         # A goal may be reached before.
         has_goal = stop.mean_return is not None or stop.updates is not None
-        if zero_at is None or (stop.env_steps is None and has_goal):
-            return
-        end = "" if stop.env_steps is None else f" to stop.env_steps ({stop.env_steps:,})"
-        yield (
-            f"algorithm.lr is 0 from env step {zero_at:,} on (algorithm.schedule_env_steps), and "
-            f"the run goes on{end} without learning: raise that, or set algorithm.lr_end over 0"
-        )
+        if horizon is not None and env_steps >= horizon:
+            idle = "" if zero_at is None else "; algorithm.lr is 0, so nothing is learned"
+            yield (
+                f"algorithm.schedule_env_steps ({horizon:,}) is over at env step {env_steps:,}: "
+                f"raise it to go on from there{idle}"
+            )
+        elif zero_at is not None and (stop.env_steps is not None or not has_goal):
+            end = "" if stop.env_steps is None else f" to stop.env_steps ({stop.env_steps:,})"
+            yield (
+                f"algorithm.lr is 0 from env step {zero_at:,} on (algorithm.schedule_env_steps), "
+                f"and the run goes on{end} without learning: raise that, or set algorithm.lr_end "
+                "over 0"
+            )
 
 
 class ActorSettings(Section):

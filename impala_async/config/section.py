@@ -1,17 +1,15 @@
-"""The base of every section of the config, which tells which of its rules are broken."""
+"""The base of every section of the config, and the types of what a user names by its module."""
 
-import json
 import re
 import typing
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -21,6 +19,7 @@ MOST_S = 1_000_000_000
 """No setting in seconds is larger: it is thirty years, and timers overflow at ten times that."""
 NAME_OF_OWN = re.compile(r"[\w.]+:\w+")
 """A package.module:Name."""
+MAX_DEPTH = 50
 
 
 class Section(BaseModel):
@@ -33,16 +32,14 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic reads true as 1, which nobody means."""
+    def _refuse_odd(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic reads true as 1 and 1 as true, which nobody means, and takes any number."""
         kinds = set(_within(cls.model_fields[str(info.field_name)].annotation))
         items = value if isinstance(value, list) else [value]
-        if kinds & {int, float} and any(isinstance(item, bool) for item in items):
-            wanted = "numbers" if isinstance(value, list) else "a number"
-            raise ValueError(f"wants {wanted}, got {json.dumps(value)}")
-        is_truth = value is None or isinstance(value, bool | list | dict)
-        if kinds & {bool, str} == {bool} and not is_truth:
-            raise ValueError(f"wants true or false, got {json.dumps(value, default=str)}")
+        is_truth = any(isinstance(item, bool) for item in items)
+        is_other = kinds & {bool, int, float} and value is not None and is_truth != (bool in kinds)
+        if is_other or not all(_is_plain(item, 0) for item in items if isinstance(item, int | str)):
+            raise ValueError  # without words: it is told as any value of a wrong type is
         return value
 
     @model_validator(mode="after")
@@ -56,20 +53,51 @@ class Section(BaseModel):
         """Tell what is wrong between keys that are right one by one."""
         return iter(())
 
-    def idle(
-        self, key: str, choice: str, chosen: str | None, names: Collection[str] = ()
-    ) -> Iterator[str]:
-        """Complain of a key that is set, and does something only where `choice` is one of `names`.
 
-        Without names the choice has to be set at all.
-        """
-        field, value = type(self).model_fields[key], getattr(self, key)
-        if chosen not in names and value != field.get_default(call_default_factory=True):
-            fix = f"{choice} = {' or '.join(names)}" if names else choice
-            yield (
-                f"{key} ({value}) does nothing where {choice} is {chosen or 'none'}: drop it, or "
-                f"set {fix}"
-            )
+def _within(annotation: Any) -> Iterator[Any]:
+    """An annotation and all those in it: `tuple[int, ...] | None` has an int."""
+    yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _within(inner)
+
+
+def _check_plain(value: Any) -> Any:
+    """Arguments are written down, sent to actors and read again, and have to stay the same."""
+    if not _is_plain(value, MAX_DEPTH):
+        raise ValueError(
+            "wants text in UTF-8, numbers (whole ones of 64 bits), true, false, lists and tables, "
+            f"at most {MAX_DEPTH} deep; a date needs double quotes, as text"
+        )
+    return value
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+    if isinstance(value, str):
+        return not any("\ud800" <= letter <= "\udfff" for letter in value)
+    if isinstance(value, int):
+        return value.bit_length() < 64
+    return value is None or isinstance(value, float)
+
+
+Kwargs = dict[
+    Annotated[str, AfterValidator(_check_plain)], Annotated[Any, AfterValidator(_check_plain)]
+]
+
+
+class Named(Section):
+    """Something that is made by its name, with keyword arguments; a name alone has none."""
+
+    name: str = Field(min_length=1)
+    kwargs: Kwargs = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return {"name": given} if isinstance(given, str) else given
 
 
 def unknown_name(key: str, name: str, known: Collection[str] = ()) -> Iterator[str]:
@@ -77,35 +105,3 @@ def unknown_name(key: str, name: str, known: Collection[str] = ()) -> Iterator[s
     if name not in known and NAME_OF_OWN.fullmatch(name) is None:
         ours = f"one of {', '.join(known)}, or " if known else ""
         yield f"{key} must be {ours}package.module:Name of your own, got {name!r}"
-
-
-class Named(Section):
-    """Something that is made by its name, with keyword arguments."""
-
-    name: str = Field(min_length=1)
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-
-
-def _read_named(given: Any) -> tuple[Named, ...]:
-    """A list of names, or of tables with name and kwargs; a name alone has no arguments."""
-    try:
-        if isinstance(given, str):
-            raise TypeError
-        return tuple(
-            Named.model_validate({"name": one} if isinstance(one, str) else one) for one in given
-        )
-    except (TypeError, ValidationError):
-        example = '["package.module:Name"] or [{name = "package.module:Name", kwargs = {size = 5}}]'
-        raise ValueError(
-            f"wants a list, for example {example}, got {json.dumps(given, default=str)}"
-        ) from None
-
-
-NamedList = Annotated[tuple[Named, ...], BeforeValidator(_read_named)]
-
-
-def _within(annotation: Any) -> Iterator[Any]:
-    """An annotation and all those in it: `tuple[int, ...] | None` has an int."""
-    yield annotation
-    for inner in typing.get_args(annotation):
-        yield from _within(inner)

@@ -17,7 +17,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,25 +33,17 @@ from impala_async.schema import ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
 
 if TYPE_CHECKING:
-    from impala_async.envs.batch import EnvBatch, Obs, Step
+    from impala_async.envs.batch import EnvBatch, Obs
 
 NUM_STEPS = 32
 # An environment may be slow; then this many seconds of it must do.
 BUDGET_S = 2.0
 
 
-class Described(NamedTuple):
-    """The spaces, and how many columns one environment makes: one for each of its agents."""
-
-    obs: ObsSpec
-    action: ActionSpec
-    num_columns: int
-
-
 def describe(
     section: EnvSection, sampler: SamplerName = "auto", policies: PoliciesSection = ONE_POLICY
-) -> Described:
-    """The environment as this sampler steps it; raises EnvError if it fails within a few steps.
+) -> dict[str, Any]:
+    """The answer on the environment as this sampler steps it; EnvError if it fails in a few steps.
 
     The sampler matters: an environment's own vector code may preprocess what its single one shows.
     """
@@ -62,7 +54,13 @@ def describe(
         try_steps(envs)
     finally:
         envs.close()
-    return Described(envs.obs_spec, envs.action_spec, envs.num_envs)
+    return look_of(envs)
+
+
+def look_of(envs: EnvBatch) -> dict[str, Any]:
+    """An answer: the spaces, and how many columns there are, one for each agent."""
+    spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
+    return {**spaces, "num_columns": envs.num_envs}
 
 
 def try_steps(envs: EnvBatch) -> None:
@@ -71,18 +69,13 @@ def try_steps(envs: EnvBatch) -> None:
     obs = envs.reset(0)
     check_numbers(envs, obs)
     _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_))
-    was_over_C = np.zeros(envs.num_envs, np.bool_)
     ends_at = time.monotonic() + BUDGET_S
     for _ in range(NUM_STEPS):
-        before = {name: values.copy() for name, values in obs.items()}
-        step = envs.step(random_actions(envs.action_spec, before, envs.num_envs, rng))
-        obs, is_over_C = step.obs, step.terminated | step.truncated
+        step = envs.step(random_actions(envs.action_spec, obs, envs.num_envs, rng))
+        obs = step.obs
         check_numbers(envs, obs, step.rewards)
         # Nothing is chosen at an end, nor while others play on.
-        is_idle_C = np.zeros_like(is_over_C) if step.idle is None else step.idle
-        _check_legal(envs, obs, ~is_over_C & ~is_idle_C)
-        _check_slides(envs, before, step, was_over_C)
-        was_over_C = is_over_C
+        _check_legal(envs, obs, ~(step.ended if step.idle is None else step.ended | step.idle))
         if time.monotonic() > ends_at:
             return
 
@@ -94,13 +87,12 @@ def random_actions(
     scores_CP = rng.random((num_columns, spec.num_choices))
     if spec.legal is not None:
         scores_CP[obs[spec.legal].reshape(num_columns, -1) == 0] = -1.0
-    chosen = [scores.argmax(1) for scores in _items(spec, scores_CP)]
+    items = iter(_items(spec, scores_CP))
     actions: dict[str, NDArray[Any]] = {}
     for part in spec.parts:
         shape = (num_columns, *part.shape)
         if part.choices:
-            items, chosen = chosen[: len(part.choices)], chosen[len(part.choices) :]
-            values = np.stack(items, 1).reshape(shape)
+            values = np.stack([next(items).argmax(1) for _ in part.choices], 1).reshape(shape)
         else:
             values = rng.standard_normal(shape)
         actions[part.name] = values.astype(part.array.dtype)
@@ -140,26 +132,11 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> No
             )
 
 
-def _check_slides(envs: EnvBatch, before: Obs, step: Step, was_over_C: NDArray[np.bool_]) -> None:
-    """Check that stacks of frames slide."""
-    from gymnasium.vector import AutoresetMode
+def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
+    """The spaces and the number of columns that a child wrote.
 
-    is_over_C = step.terminated | step.truncated
-    # Behind an end a new window begins: with this step, or with the one after it.
-    is_begun_C = is_over_C if envs.autoreset is AutoresetMode.SAME_STEP else was_over_C
-    if step.idle is not None:  # those show the same again, and so may one that goes
-        is_begun_C = is_begun_C | step.idle | is_over_C
-    for leaf in envs.obs_spec.leaves:
-        window, last = step.obs[leaf.name][~is_begun_C], before[leaf.name][~is_begun_C]
-        if leaf.is_stack and not np.array_equal(window[:, :-1], last[:, 1:]):
-            raise EnvError(
-                f"env.frame_stack: what {envs.name} shows does not slide by one frame per step, "
-                "and what does not would be lost: set it to off"
-            )
-
-
-def read_answer(answer: bytes) -> Described:
-    """Return what a child wrote; raise EnvError with its error, or when it wrote no answer."""
+    EnvError with the child's own error, or when it wrote no answer.
+    """
     try:
         raw = json.loads(answer)
         if isinstance(raw, dict) and "error" in raw:
@@ -174,7 +151,7 @@ def read_answer(answer: bytes) -> Described:
             "the process that tried the environment answered nonsense, probably as it forked, and "
             f"both went on, or wrote there itself: {answer[:80].decode(errors='replace')!r}"
         ) from error
-    return Described(schema.obs, schema.action, num_columns)
+    return schema.obs, schema.action, num_columns
 
 
 def main() -> int:
@@ -187,10 +164,8 @@ def main() -> int:
     asked = json.load(sys.stdin)
     section = EnvSection.model_validate(asked["env"])
     policies = PoliciesSection.model_validate(asked["policies"])
-    answer: dict[str, Any]
     try:
-        obs, action, num_columns = describe(section, asked["sampler"], policies)
-        answer = {"obs": asdict(obs), "action": asdict(action), "num_columns": num_columns}
+        answer = describe(section, asked["sampler"], policies)
     except EnvError as error:
         answer = {"error": " ".join(str(with_id(error, section.id)).split())}
     watch.close()

@@ -10,14 +10,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from time import monotonic
-from types import TracebackType
+from traceback import walk_tb
 from typing import Any, NoReturn, TypeVar
 
-from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, EnvHangsError
+from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, ImpalaAsyncError
 from impala_async.output import AFTER_S, Wait
-from impala_async.user_code import UserCode, missing_advice, one_line
+from impala_async.user_code import UserCode, one_line
 
-AboutEnv = TypeVar("AboutEnv", bound=EnvError | EnvHangsError)
+AnyError = TypeVar("AnyError", bound=ImpalaAsyncError)
 WANTED = {
     "in step": "wants `def step(self, action)`, which returns (observation, reward, terminated, "
     "truncated, info)",
@@ -25,6 +25,7 @@ WANTED = {
     "info)",
 }
 WHERES = tuple(WANTED)
+TOO_LONG = "longer than env.step_timeout_s allows"
 # Modules that call an environment, and unpack what it returns.
 CALLERS = (__name__.rpartition(".")[0], "gymnasium.core", "gymnasium.wrappers")
 
@@ -52,7 +53,6 @@ class Running:
         return, as both would go on as one actor."""
 
     def mark_fork(self) -> None:
-        """In a process that was forked just now."""
         if self.call is not None:
             self.forked_in, _ = self.call
 
@@ -64,11 +64,10 @@ class Blame(UserCode):
     `is_here` is a call that another process makes.
     """
 
-    __slots__ = ("_around", "first", "is_here", "name", "num_envs", "where")
+    __slots__ = ("_around", "first", "is_here", "num_envs")
 
     def __init__(self, name: str, where: str, num_envs: int = 0, *, is_here: bool = True) -> None:
-        self.name = name
-        self.where = where
+        super().__init__(name, where, EnvError, tells_place=False)
         self.num_envs = num_envs
         self.first = 0
         self.is_here = is_here
@@ -78,30 +77,22 @@ class Blame(UserCode):
         self._around = RUNNING.call
         RUNNING.call = (self, monotonic())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         RUNNING.call = self._around
         if RUNNING.forked_in is self:
             _end_fork(self, error)
         if error is not None:
             super().__exit__(kind, error, traceback)
 
-    def blame(self, error: BaseException) -> EnvError | None:
-        if isinstance(error, EnvError):
-            if self.where in WHERES:
+    def blame(self, error: BaseException) -> ImpalaAsyncError | None:
+        if self.where in WHERES:
+            if isinstance(error, EnvError):
                 with_id(error, self.name)
-            return None
-        if self.where in WHERES and _is_raised_by_caller(error):
-            # Where its caller could not use it is of no use: there is nothing to trace back.
-            error.__traceback__ = None
-            return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
-        return EnvError(
-            f"{self.name} failed {self.where}: {one_line(error)}{missing_advice(error)}"
-        )
+            elif _is_raised_by_caller(error):
+                # Where its caller could not use it is of no use: there is nothing to trace back.
+                error.__traceback__ = None
+                return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
+        return super().blame(error)
 
     def environments(self) -> tuple[int, int]:
         """The numbers of the first and the last environment that it may be in."""
@@ -110,14 +101,10 @@ class Blame(UserCode):
         return self.first, self.first + max(1, self.num_envs) - 1
 
     def describe(self, seconds: float, whose: str = "") -> str:
-        """One line on this call, which has lasted so long."""
+        """One line on this call, which has lasted so long; `whose` are the environments."""
         if self.where not in WHERES:
             return f"{self.name} has taken {seconds:.0f} s so far {self.where}"
         return say_hang(self.where, *self.environments(), whose or self.name, seconds)
-
-    def too_long(self, seconds: float, whose: str = "") -> str:
-        """One line on this call, which is ended."""
-        return f"{self.describe(seconds, whose)}, longer than env.step_timeout_s allows"
 
 
 RUNNING = Running()
@@ -136,14 +123,12 @@ def _end_fork(call: Blame, error: BaseException | None) -> NoReturn:
 
 def _is_raised_by_caller(error: BaseException) -> bool:
     """Whether no code of the environment raised it, but who called it or used what it gave."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    module = str(at.tb_frame.f_globals.get("__name__")) if at is not None else ""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    module = str(frame.f_globals.get("__name__"))
     return isinstance(error, TypeError | ValueError) and module.startswith(CALLERS)
 
 
-def with_id(error: AboutEnv, env_id: str) -> AboutEnv:
+def with_id(error: AnyError, env_id: str) -> AnyError:
     """The same error; from now on it says which environment it is about."""
     if env_id not in str(error):
         error.args = (f"{env_id}: {error}",)
@@ -170,6 +155,18 @@ def close_all(envs: Iterable[Any], name: str | None = None) -> None:
         raise faults[0]
 
 
+def tell_stderr(line: str) -> None:
+    """For a process without a log."""
+    os.write(STDERR, f"{line}\n".encode())
+
+
+def end_with_stacks(text: str) -> None:
+    """End this process, whatever its main thread does."""
+    faulthandler.dump_traceback(all_threads=True, file=STDERR)
+    tell_stderr(f"error: {text}")
+    os._exit(EXIT_BUG)
+
+
 class Watch:
     """Tells of a call that lasts, and ends it at a limit. Owns the thread that looks.
 
@@ -184,18 +181,14 @@ class Watch:
         tell: Callable[[str], None],
         *,
         whose: Callable[[], str] = lambda: "",
-        end: Callable[[str], None] | None = None,
+        end: Callable[[str], None] = end_with_stacks,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._tell = tell
-        self._whose = whose
-        self._end = end or end_with_stacks
+        self._tell, self._whose, self._end, self._clock = tell, whose, end, clock
         self._limit_s: float | None = None
-        self._clock = clock
         self._call: tuple[Blame, float] | None = None
         self._wait = Wait(tell)
-        self._seen_s = 0.0
-        self._looked_at = clock()
+        self._seen_s, self._looked_at = 0.0, clock()
         self._has_stepped = False
         self._is_closed = threading.Event()
 
@@ -231,7 +224,7 @@ class Watch:
         self._seen_s += passed_s
         limit_s = self._limit_s
         if blame.is_here and blame.where in WHERES and limit_s and self._seen_s > limit_s:
-            self._end(blame.too_long(self._seen_s, self._whose()))
+            self._end(f"{blame.describe(self._seen_s, self._whose())}, {TOO_LONG}")
 
     def _run(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):
@@ -263,15 +256,3 @@ def say_hang(where: str, first: int, last: int, whose: str, seconds: float) -> s
     """One line on a call that hangs; of many environments it may not be known which one it is."""
     which = f"environment {first}" if first == last else f"one of environments {first} to {last}"
     return f"{which} of {whose} has been {where} for {seconds:.0f} s"
-
-
-def tell_stderr(line: str) -> None:
-    """For a process without a log."""
-    os.write(STDERR, f"{line}\n".encode())
-
-
-def end_with_stacks(text: str) -> None:
-    """End this process, whatever its main thread does."""
-    faulthandler.dump_traceback(all_threads=True, file=STDERR)
-    tell_stderr(f"error: {text}")
-    os._exit(EXIT_BUG)

@@ -4,7 +4,6 @@ Ids register themselves on the way: a module that is named before a colon is imp
 ("ALE/...") imports ale_py, and another namespace asks the packages that announce it.
 """
 
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from impala_async.envs.faults import Blame
 from impala_async.errors import EnvError
 from impala_async.user_code import (
     EXTRAS,
-    callables_of,
     close_name,
     import_callable,
     import_module,
@@ -41,16 +39,17 @@ def find_env(env_id: str) -> str | Factory:
         if registered(env_id) is None:
             _explain_unknown(env_id)
         return env_id
-    module = _module_of(env_id, env_id)
+    module = _import(env_id, env_id)
     # The registered one goes first: it brings its time limit and wrappers.
     if name in registration.registry:
         return name
     entry = getattr(module, name, None)
     if callable(entry):
-        return _checked(env_id, entry)
+        _check_entry(env_id, entry)
+        return entry  # type: ignore[no-any-return]
     _load_namespace(name)
     if registered(name) is None:
-        close = close_name(name, [*callables_of(module), *registration.registry])
+        close = close_name(name, module, registration.registry)
         raise EnvError(f"{env_id}: {module.__name__} neither has nor registers {name!r}.{close}")
     return name
 
@@ -75,20 +74,22 @@ def registered(gym_id: str) -> registration.EnvSpec | None:
     return registration.registry.get(registration.get_env_id(namespace, name, latest))
 
 
-def makes_vectors(entry: Factory) -> bool:
+def makes_vectors(found: str | Factory) -> bool:
     """Whether a class or factory makes a whole vector of environments."""
-    if isinstance(entry, type):
-        return issubclass(entry, VectorEnv)
+    if isinstance(found, str):
+        return False
+    if isinstance(found, type):
+        return issubclass(found, VectorEnv)
     try:
-        return "num_envs" in inspect.signature(entry).parameters
+        return "num_envs" in inspect.signature(found).parameters
     except (TypeError, ValueError):
         return False
 
 
-def _checked(env_id: str, entry: Factory) -> Factory:
+def _check_entry(env_id: str, entry: Factory) -> None:
     """Refuse what cannot make an environment before it is called: a learner may have sent its name.
 
-    A class must have `reset` and `step`. A function shows what it makes only when it is called.
+    A function shows what it makes only when it is called.
     """
     has_both = all(callable(getattr(entry, name, None)) for name in ("reset", "step"))
     if isinstance(entry, type) and not has_both:
@@ -98,10 +99,9 @@ def _checked(env_id: str, entry: Factory) -> Factory:
         )
     if not has_both and is_of_python(entry):
         raise EnvError(f"env.id {env_id!r} comes with Python, and is no environment")
-    return entry
 
 
-def _module_of(env_id: str, name: str) -> ModuleType:
+def _import(env_id: str, name: str) -> ModuleType:
     with Blame(env_id, "to be imported"):
         return import_module(env_id, name, EnvError)
 
@@ -111,37 +111,28 @@ def _load_namespace(gym_id: str) -> None:
     if not has_namespace or registered(gym_id) is not None:
         return
     if namespace == "ALE":
-        _module_of(gym_id, f"ale_py:{gym_id}")
+        _import(gym_id, f"ale_py:{gym_id}")
     for announced in entry_points(group="gymnasium.envs", name=namespace):
         with Blame(gym_id, f"to be registered by {announced.value}"):
             announced.load()()
 
 
 def _explain_unknown(gym_id: str) -> None:
-    """Raise what gymnasium has to say about an id that it does not know."""
+    """Raise what gymnasium has to say about an id that it does not know, and what may be meant."""
     try:
         gym.spec(gym_id)
     except gym.error.Error as error:
-        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{_hint(gym_id, error)}") from error
-
-
-def _hint(gym_id: str, error: gym.error.Error) -> str:
-    """A sentence on the name that may be meant by an unknown id."""
-    # Some ids begin with the package that registers them when it is imported.
-    package = re.split("[/-]", gym_id)[0].lower()
-    if package in EXTRAS:
-        return f" It is {package}:{gym_id}, with pip install 'impala-async[{EXTRAS[package]}]'."
-    if isinstance(error, gym.error.NamespaceNotFound):
-        return (
-            f" Write package:{gym_id} for an environment that is registered when its package is "
-            "imported."
-        )
-    module, _, name = gym_id.rpartition(".")
-    package = module.partition(".")[0]
-    is_module = package.isidentifier() and package != "__main__"
-    if is_module and importlib.util.find_spec(package) is not None:
-        return f" Write {module}:{name} for an environment that this module holds."
-    is_unlike = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
-    if is_unlike and (found := ATARI.fullmatch(gym_id)):
-        return f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
-    return ""
+        # Some ids begin with the package that registers them when it is imported.
+        package = re.split("[/-]", gym_id)[0].lower()
+        hint = ""
+        is_unlike = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+        if package in EXTRAS:
+            hint = f" It is {package}:{gym_id}, with pip install 'impala-async[{EXTRAS[package]}]'."
+        elif is_unlike and (found := ATARI.fullmatch(gym_id)):
+            hint = f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
+        elif isinstance(error, gym.error.NamespaceNotFound) or "." in gym_id:
+            hint = (
+                f" Write package:{gym_id} for an environment that is registered when its package "
+                "is imported, and package.module:Name for a class or a function."
+            )
+        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{hint}") from error

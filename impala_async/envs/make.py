@@ -1,13 +1,21 @@
-"""Environments by name: one in its wrappers, or the batch that a sampler steps."""
+"""Environments by name: one in its wrappers, or the batch that a sampler steps.
+
+Atari is preprocessed as the papers do it (DQN, with the sticky actions of Machado et al., 2018):
+84 x 84 grey, the last four frames stacked, each action for four frames of which the last two are
+merged, up to 30 no-ops at the start, whole games, rewards as they are. The vector code of ale_py
+does the same by itself.
+"""
 
 import logging
 import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
@@ -16,10 +24,8 @@ from impala_async.config.section import Named
 from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import Blame, close_all, env_name
-from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
-from impala_async.envs.spaces import SpaceOptions
-from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.envs.wrappers import ATARI_VECTOR, WithHistory, is_atari, make_atari
+from impala_async.envs.find import Factory, find_callable, find_env, makes_vectors, registered
+from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
 from impala_async.errors import EnvError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +36,16 @@ KINDS: tuple[tuple[str, Callable[[Any], bool], Callable[..., EnvBatch]], ...] = 
     ("parallel environment of PettingZoo", is_parallel, AgentEnvs),
 )
 """Single environments: what each kind is called, how it is told, and the batch that steps it."""
+# ale_py's vector code would do these by default, and they would falsify reported returns.
+ATARI_VECTOR = {"reward_clipping": False, "use_fire_reset": False}
+ATARI = {
+    "frameskip": 4,
+    "noop_max": 30,
+    "img_height": 84,
+    "img_width": 84,
+    "grayscale": True,
+    "stack_num": 4,
+}
 
 
 def build_envs(
@@ -45,9 +61,8 @@ def build_envs(
     """
     if sampler == "auto":
         return build_usual(section, num_envs, policies)[1]
-    if sampler == "vector" or (sampler != "serial" and _is_only_vector(section)):
-        return _build_vector(section, num_envs, policies)
-    return _build_serial(section, num_envs, policies)
+    is_vector = sampler == "vector" or (sampler != "serial" and _is_only_vector(section))
+    return _build(section, num_envs, policies, is_vector=is_vector)
 
 
 def build_usual(
@@ -55,16 +70,50 @@ def build_usual(
 ) -> tuple[Literal["serial", "vector"], EnvBatch]:
     """Build what `auto` takes where nothing is measured; return its name and the environments."""
     if _why_no_vector(section) is not None:
-        return "serial", _build_serial(section, num_envs, policies)
+        return "serial", _build(section, num_envs, policies, is_vector=False)
     try:
-        return "vector", _build_vector(section, num_envs, policies)
+        return "vector", _build(section, num_envs, policies, is_vector=True)
     except EnvError as error:
         if _is_only_vector(section):
             raise
-        serial = _build_serial(section, num_envs, policies)
+        serial = _build(section, num_envs, policies, is_vector=False)
         logger.warning("%s is stepped serially, its vector code cannot be used: %s",
                        section.id, error)  # fmt: skip
         return "serial", serial
+
+
+def _build(
+    section: EnvSection, num_envs: int, policies: PoliciesSection, *, is_vector: bool
+) -> EnvBatch:
+    """The batch of new environments, with the leaves that the settings ask for.
+
+    Frames are stacked where `auto` says so of Atari that nobody else has wrapped.
+    """
+    made: list[Any] = []
+    build: Callable[..., EnvBatch] = VectorEnvs
+    try:
+        if is_vector:
+            made.append(_make_vector_env(section, num_envs))
+        else:
+            made.extend(make_env(section) for _ in range(num_envs))
+            build = batch_of(made[0], section.id)
+        if policies.names:
+            if build is not AgentEnvs:
+                raise EnvError(
+                    f"policies.names: {section.id} has a single agent, and only the agents of a "
+                    "parallel environment of PettingZoo can have several: drop the section policies"
+                )
+            build = partial(build, policies=policies)
+        is_ours = section.preprocess == "auto" and not section.wrappers
+        if section.frame_stack == "auto" and is_ours and is_atari(find_env(section.id)):
+            section = section.model_copy(update={"frame_stack": "on"})
+        envs = build(made[0] if is_vector else made, section)
+        if section.last_action or section.last_reward:
+            return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
+        return envs
+    except EnvError:
+        close_all(made, section.id)
+        raise
 
 
 def make_env(section: EnvSection) -> Any:
@@ -72,17 +121,17 @@ def make_env(section: EnvSection) -> Any:
 
     EnvError says what is wrong with the name, the arguments or a wrapper.
     """
-    found = find_env(section.id)
-    if callable(found) and makes_vectors(found):
+    if _is_only_vector(section):
         raise EnvError(
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially, "
             "nor be put into env.wrappers: drop these, and set actor.sampler to vector or auto"
         )
+    found = find_env(section.id)
     with Blame(section.id, f"to be made{_with(section.kwargs)}"):
         if callable(found):
             env = found(**section.kwargs)
-        elif section.preprocess == "auto" and is_atari(registered(found)):
-            env = make_atari(found, section.kwargs)
+        elif section.preprocess == "auto" and is_atari(found):
+            env = _make_atari(found, section.kwargs)
         else:
             # The checker wraps every step for good, and what it would find is checked here anyway.
             env = gym.make(found, **{"disable_env_checker": True, **section.kwargs})
@@ -115,15 +164,48 @@ def batch_of(env: Any, whose: str) -> Callable[..., EnvBatch]:
     raise EnvError(f"{whose} made a {type(env).__name__}, which is {nots}")
 
 
-def make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def is_atari(found: str | Factory) -> bool:
+    """Whether what a name stands for is a game of ale_py's."""
+    spec = registered(found) if isinstance(found, str) else None
+    return spec is not None and spec.entry_point == "ale_py.env:AtariEnv"
+
+
+def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
+    """A single Atari game, preprocessed; kwargs as those of ale_py's vector code."""
+    if find_spec("cv2") is None:
+        raise EnvError(
+            f"{gym_id}: single Atari environments need OpenCV: pip install 'impala-async[atari]', "
+            "or set actor.sampler to vector"
+        )
+    look = {key: kwargs.get(key, value) for key, value in ATARI.items()}
+    rest = {key: value for key, value in kwargs.items() if key not in ATARI}
+    game = gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1})
+    screen = AtariPreprocessing(
+        game,
+        noop_max=look["noop_max"],
+        frame_skip=look["frameskip"],
+        screen_size=(look["img_width"], look["img_height"]),
+        grayscale_obs=look["grayscale"],
+    )
+    return FrameStackObservation(screen, look["stack_num"], padding_type="zero")
+
+
+def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
     """The environment's own vector; EnvError when it has none."""
     why_not = _why_no_vector(section)
     if why_not is not None:
         raise EnvError(f"{section.id} {why_not}: set actor.sampler to serial or auto")
     found = find_env(section.id)
     kwargs = {"num_envs": num_envs, **section.kwargs}
-    with Blame(section.id, f"to be made{_with(section.kwargs)}"):
-        env = found(**kwargs) if callable(found) else _make_registered_vector(found, kwargs)
+    with Blame(section.id, f"to be made{_with(section.kwargs)}"), warnings.catch_warnings():
+        if callable(found):
+            env = found(**kwargs)
+        else:
+            if is_atari(found):
+                kwargs = ATARI_VECTOR | kwargs
+            # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
+            warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
+            env = gym.make_vec(found, vectorization_mode=VECTOR_CODE, **kwargs)
     if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
         raise EnvError(
             f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "
@@ -142,72 +224,13 @@ def _why_no_vector(section: EnvSection) -> str | None:
     spec = registered(found)
     if spec is None or spec.vector_entry_point is None:
         return "has no vector code of its own (no vector_entry_point)"
-    if is_atari(spec) and section.preprocess == "off":
+    if is_atari(found) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None
 
 
 def _is_only_vector(section: EnvSection) -> bool:
-    found = find_env(section.id)
-    return callable(found) and makes_vectors(found)
-
-
-def _build_serial(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
-    envs: list[Any] = []
-    try:
-        envs.extend(make_env(section) for _ in range(num_envs))
-        build = batch_of(envs[0], section.id)
-        if policies.names:
-            if build is not AgentEnvs:
-                raise _only_one_policy(section)
-            build = partial(AgentEnvs, policies=policies)
-        return _with_history(build(envs, _options(section), name=section.id), section)
-    except EnvError:
-        close_all(envs, section.id)
-        raise
-
-
-def _build_vector(section: EnvSection, num_envs: int, policies: PoliciesSection) -> EnvBatch:
-    if policies.names:
-        raise _only_one_policy(section)
-    env = make_vector_env(section, num_envs)
-    try:
-        return _with_history(VectorEnvs(env, _options(section), section.id), section)
-    except EnvError:
-        close_all([env], section.id)
-        raise
-
-
-def _with_history(envs: EnvBatch, section: EnvSection) -> EnvBatch:
-    if not section.last_action and not section.last_reward:
-        return envs
-    return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
-
-
-def _only_one_policy(section: EnvSection) -> EnvError:
-    return EnvError(
-        f"policies.names: {section.id} has a single agent, and only the agents of a "
-        "parallel environment of PettingZoo can have several: drop the section policies"
-    )
-
-
-def _options(section: EnvSection) -> SpaceOptions:
-    """Frames are stacked where `auto` says so of Atari that nobody else has wrapped."""
-    found = find_env(section.id)
-    is_ours = not callable(found) and is_atari(registered(found)) and not section.wrappers
-    is_stacked = is_ours and section.preprocess == "auto"
-    if section.frame_stack != "auto":
-        is_stacked = section.frame_stack == "on"
-    return SpaceOptions(section.action_mask_key, section.squash_actions, is_stacked)
-
-
-def _make_registered_vector(gym_id: str, kwargs: dict[str, Any]) -> Any:
-    if is_atari(registered(gym_id)):
-        kwargs = ATARI_VECTOR | kwargs
-    with warnings.catch_warnings():
-        # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
-        warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
-        return gym.make_vec(gym_id, vectorization_mode=VECTOR_CODE, **kwargs)
+    return makes_vectors(find_env(section.id))
 
 
 def _with(kwargs: dict[str, Any]) -> str:

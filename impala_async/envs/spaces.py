@@ -1,143 +1,150 @@
 """Gymnasium spaces to our spec, and our actions to those that an environment takes.
 
-On our side every choice counts from 0, a MultiBinary is a choice of two for each bit, and numbers
-are unbounded: they are clipped, or squashed by a tanh, only here, on their way to `env.step`.
+Any nesting of Dict and Tuple is flat here: a leaf or part "a/b" for each space in it that is an
+array, in gymnasium's own order, and one with an empty name where there is no nesting.
+
+On our side every choice and every category counts from 0, a MultiBinary is a choice of two for each
+bit, and numbers are unbounded: they are clipped, or squashed by a tanh, only here, on their way to
+`env.step`.
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from numpy.typing import NDArray
 
-from impala_async.envs.batch import Actions
-from impala_async.envs.observations import choices_of, name_of, obs_leaves, parts_of, short
-from impala_async.errors import EnvError
-from impala_async.schema import ActionPart, ActionSpec, ObsSpec
+from impala_async.config.env import EnvSection
+from impala_async.envs.batch import Actions, ObsLeaf
+from impala_async.errors import EnvError, SpacesError
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 logger = logging.getLogger(__name__)
 
+SUPPORTED_OBS = (
+    "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
+)
 SUPPORTED_ACTION = (
     "supported are Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of those"
 )
+LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
 AUTO = "auto"
-USUAL_KEY = "action_mask"
+USUAL_MASK = "action_mask"
 
+Path = tuple[Any, ...]
 Turn = Callable[[NDArray[Any]], NDArray[Any]]
-
-
-class SpaceOptions(NamedTuple):
-    """How spaces are read: the settings of `env` that matter here."""
-
-    mask_key: str | None = AUTO
-    is_squashed: bool = False
-    is_stacked: bool = False
-
-
-USUAL = SpaceOptions()
 
 
 class Spaces:
     """Both spaces of one environment; EnvError for those that are not supported.
+
+    Images are stacks, windows over frames, where `env.frame_stack` is on.
 
     Each call of `batch` and `each` makes new arrays, since environments keep the actions that they
     are given.
     """
 
     def __init__(
-        self,
-        observation_space: Space[Any],
-        action_space: Space[Any],
-        options: SpaceOptions = USUAL,
+        self, observation_space: Space[Any], action_space: Space[Any], section: EnvSection
     ) -> None:
-        self.leaves = obs_leaves(observation_space, is_stacked=options.is_stacked)
+        is_stacked, is_squashed = section.frame_stack == "on", section.squash_actions
+        self.leaves = obs_leaves(observation_space, is_stacked=is_stacked)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
         self._action_space = action_space
-        self._is_nested = isinstance(action_space, Dict | Tuple)
-        found = parts_of(action_space, "action space")
-        parts = tuple(_part(name, part, options) for name, (_, part) in found.items())
-        if options.is_squashed and all(part.kind == "discrete" for part in parts):
+        found = _arrays_of(action_space, "action space")
+        parts = tuple(_part(name, part, is_squashed) for name, (_, part) in found.items())
+        if is_squashed and all(part.kind == "discrete" for part in parts):
             raise EnvError(
                 f"env.squash_actions: action space {short(action_space)} has no numbers to squash: "
                 "drop it"
             )
-        self.action_spec = ActionSpec(parts, self._legal(observation_space, parts, options))
-        self._turns = {name: _turn(part, options) for name, (_, part) in found.items()}
-        # A Box wants arrays, also where they have no dimension.
-        self._scalars = {
-            name for name, (_, part) in found.items() if isinstance(part, Box) and not part.shape
-        }
+        num_choices = sum(sum(part.choices) for part in parts)
+        legal = self._legal(observation_space, num_choices, section.action_mask_key)
+        self.action_spec = ActionSpec(parts, legal)
+        self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}
+        is_nested = isinstance(action_space, Dict | Tuple)
+        self._turn = None if is_nested else self._turns[""]
 
     def batch(self, actions: Actions) -> Any:
         """The environment's action, with an array of all columns at each leaf."""
-        if not self._is_nested:
-            return self._turns[""](actions[""])
+        if self._turn is not None:
+            return self._turn(actions[""])
         turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
         return _nest(self._action_space, (), turned)
 
     def each(self, actions: Actions) -> Iterable[Any]:
         """One action of the environment per column."""
-        if not self._is_nested:
-            return self._columns("", self._turns[""](actions[""]))
-        columns = {
-            name: self._columns(name, turn(actions[name])) for name, turn in self._turns.items()
-        }
+        if self._turn is not None:
+            return _columns(self._turn(actions[""]))
+        columns = [_columns(turn(actions[name])) for name, turn in self._turns.items()]
         return [
-            _nest(self._action_space, (), dict(zip(columns, values, strict=True)))
-            for values in zip(*columns.values(), strict=True)
+            _nest(self._action_space, (), dict(zip(self._turns, values, strict=True)))
+            for values in zip(*columns, strict=True)
         ]
 
-    def _columns(self, name: str, values: NDArray[Any]) -> Iterable[Any]:
-        return [values[i, ...] for i in range(len(values))] if name in self._scalars else values
-
-    def _legal(
-        self, space: Space[Any], parts: tuple[ActionPart, ...], options: SpaceOptions
-    ) -> str | None:
+    def _legal(self, space: Space[Any], num_choices: int, wanted: str | None) -> str | None:
         """The leaf that masks illegal actions: under the usual key only if it fits."""
-        if options.mask_key is None:
+        key = USUAL_MASK if wanted == AUTO else wanted
+        leaf = next((leaf.spec for leaf in self.leaves if leaf.spec.name == key), None)
+        if key is None or (wanted == AUTO and leaf is None):
             return None
-        key = USUAL_KEY if options.mask_key == AUTO else options.mask_key
-        why_not = self._why_no_mask(space, key, sum(sum(part.choices) for part in parts))
-        if why_not is None:
+        if num_choices == 0:
+            why_not = "there are no discrete actions"
+        elif leaf is None:
+            why_not = f"it is no key of {short(space)}"
+        elif leaf.num_items != num_choices or leaf.is_float or leaf.choices:
+            kind = "categories" if leaf.choices else leaf.dtype
+            why_not = f"it has shape {leaf.shape} of {kind}, and there are {num_choices} actions"
+        elif len(self.leaves) == 1:
+            why_not = "the observation has nothing else"
+        else:
             return key
-        if options.mask_key != AUTO:
+        if wanted != AUTO:
             raise EnvError(
                 f"env.action_mask_key: {key!r} must be a key of a Dict observation with an integer "
                 f"or a bool for each discrete action, but {why_not}"
             )
-        if any(leaf.spec.name == key for leaf in self.leaves):
-            logger.warning("%r is taken for an input, not for a mask of actions: %s", key, why_not)
-        return None
-
-    def _why_no_mask(self, space: Space[Any], key: str, num_choices: int) -> str | None:
-        if num_choices == 0:
-            return "there are no discrete actions"
-        leaf = next((leaf for leaf in self.leaves if leaf.spec.name == key), None)
-        if leaf is None or not isinstance(space, Dict):
-            return f"it is no key of {short(space)}"
-        kind = "categories" if leaf.spec.choices else leaf.dtype
-        if leaf.spec.num_items != num_choices or leaf.dtype.kind not in "biu" or leaf.spec.choices:
-            return f"it has shape {leaf.spec.shape} of {kind}, and there are {num_choices} actions"
-        if len(self.leaves) == 1:
-            return "the observation has nothing else"
+        logger.warning("%r is taken for an input, not for a mask of actions: %s", key, why_not)
         return None
 
 
-def _nest(space: Space[Any], path: tuple[Any, ...], values: Actions) -> Any:
-    if isinstance(space, Dict):
-        return {key: _nest(part, (*path, key), values) for key, part in space.spaces.items()}
-    if isinstance(space, Tuple):
-        return tuple(_nest(part, (*path, i), values) for i, part in enumerate(space.spaces))
-    return values[name_of(path)]
+def obs_leaves(space: Space[Any], *, is_stacked: bool = False) -> tuple[ObsLeaf, ...]:
+    """The leaves of an observation space, in the order in which the spec has them."""
+    leaves = []
+    for name, (path, part) in _arrays_of(space, "observation space").items():
+        try:
+            leaves.append(_obs_leaf(name, path, part, is_stacked))
+        except SpacesError as error:
+            at = f" at {name!r}" if name else ""
+            raise EnvError(f"observation space {short(space)}{at}: {error}") from error
+    if is_stacked and not any(leaf.spec.is_stack for leaf in leaves):
+        raise EnvError(
+            f"env.frame_stack: observation space {short(space)} has no stack of images, bytes of "
+            "three dimensions or more: set it to off"
+        )
+    return tuple(leaves)
 
 
-def _part(name: str, space: Space[Any], options: SpaceOptions) -> ActionPart:
+def _obs_leaf(name: str, path: Path, space: Space[Any], is_stacked: bool) -> ObsLeaf:
+    choices: tuple[int, ...] = ()
+    start: Any = 0
+    if isinstance(space, Discrete | MultiDiscrete):
+        choices, start = _choices_of(space), space.start
+    elif not isinstance(space, Box | MultiBinary):
+        raise SpacesError(f"{SUPPORTED_OBS}; {LEAVE_OUT}" if path else SUPPORTED_OBS)
+    dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
+    is_stack = is_stacked and dtype == np.uint8 and len(shape) >= 3 and not choices
+    spec = ArraySpec(name, shape, dtype.name, choices, is_stack)
+    return ObsLeaf(path, spec, dtype, np.asarray(start, dtype) if np.any(start) else None)
+
+
+def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
     whose = f"action space {short(space)}" + (f" at {name!r}" if name else "")
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        choices = choices_of(space)
+        choices = _choices_of(space)
         if not choices:
             raise EnvError(f"{whose} has no items to choose")
         return ActionPart(name, "discrete", choices, tuple(space.shape or ()))
@@ -145,14 +152,12 @@ def _part(name: str, space: Space[Any], options: SpaceOptions) -> ActionPart:
         raise EnvError(f"{whose}: {SUPPORTED_ACTION}")
     if not all(space.shape):
         raise EnvError(f"{whose} has no numbers")
-    if not options.is_squashed:
-        return ActionPart(name, "continuous", (), tuple(space.shape))
-    if not space.is_bounded():
+    if is_squashed and not space.is_bounded():
         raise EnvError(f"env.squash_actions: {whose} has no bounds to squash into")
-    return ActionPart(name, "squashed", (), tuple(space.shape))
+    return ActionPart(name, "squashed" if is_squashed else "continuous", (), tuple(space.shape))
 
 
-def _turn(space: Any, options: SpaceOptions) -> Turn:
+def _turn(space: Any, is_squashed: bool) -> Turn:
     """From our values of one part to a new array of the space's."""
     dtype = np.dtype(space.dtype)
     if not isinstance(space, Box):
@@ -162,7 +167,7 @@ def _turn(space: Any, options: SpaceOptions) -> Turn:
             return lambda values: np.add(values, start, dtype=dtype, casting="unsafe")
         return lambda values: values.astype(dtype)
     low, high = space.low, space.high
-    if not options.is_squashed:
+    if not is_squashed:
         return lambda values: np.minimum(np.maximum(values, low), high).astype(dtype, copy=False)
     # In float64, since the width of a wide space may be beyond float32.
     low, high = low.astype(np.float64), high.astype(np.float64)
@@ -174,3 +179,63 @@ def _turn(space: Any, options: SpaceOptions) -> Turn:
         return squashed.astype(dtype)
 
     return squash
+
+
+def _columns(values: NDArray[Any]) -> Iterable[Any]:
+    # A Box wants arrays, also where they have no dimension.
+    is_scalar_box = values.dtype.kind == "f" and values.ndim == 1
+    return [values[i, ...] for i in range(len(values))] if is_scalar_box else values
+
+
+def _nest(space: Space[Any], path: Path, values: Actions) -> Any:
+    if isinstance(space, Dict):
+        return {key: _nest(part, (*path, key), values) for key, part in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_nest(part, (*path, i), values) for i, part in enumerate(space.spaces))
+    return values[_name_of(path)]
+
+
+def _arrays_of(space: Space[Any], what: str) -> dict[str, tuple[Path, Space[Any]]]:
+    """The spaces in a nested one that are no Dict and no Tuple, with the keys that lead to them.
+
+    Args:
+        space: the space.
+        what: what an error calls it.
+    """
+    found: dict[str, tuple[Path, Space[Any]]] = {}
+    for path, part in _walk(space, ()):
+        name = _name_of(path)
+        if name in found:
+            raise EnvError(f"{what} {short(space)} has two parts called {name!r}: rename a key")
+        found[name] = path, part
+    if not found:
+        raise EnvError(f"{what} {short(space)} is empty")
+    return found
+
+
+def _walk(space: Space[Any], path: Path) -> Iterator[tuple[Path, Space[Any]]]:
+    if isinstance(space, Dict | Tuple):
+        items = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, part in items:
+            yield from _walk(part, (*path, key))
+    else:
+        yield path, space
+
+
+def _name_of(path: Path) -> str:
+    return "/".join(str(key) for key in path)
+
+
+def _choices_of(space: "Discrete[Any] | MultiDiscrete[Any] | MultiBinary") -> tuple[int, ...]:
+    """How many categories each item has."""
+    if isinstance(space, Discrete):
+        return (int(space.n),)
+    if isinstance(space, MultiDiscrete):
+        return tuple(space.nvec.reshape(-1).tolist())
+    return (2,) * int(np.prod(space.shape))
+
+
+def short(space: Space[Any]) -> str:
+    """A space on one line: the bounds of a big Box would fill a page."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= 120 else f"{text[:117]}..."

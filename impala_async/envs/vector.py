@@ -1,72 +1,102 @@
-"""Gymnasium's environments as batches.
+"""Gymnasium's environments as batches, and a batch that shows the last action and reward as well.
 
 `SerialEnvs` steps single ones in turn; `VectorEnvs` speaks to any gymnasium VectorEnv. The arrays
 that they return are the batch's, or the environment's own: good until the next `step` or `reset`,
 and then overwritten.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
+from numpy.typing import NDArray
 
+from impala_async.config.env import EnvSection
 from impala_async.envs.batch import (
+    BOOL,
     FLAGS,
+    FLOAT,
     REWARDS,
     Actions,
+    EnvBatch,
     Obs,
+    ObsRows,
     Step,
-    as_flag,
-    as_flags,
-    as_reward,
-    as_rewards,
+    as_numbers,
     spread_seed,
 )
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
-from impala_async.envs.observations import ObsRows
-from impala_async.envs.spaces import USUAL, SpaceOptions, Spaces
+from impala_async.envs.spaces import Spaces
 from impala_async.errors import EnvError
+from impala_async.schema import ArraySpec, ObsSpec
 
 SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+LAST_ACTION = "last_action"
+LAST_REWARD = "last_reward"
 
 
-class SerialEnvs:
-    """Single environments, stepped one after the other; NEXT_STEP, done here."""
+class OwnEnvs:
+    """The parts that all batches have which call environments themselves."""
 
     autoreset = AutoresetMode.NEXT_STEP
 
     def __init__(
         self,
-        envs: Sequence[gym.Env[Any, Any]],
-        options: SpaceOptions = USUAL,
-        name: str | None = None,
+        envs: Sequence[Any],
+        section: EnvSection | None,
+        spaces_of: Callable[[Any], tuple[Space[Any], Space[Any]]],
+        num_columns: int,
+        num_envs: int,
     ) -> None:
-        first = envs[0]
-        self.name = name or env_name(first)
+        section = section or EnvSection(id=env_name(envs[0]))
+        self.name, self.num_envs = section.id, num_columns
         self._envs = list(envs)
-        self.num_envs = num_envs = len(envs)
         self._stepping = Blame(self.name, "in step", num_envs)
         self._resetting = Blame(self.name, "in reset", num_envs)
         with Blame(self.name, "to say what its spaces are"):
-            observed, acted = first.observation_space, first.action_space
-        spaces = Spaces(observed, acted, options)
-        self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._adapt = spaces.each
-        self._rows = ObsRows(spaces.leaves, num_envs)
-        self._is_over = [False] * num_envs
+            observation_space, action_space = spaces_of(envs[0])
+        self._spaces = Spaces(observation_space, action_space, section)
+        self.obs_spec, self.action_spec = self._spaces.obs_spec, self._spaces.action_spec
+        self._rows = ObsRows(self._spaces.leaves, num_columns)
         self._result = Step(
             self._rows.arrays,
-            rewards=np.zeros(num_envs, np.float32),
-            terminated=np.zeros(num_envs, np.bool_),
-            truncated=np.zeros(num_envs, np.bool_),
+            rewards=np.zeros(num_columns, np.float32),
+            terminated=np.zeros(num_columns, np.bool_),
+            truncated=np.zeros(num_columns, np.bool_),
         )
+
+    def close(self) -> None:
+        close_all(self._envs, self.name)
+
+    def _first_seed(self, seed: int, first_env: int) -> int:
+        """The seed of the first environment, whose number among those of its actor is this."""
+        self._stepping.first = self._resetting.first = first_env
+        return spread_seed(seed) + first_env
+
+
+class SerialEnvs(OwnEnvs):
+    """Single environments, stepped one after the other; NEXT_STEP, done here."""
+
+    def __init__(
+        self, envs: Sequence[gym.Env[Any, Any]], section: EnvSection | None = None
+    ) -> None:
+        num_envs = len(envs)
+        look = attrgetter("observation_space", "action_space")
+        super().__init__(envs, section, look, num_envs, num_envs)
+        self._adapt = self._spaces.each
+        # A list is faster to look at, column by column.
+        self._is_over = [False] * num_envs
+        self._idle = np.zeros(num_envs, np.bool_)
+        self._with_idle = self._result._replace(idle=self._idle)
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew; column i gets the seed that SyncVectorEnv would give it."""
-        first_seed = spread_seed(seed) + first_env
-        self._stepping.first = self._resetting.first = first_env
+        first_seed = self._first_seed(seed, first_env)
         with self._resetting:
             for column in range(self.num_envs):
                 RUNNING.place[0] = first_env + column + 1
@@ -76,8 +106,11 @@ class SerialEnvs:
 
     def step(self, actions: Actions) -> Step:
         """Step every column, or reset it when its last step was the end of an episode."""
-        obs, rewards, all_terminated, all_truncated, *_ = self._result
+        obs, rewards, all_terminated, all_truncated, *_ = result = self._result
         is_over, write = self._is_over, self._rows.write
+        if True in is_over:
+            self._idle.fill(False)
+            result = self._with_idle
         place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
             for column, action in enumerate(self._adapt(actions)):
@@ -87,91 +120,80 @@ class SerialEnvs:
                     continue
                 shown, reward, terminated, truncated, _ = self._envs[column].step(action)
                 # Calls that are saved here are a twentieth of a step of CartPole.
-                rewards[column] = reward if type(reward) in REWARDS else as_reward(reward)
+                if type(reward) not in REWARDS:
+                    reward = as_numbers(reward, "reward", FLOAT)
+                rewards[column] = reward
                 write(column, shown, " in step")
                 if type(terminated) not in FLAGS:
-                    terminated = as_flag(terminated, "terminated")
+                    terminated = as_numbers(terminated, "terminated", BOOL)
                 if type(truncated) not in FLAGS:
-                    truncated = as_flag(truncated, "truncated")
+                    truncated = as_numbers(truncated, "truncated", BOOL)
                 if terminated or truncated:
                     is_over[column] = True
                     all_terminated[column] = terminated
                     all_truncated[column] = truncated
             self._rows.check_choices(obs)
-        return self._result
-
-    def close(self) -> None:
-        close_all(self._envs, self.name)
+        return result
 
     def _reset_column(self, column: int, seed: int | None) -> None:
         obs, _ = self._envs[column].reset(seed=seed)
         self._rows.write(column, obs)
         self._result.rewards[column] = 0
         self._result.terminated[column] = self._result.truncated[column] = False
-        self._is_over[column] = False
+        self._is_over[column], self._idle[column] = False, True
 
 
-class VectorEnvs:
+class VectorEnvs(OwnEnvs):
     """A gymnasium VectorEnv that resets its own columns, NEXT_STEP or SAME_STEP."""
 
-    def __init__(
-        self,
-        env: VectorEnv[Any, Any, Any],
-        options: SpaceOptions = USUAL,
-        name: str | None = None,
-    ) -> None:
-        self._env = env
-        self.name = name or env_name(env)
-        self.num_envs: int = env.num_envs
-        self._stepping = Blame(self.name, "in step", self.num_envs)
-        self._resetting = Blame(self.name, "in reset", self.num_envs)
+    def __init__(self, env: VectorEnv[Any, Any, Any], section: EnvSection | None = None) -> None:
         self.autoreset = _autoreset_mode(env)
-        spaces = Spaces(env.single_observation_space, env.single_action_space, options)
-        self.obs_spec, self.action_spec = spaces.obs_spec, spaces.action_spec
-        self._adapt = spaces.batch
-        # Final observations of single columns are written into it.
-        self._rows = ObsRows(spaces.leaves, self.num_envs)
-        self._rewards = np.zeros(self.num_envs, np.float32)
-        self._is_over = np.zeros(self.num_envs, np.bool_)
+        look = attrgetter("single_observation_space", "single_action_space")
+        super().__init__([env], section, look, env.num_envs, env.num_envs)
+        self._idle: NDArray[np.bool_] | None = None
+        """Those that the next step only resets."""
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Start all columns anew."""
-        self._stepping.first = self._resetting.first = first_env
         RUNNING.place[0] = 0
+        first_seed = self._first_seed(seed, first_env)
         with self._resetting:
-            obs, _ = self._env.reset(seed=spread_seed(seed) + first_env)
+            obs, _ = self._envs[0].reset(seed=first_seed)
             flat_obs = self._rows.read(obs)
-        self._is_over = np.zeros(self.num_envs, np.bool_)
+        self._idle = None
         return flat_obs
 
     def step(self, actions: Actions) -> Step:
+        num_envs, own_rewards = self.num_envs, self._result.rewards
         with self._stepping:
-            obs, rewards, terminated, truncated, infos = self._env.step(self._adapt(actions))
-            self._rewards[:] = as_rewards(rewards, "rewards", self.num_envs)
-            terminated = as_flags(terminated, "terminated", self.num_envs)
-            truncated = as_flags(truncated, "truncated", self.num_envs)
+            given = self._envs[0].step(self._spaces.batch(actions))
+            obs, rewards, terminated, truncated, infos = given
+            own_rewards[:] = as_numbers(rewards, "rewards", FLOAT, num_envs)
+            terminated = as_numbers(terminated, "terminated", BOOL, num_envs)
+            truncated = as_numbers(truncated, "truncated", BOOL, num_envs)
             flat_obs = self._rows.read(obs, " in step")
         is_over = terminated | truncated
-        final_obs = None
-        if np.count_nonzero(is_over):
-            if self.autoreset is AutoresetMode.SAME_STEP:
-                final_obs = self._read_final_obs(infos, is_over)
-            elif (is_over & self._is_over).any():
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            own_rewards[idle] = 0
+            if (is_over & idle).any():
                 raise EnvError(
                     f"{self.name} says {AutoresetMode.NEXT_STEP}, but ends an episode on the "
                     "step after an end, which must only reset it"
                 )
-        self._is_over = is_over
-        return Step(flat_obs, self._rewards, terminated, truncated, final_obs)
-
-    def close(self) -> None:
-        close_all([self._env], self.name)
+        final_obs = None
+        if np.count_nonzero(is_over):
+            if self.autoreset is AutoresetMode.SAME_STEP:
+                final_obs = self._read_final_obs(infos, is_over)
+            else:
+                self._idle = is_over
+        return Step(flat_obs, own_rewards, terminated, truncated, final_obs, idle)
 
     def _read_final_obs(self, infos: Any, is_over: Any) -> Obs:
         """Final observations come as one per column (None elsewhere), or batched."""
+        rows = self._rows
         given: Any = infos.get("final_obs") if isinstance(infos, Mapping) else None
         is_per_column = isinstance(given, np.ndarray) and given.dtype == np.dtype(object)
-        rows = self._rows
         try:
             if not is_per_column and not isinstance(given, list | tuple):
                 return rows.read(given, rows=is_over)
@@ -195,3 +217,53 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
         f"{env_name(env)}: metadata['autoreset_mode'] is {given or 'missing'}; set it to "
         f"{' or '.join(map(str, SUPPORTED_MODES))}, whichever the environment does"
     )
+
+
+class WithHistory:
+    """A batch whose observations also hold the last action and the last reward.
+
+    They are leaves like any other, so acting and learning see the same numbers. On an episode's
+    first row they are 0.
+    """
+
+    def __init__(self, envs: EnvBatch, *, has_action: bool, has_reward: bool) -> None:
+        self._envs = envs
+        self.name, self.num_envs, self.autoreset = envs.name, envs.num_envs, envs.autoreset
+        self.action_spec = envs.action_spec
+        self._shown = {
+            f"{LAST_ACTION}/{part.name}" if part.name else LAST_ACTION: part.array
+            for part in (envs.action_spec.parts if has_action else ())
+        }
+        added = [replace(part, name=name) for name, part in self._shown.items()]
+        if has_reward:
+            added.append(ArraySpec(LAST_REWARD, (), "float32"))
+        self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
+        for leaf in envs.obs_spec.leaves:
+            if leaf.name in {one.name for one in added}:
+                key = leaf.name.partition("/")[0]
+                raise EnvError(f"env.{key}: the observation has a key of that name already")
+        self._added: Obs = {
+            leaf.name: np.zeros((envs.num_envs, *leaf.shape), leaf.dtype) for leaf in added
+        }
+
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        for array in self._added.values():
+            array.fill(0)
+        return {**self._envs.reset(seed, first_env), **self._added}
+
+    def step(self, actions: Actions) -> Step:
+        step, added = self._envs.step(actions), self._added
+        for name, part in self._shown.items():
+            added[name][...] = actions[part.name]
+        if LAST_REWARD in added:
+            added[LAST_REWARD][...] = step.rewards
+        final_obs = step.final_obs
+        if final_obs is not None:
+            final_obs = {**final_obs, **{name: array.copy() for name, array in added.items()}}
+        if (fresh := step.fresh) is not None:
+            for array in added.values():
+                array[fresh] = 0
+        return step._replace(obs={**step.obs, **added}, final_obs=final_obs)
+
+    def close(self) -> None:
+        self._envs.close()

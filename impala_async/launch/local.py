@@ -9,17 +9,14 @@ import contextlib
 import logging
 import math
 import os
-import random
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import IO
 
@@ -29,11 +26,9 @@ from impala_async.errors import (
     EXIT_MISMATCH,
     EXIT_NOT_ALLOWED,
     SHELL_SIGNAL,
-    CheckpointError,
     ConfigError,
     how_it_ended,
 )
-from impala_async.files import find_object
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP, REQUESTS, Lifeline, deaf_children
 
@@ -41,17 +36,14 @@ logger = logging.getLogger(__name__)
 
 # No second try can mend these. An environment that raised in mid-run (2) may never do so again.
 HOPELESS = (EXIT_NOT_ALLOWED, EXIT_MISMATCH)
-# Linux gives connections ports from 32768 up.
-PORTS = range(20_000, 32_768)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
 # A learner that has told its actors that the run is over mostly needs so long to end.
 GOODBYE_S = 3.0
 MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
-# As `start_logging` writes them where there is no terminal.
+# As `start_logging` writes them where there is no terminal: such a line is no reason of a death.
 INFO_LINE = re.compile(r"\d\d:\d\d:\d\d INFO ")
-LOG_LINE = re.compile(r"\d\d:\d\d:\d\d (INFO|WARNING) ")
 # Last words are looked for in so much of a log's end: an environment may print without end.
 MOST_LAST_BYTES = 64 << 10
 MOST_QUOTED = 300
@@ -66,23 +58,6 @@ QUIT_TOLD_AFTER_S = 0.5
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def free_ports(count: int) -> list[int]:
-    """Different ports of this host that are free now.
-
-    They lie below those that the system itself gives to connections: one of these could be taken
-    again between this look and the learner's bind. Where no other is free, it is one of these.
-    """
-    candidates = chain(random.SystemRandom().sample(PORTS, len(PORTS)), repeat(0))
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            for port in candidates:
-                with contextlib.suppress(OSError):
-                    probe.bind(("127.0.0.1", port))
-                    break
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
 class _Actor:
     """One number, its log, and the process that has it now."""
 
@@ -95,99 +70,90 @@ class _Actor:
         self.log_begin = 0
         self.num_quick_deaths = self.num_starts = 0
         self.is_done = False
+        self.how_it_was_lost = ""
         self.start_trouble = Wait(logger.warning, after_s=0.0)
 
-    def listen(self) -> None:
-        """Its life begins with its first word: to start up may take long on a busy machine."""
-        with contextlib.suppress(OSError):  # somebody may remove the run folder
-            if self.spoke_at is None and self.log_path.stat().st_size > self.log_begin:
-                self.spoke_at = time.monotonic()
-
-    def count_death(self) -> int:
-        """How often it died quickly, one time after the other."""
+    def poll(self) -> int | None:
+        """Its exit code, once. To start up may take long: its life begins with its first word."""
+        code = self.process.poll() if self.process else None
+        if code is None:
+            with contextlib.suppress(OSError):  # somebody may remove the run folder
+                if self.spoke_at is None and self.log_path.stat().st_size > self.log_begin:
+                    self.spoke_at = time.monotonic()
+            return None
+        self.process = None
         lived_s = 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
-        self.num_quick_deaths = self.num_quick_deaths + 1 if lived_s < QUICK_DEATH_S else 0
-        return self.num_quick_deaths
+        if code != EXIT_DONE:
+            self.num_quick_deaths = self.num_quick_deaths + 1 if lived_s < QUICK_DEATH_S else 0
+        return code
 
-    def tell_restart(self, how: str) -> None:
-        told = "actor %d %s: starting it again; its log: %s"
-        logger.warning(told, self.number, how, self.log_path)
+    def start(self, run_dir: Path, lifeline: Lifeline) -> None:
+        """It finds the learner by the run folder."""
+        try:
+            self.log_path.parent.mkdir(exist_ok=True)
+            # To read as well: that waits for nobody at the other end of a pipe.
+            log = self.log_path.open("a+b", buffering=0)
+        except OSError as error:
+            why = f"cannot write to {self.log_path}: {error.strerror}"
+            raise ConfigError(f"--run-dir: {why}") from None
+        with log:
+            if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
+                raise ConfigError(f"--run-dir: {self.log_path}: is no regular file: remove it")
+            self.log_begin = log.tell()
+            # It ends with us, and with the learner: until then there is one to wait for.
+            flags = ["--learner", str(run_dir), "--connect-s", "inf"]
+            flags += ["--start", str(self.number), str(self.num_starts)]
+            self.process = spawn("actor", flags, lifeline, output=log)
+        self.num_starts += 1
+        self.spoke_at = None
 
     def how_it_ended(self, code: int) -> str:
-        # A process that is killed has no last word.
-        said = "" if code == -signal.SIGKILL else f" ({self._last_words(code)})"
-        return how_it_ended(code) + said
-
-    def _last_words(self, code: int) -> str:
-        """Those since its start that may say why it ended: an environment prints too."""
+        """With its last words that may say why: those since its start, as an environment prints."""
+        if code == -signal.SIGKILL:
+            return how_it_ended(code)
         try:
             with self.log_path.open("rb") as log:
                 log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
-                said = log.read(MOST_LAST_BYTES)
+                lines = log.read(MOST_LAST_BYTES).decode(errors="replace").splitlines()
         except OSError as error:
-            return f"its log cannot be read: {error.strerror}"
-        lines = said.decode(errors="replace").splitlines()
+            return f"{how_it_ended(code)} (its log cannot be read: {error.strerror})"
+        lines = [line for line in lines if not INFO_LINE.match(line)]
+        said = "it said nothing"
         if errors := [line for line in lines if line.startswith("error: ")]:
-            return errors[-1].removeprefix("error: ")
-        # An INFO line is no reason; a warning may be one, where there was no time for another word.
-        no_reason = LOG_LINE if code >= 0 else INFO_LINE
-        lines = [line for line in lines if not no_reason.match(line)]
-        return (
-            f"the last line of its log: {lines[-1][:MOST_QUOTED]}" if lines else "it said nothing"
-        )
+            said = errors[-1].removeprefix("error: ")
+        elif lines:
+            said = f"the last line of its log: {lines[-1][:MOST_QUOTED]}"
+        return f"{how_it_ended(code)} ({said})"
 
 
 class LocalRun:
     """Owns the processes of one run on this machine.
 
-    `environment` is what only the learner finds in its environment, and `fds` are the descriptors
-    that it alone is given; `name_actor` gives what an actor finds there, by its number and how
-    often it was started before. The actors load what they need while the learner does, and look
-    for it once it listens: until then another one may do so at its address.
+    The actors load what they need while the learner does, and wait for the file in the run folder
+    that says where it listens.
     """
 
-    def __init__(
-        self,
-        learner_flags: Sequence[str],
-        data_url: str,
-        run_dir: Path,
-        environment: Mapping[str, str],
-        name_actor: Callable[[int, int], Mapping[str, str]] = lambda number, life: {},
-        fds: Sequence[int] = (),
-    ) -> None:
-        self._log_dir = run_dir / "actors"
-        try:
-            self._log_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--run-dir: cannot write to {self._log_dir}: {error.strerror}"
-            ) from None
-        self._data_url = data_url
-        self._name_actor = name_actor
+    def __init__(self, learner_flags: Sequence[str], run_dir: Path) -> None:
         self._run_dir = run_dir
         self._lifeline = Lifeline()
         self._actors: list[_Actor] = []
-        self._verdict: tuple[int, str] | None = None
+        self.verdict: tuple[int, str] | None = None
+        """Exit code and reason, where an actor cannot run and the run is given up."""
         self._heard: list[int] = []
         self._kill_at = math.inf
-        self._learner = spawn(
-            "learner",
-            learner_flags,
-            self._lifeline,
-            environment=environment,
-            fds=fds,
-        )
         self._has_begun = False
         self._wait = Wait(logger.info)
+        self._learner = spawn("learner", learner_flags, self._lifeline)
 
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
-        self._actors = [_Actor(n, self._log_dir / f"actor-{n}.log") for n in range(num_actors)]
+        logs = self._run_dir / "actors"
+        self._actors = [_Actor(n, logs / f"actor-{n}.log") for n in range(num_actors)]
         previous = {number: signal.signal(number, self._pass_on) for number in REQUESTS}
         try:
-            while self._learner.poll() is None and self._verdict is None and not self._is_hurried():
+            while self._learner.poll() is None and self.verdict is None and not self._is_hurried():
                 for actor in self._actors:
-                    if self._verdict is None and not self._heard:
+                    if self.verdict is None and not self._heard:
                         self._look_after(actor)
                 self._tell_wait()
                 time.sleep(POLL_S)
@@ -195,8 +161,8 @@ class LocalRun:
             self._end()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        if self._verdict is not None:
-            code, reason = self._verdict
+        if self.verdict is not None:
+            code, reason = self.verdict
             # Only now, so that it comes after what the learner had to say at its end.
             logger.error("%s", reason)
             return code
@@ -207,91 +173,50 @@ class LocalRun:
         is_untaught = -code in (signal.SIGTERM, signal.SIGHUP) and bool(self._heard)
         return EXIT_DONE if is_untaught else exit_code(code)
 
-    @property
-    def has_given_up(self) -> bool:
-        """Whether the run was ended because of an actor that cannot run."""
-        return self._verdict is not None
-
-    @property
-    def how_it_was_quit(self) -> str:
-        """How a learner that was told to quit at once came to its end; empty where none was."""
-        if self._learner.returncode == -signal.SIGKILL and self._is_hurried():
-            return "did not answer, and was killed"
-        has_quit = self._kill_at < math.inf and self._has_begun
-        return "was told to quit at once" if has_quit else ""
-
-    def remove_logs(self) -> None:
-        """The run never began: leave nothing of it."""
-        for actor in self._actors:
-            actor.log_path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # somebody else has left something in it
-            self._log_dir.rmdir()
+    def _serves(self) -> bool:
+        """Whether the learner takes actors, as it says itself. The file of an earlier one is gone:
+        whoever starts a run in a folder has removed it."""
+        return (self._run_dir / "service.json").exists()
 
     def _look_after(self, actor: _Actor) -> None:
         if actor.process is None:
             if time.monotonic() >= actor.start_at and (not actor.is_done or self._serves()):
-                self._try_to_start(actor)
+                self._start(actor)
             return
-        code = actor.process.poll()
-        if code is None:
-            actor.listen()
+        if (code := actor.poll()) is None:
             return
-        actor.process = None
+        how = actor.how_it_ended(code)
         actor.is_done = code == EXIT_DONE
-        if actor.is_done:
+        if actor.num_quick_deaths > MAX_QUICK_DEATHS or code in HOPELESS:
+            reason = f"actor {actor.number} cannot run: it {how}; its log: {actor.log_path}"
+            self.verdict = exit_code(code), reason
+        elif actor.is_done:
             # The learner has said goodbye to it, or somebody has ended it.
+            actor.how_it_was_lost = f"{how_it_ended(code)}, though the run goes on"
             actor.start_at = time.monotonic() + GOODBYE_S
-        elif actor.count_death() > MAX_QUICK_DEATHS or code in HOPELESS:
-            why = f"it {actor.how_it_ended(code)}; its log: {actor.log_path}"
-            self._verdict = exit_code(code), f"actor {actor.number} cannot run: {why}"
         else:
-            actor.tell_restart(actor.how_it_ended(code))
+            actor.how_it_was_lost = how
             actor.start_at = time.monotonic() + RESTART_AFTER_S
 
-    def _serves(self) -> bool:
-        """Whether the learner takes actors, as it says itself."""
-        try:
-            service = find_object(self._run_dir / "service.json") or {}
-        except CheckpointError:
-            return False
-        return service.get("pid") == self._learner.pid
-
-    def _try_to_start(self, actor: _Actor) -> None:
+    def _start(self, actor: _Actor) -> None:
         """Once it has run, what keeps it from running again may pass, and the others go on."""
+        if actor.how_it_was_lost:
+            told = "actor %d %s: starting it again; its log: %s"
+            logger.warning(told, actor.number, actor.how_it_was_lost, actor.log_path)
+            actor.how_it_was_lost = ""
         try:
-            self._start(actor)
+            actor.start(self._run_dir, self._lifeline)
         except ConfigError as error:
             if actor.num_starts == 0:
                 raise
-            told = f"actor {actor.number} cannot be started again yet: {error}; still trying"
-            actor.start_trouble.look(lambda _: told)
+            trouble = f"actor {actor.number} cannot be started again yet: {error}; still trying"
+            actor.start_trouble.look(lambda _: trouble)
             actor.start_at = time.monotonic() + RESTART_AFTER_S
-            return
-        if actor.is_done:
-            actor.tell_restart(f"{how_it_ended(EXIT_DONE)}, though the run goes on")
-
-    def _start(self, actor: _Actor) -> None:
-        if actor.num_starts and self._serves():  # and so the run folder is ours
-            with contextlib.suppress(OSError):  # to open the log says why
-                self._log_dir.mkdir(exist_ok=True)
-        with _open_log(actor.log_path) as log:
-            actor.log_begin = log.tell()
-            actor.process = spawn(
-                "actor",
-                # It ends with us, and with the learner: until then there is one to wait for.
-                ["--learner", self._data_url, "--connect-s", "inf"],
-                self._lifeline,
-                output=log,
-                environment=self._name_actor(actor.number, actor.num_starts),
-            )
-        actor.num_starts += 1
-        actor.spoke_at = None
 
     def _pass_on(self, number: int, frame: object) -> None:
         """Only the learner decides what a signal means; the actors end with it."""
         if not self._heard:
             self._wait = Wait(logger.warning)
-            self._has_begun = self._has_begun or self._serves()
         elif number == signal.SIGINT and self._kill_at == math.inf:
             self._wait = Wait(logger.warning, after_s=QUIT_TOLD_AFTER_S)
             self._kill_at = time.monotonic() + QUIT_S
@@ -307,16 +232,14 @@ class LocalRun:
         return time.monotonic() >= self._kill_at
 
     def _tell_wait(self) -> None:
+        """A learner that serves tells of its work, and one that has stopped serving of its end."""
+        serves = self._serves()
+        self._has_begun = self._has_begun or serves
         waits = "waiting for the learner, which"
-        if not self._heard:
-            self._has_begun = self._has_begun or self._serves()
-            does = "loads torch and tries the environment"
-            if self._lifeline.is_gate_open:
-                does = "builds what it trains"
-            if not self._has_begun:
-                self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
-        # One that has heard it serves no more, and says itself what it waits for.
-        elif self._kill_at == math.inf and (not self._lifeline.is_gate_open or self._serves()):
+        if not self._heard and not self._has_begun:
+            does = "loads torch, tries the environment and builds what it trains"
+            self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
+        elif self._heard and self._kill_at == math.inf and (serves or not self._has_begun):
             quit_now = "press Ctrl-C again to quit at once"
             self._wait.look(
                 lambda s: f"ending: {waits} has not answered yet ({s:.0f} s); {quit_now}"
@@ -327,7 +250,7 @@ class LocalRun:
         is_finished = self._learner.poll() == EXIT_DONE and not self._heard
         if self._learner.poll() is None:
             # One that does not serve yet knows no other signal.
-            is_given_up = self.has_given_up and self._serves()
+            is_given_up = self.verdict is not None and self._serves()
             self._learner.send_signal(GIVE_UP if is_given_up else signal.SIGTERM)
         end_in_time([self._learner], LEARNER_END_S, self._is_hurried)
         running = [actor.process for actor in self._actors if actor.process]
@@ -337,26 +260,8 @@ class LocalRun:
         self._lifeline.close()
 
 
-def _open_log(path: Path) -> IO[bytes]:
-    try:
-        # To read as well: that waits for nobody at the other end of a pipe.
-        log = path.open("a+b", buffering=0)
-    except OSError as error:
-        raise ConfigError(f"--run-dir: cannot write to {path}: {error.strerror}") from None
-    if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
-        log.close()
-        raise ConfigError(f"--run-dir: {path}: is no regular file: remove it")
-    return log
-
-
 def spawn(
-    door: str,
-    flags: Sequence[str],
-    lifeline: Lifeline,
-    *,
-    output: IO[bytes] | None = None,
-    environment: Mapping[str, str] | None = None,
-    fds: Sequence[int] = (),
+    door: str, flags: Sequence[str], lifeline: Lifeline, output: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
     """A process behind a door, which ends with this one at the latest."""
     try:
@@ -366,8 +271,8 @@ def spawn(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**ONE_THREAD, **os.environ, **lifeline.environment, **(environment or {})},
-                pass_fds=(*lifeline.fds, *fds),
+                env={**ONE_THREAD, **os.environ, **lifeline.environment},
+                pass_fds=lifeline.fds,
                 # Ctrl-C reaches this process alone, which passes it on once.
                 process_group=0,
             )

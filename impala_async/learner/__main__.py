@@ -7,9 +7,10 @@ import argparse
 import errno
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import processes
@@ -20,19 +21,16 @@ from impala_async.doors import (
     run_door,
     start_logging,
     start_told_of,
-    with_bind_of_this_start,
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError
 from impala_async.output import WRITER, flush_output
 from impala_async.processes import leave, undone
-from impala_async.runs.plot import draw_at_end
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from impala_async.config.run import RunConfig
-    from impala_async.learner.loop.saver import Restored
-    from impala_async.learner.recorder import Recorder
+    from impala_async.learner.handoff import Captured
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
 
@@ -49,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def body() -> int:
-        config, folder = check_run(args, default=None)
+        config, folder = check_run(args)
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:
             try:
                 # A start that fails leaves nothing behind, whatever the reason.
                 starting.push(lambda kind, *_: folder.withdraw() if kind else None)
                 folder.begin(config)
-                return _record_and_serve(with_bind_of_this_start(config), folder, args, starting)
+                return _serve(config, folder, args, starting)
             except (ConfigError, EnvError, RecordingError):
                 folder.withdraw()
                 raise
@@ -64,10 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_door(body)
 
 
-def _record_and_serve(
+def _serve(
     config: "RunConfig", folder: "RunFolder", args: argparse.Namespace, starting: ExitStack
 ) -> int:
+    from impala_async.learner.probe import begin_probe
     from impala_async.learner.recorder import Recorder
+    from impala_async.learner.slots import keep_freed_memory
 
     console = start_logging()
     with ExitStack() as stack:
@@ -80,14 +80,50 @@ def _record_and_serve(
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(undone(recorder.withdraw))
-        return _serve(config, folder, console, recorder, starting.close, is_resumed=args.resume)
+        keep_freed_memory()
+        probe = schema = None
+        if config.env.probe == "learner":
+            sections = config.env, config.actor, config.model, config.policies
+            probe = begin_probe(*sections, config.trajectory.rows)
+
+        # The probe works while torch loads.
+        import uvloop
+
+        from impala_async.learner.loop.saver import load_newest
+        from impala_async.learner.service import LearnerService
+
+        restored = load_newest(folder) if args.resume else None
+        if probe is not None:
+            schema, num_columns = probe()
+            if broken := list(config.broken_columns(num_columns)):
+                raise ConfigError("\n".join(broken))
+        sinks = _sinks(config, folder, console, restored)
+
+        async def serve() -> int:
+            service = LearnerService(
+                config,
+                folder,
+                sinks,
+                schema=schema,
+                restored=restored,
+                recorder=recorder,
+                is_watched=True,
+                on_ready=starting.close,
+            )
+            return await service.run()
+
+        earlier = folder.read_json("summary.json")
+        code = uvloop.run(serve())
+        summary = None if folder.is_gone() else folder.read_json("summary.json")
+        if summary is not None and summary != earlier:
+            _show(summary, folder, config.stop.mean_return, code, is_resumed=args.resume)
+        return code
 
 
 @contextmanager
 def _enough_descriptors() -> Iterator[None]:
     """A start that has too few is one line: ConfigError."""
     from impala_async.wire.connections import most_descriptors
-    from impala_async.wire.sockets import NoSocketError
 
     fix = f"a learner needs {LEAST_DESCRIPTORS} and two for each actor: raise ulimit -n"
     most = most_descriptors()
@@ -96,98 +132,52 @@ def _enough_descriptors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        is_short = getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
-        if not is_short and not isinstance(error, NoSocketError):
+        if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
             raise
         raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
 
 
-def _serve(
-    config: "RunConfig",
-    folder: "RunFolder",
-    console: "Console",
-    recorder: "Recorder | None",
-    on_ready: Callable[[], None],
-    *,
-    is_resumed: bool,
-) -> int:
-    from impala_async.learner.probe import SpaceProbe
-    from impala_async.learner.slots import keep_freed_memory
-
-    keep_freed_memory()
-    probe = None
-    if config.env.probe == "learner":
-        probe = SpaceProbe(config.env, config.actor, config.model, config.policies)
-
-    # The probe works while torch loads.
-    import uvloop
-
-    from impala_async.learner.loop.saver import load_newest
-    from impala_async.learner.service import LearnerService
-
-    restored = load_newest(folder) if is_resumed else None
-    schema = None
-    if probe is not None:
-        schema = probe.schema(config.trajectory.rows)
-        if broken := list(config.broken_columns(probe.num_columns)):
-            raise ConfigError("\n".join(broken))
-    sinks = _sinks(config, folder, console, restored)
-
-    async def serve() -> int:
-        service = LearnerService(
-            config,
-            folder,
-            sinks,
-            schema=schema,
-            restored=restored,
-            recorder=recorder,
-            is_watched=True,
-            on_ready=on_ready,
-        )
-        processes.open_gate()  # it listens, and nobody else can at its address
-        return await service.run()
-
-    earlier = folder.read_json("summary.json")
-    code = uvloop.run(serve())
-    summary = None if folder.is_gone() else folder.read_json("summary.json")
-    if summary is not None and summary != earlier:
-        _show(summary, folder, config.stop.mean_return, code)
-    return code
-
-
 def _sinks(
-    config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Restored | None"
+    config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Captured | None"
 ) -> "list[Sink]":
     from impala_async.metrics.console import ConsoleSink
-    from impala_async.metrics.jsonl import JsonlSink
-    from impala_async.metrics.sinks import ChosenSinks, Run
+    from impala_async.metrics.sinks import ChosenSinks, JsonlSink, Run
 
+    settings = config.model_dump(mode="json", by_alias=True)
+    env_steps = restored.progress.env_steps_trained if restored else 0
+    run = Run(folder.path, folder.run_id.hex(), settings, env_steps)
     return [
         JsonlSink(
-            folder.metrics,
-            reserve=lambda: 2 * folder.checkpoint_bytes,
-            is_gone=folder.is_gone,
+            folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes, is_gone=folder.is_gone
         ),
         ConsoleSink(config.stop, console),
-        ChosenSinks(
-            config.report,
-            Run(
-                folder.path,
-                folder.run_id.hex(),
-                config.model_dump(mode="json", by_alias=True),
-                restored.progress.env_steps_trained if restored else 0,
-            ),
-        ),
+        ChosenSinks(config.report, run),
     ]
 
 
-def _show(summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int) -> None:
-    from impala_async.runs.summary import describe
+def _show(
+    summary: dict[str, Any],
+    folder: "RunFolder",
+    goal: float | None,
+    code: int,
+    *,
+    is_resumed: bool,
+) -> None:
+    from impala_async.runs.summary import describe, draw_at_end
 
-    logger.info("%s; run folder: %s", describe(summary), folder.path)
-    # A process that has started it draws one itself; and a SIGTERM leaves ten seconds.
-    if not processes.inherited_fds() and summary["exit_reason"] != "terminated":
-        logger.info("learning curve: %s", draw_at_end(summary, folder, goal, code))
+    reason = summary["exit_reason"]
+    if reason == "actor_failed":  # whoever gave the run up says why
+        return
+    flush_output()
+    # Nobody may read it, or the disk be full: the run has ended as it has.
+    with suppress(OSError):
+        print(f"{describe(summary, goal, is_resumed=is_resumed)}\nrun folder: {folder.path}")
+        sys.stdout.flush()
+    if reason != "terminated":  # that leaves ten seconds
+        processes.end_at_signal(code)
+        curve = draw_at_end(summary, folder, goal)
+        with suppress(OSError):
+            print(f"learning curve: {curve}", flush=True)
 
 
 def _leave(code: int) -> NoReturn:

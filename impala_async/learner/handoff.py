@@ -1,8 +1,8 @@
 """Every crossing between the event loop and the threads: the only file that knows both.
 
-Slot indices go to a thread through an `IndexQueue`, what a slow disk is to keep through a
-`ByteQueue`. Records come back in order through an `Inbox`; values of which only the newest
-counts through a `Mailbox`. `Channels` are all that the learner thread and the loop have of these.
+Slot indices go to a thread through an `IndexQueue`. Records come back in order through an `Inbox`;
+values of which only the newest counts through a `Mailbox`. `Channels` are all that the learner
+thread and the loop have of these.
 
 Runs on: event loop and threads; each method says which.
 """
@@ -32,8 +32,6 @@ Value = TypeVar("Value")
 
 NOT_FINITE = "not_finite"
 """The reason of an end: there are no numbers to learn from."""
-
-BYTE_QUEUE_PAUSE_S = 0.05
 
 
 class ClosedError(Exception):
@@ -125,107 +123,17 @@ class Mailbox(Generic[Value]):
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Value], None]) -> None:
         self._inbox: Inbox[None] = Inbox(loop, self._deliver)
         self._take = take
-        self._lock = threading.Lock()
-        self._values: list[Value] = []
+        self._newest: deque[Value] = deque(maxlen=1)
 
     def post(self, value: Value) -> None:
         """From a thread; replaces a value that has not been taken yet."""
-        with self._lock:
-            is_waiting = bool(self._values)
-            self._values[:] = [value]
-        if not is_waiting:
-            self._inbox.post(None)
+        self._newest.append(value)
+        self._inbox.post(None)
 
     def _deliver(self, _: None) -> None:
-        with self._lock:
-            (value,) = self._values
-            self._values.clear()
-        self._take(value)
-
-
-class ByteQueue(Generic[Value]):
-    """Things from the loop to a thread that may be slower: all of them, in order, weighed in bytes.
-
-    It never refuses one. Its writer asks `is_behind`, and sees to it that no more come; when
-    half of what it should hold at most is gone, `has_room` is told. Things are handed on a few
-    times a second and not at once: each time that a thread wakes, it takes the others from their
-    work.
-    """
-
-    def __init__(self, most_bytes: int, has_room: Inbox[None]) -> None:
-        self._most_bytes = most_bytes
-        self._portion_bytes = most_bytes // 4
-        self._has_room = has_room
-        self._items: deque[tuple[Value, int]] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._taken_bytes = 0
-        self._was_behind = False
-        self.waiting_bytes = 0
-
-    @property
-    def is_behind(self) -> bool:
-        """From the loop: whether it holds as much as it should; then until half of it is gone."""
-        with self._changed:
-            self._was_behind |= self.waiting_bytes >= self._most_bytes
-            return self._was_behind
-
-    def put(self, item: Value, num_bytes: int) -> None:
-        """From the loop; never waits."""
-        with self._changed:
-            self._items.append((item, num_bytes))
-            self.waiting_bytes += num_bytes
-            if len(self._items) == 1 or self.waiting_bytes >= self._portion_bytes:
-                self._changed.notify()
-
-    def get(self) -> list[Value]:
-        """From the thread, which is done with those before: wait; ClosedError at the end."""
-        with self._changed:
-            self.waiting_bytes -= self._taken_bytes
-            self._taken_bytes = 0
-            if self._was_behind and self.waiting_bytes <= self._most_bytes // 2:
-                self._was_behind = False
-                self._has_room.post(None)
-            self._changed.wait_for(lambda: self._items or self._is_closed)
-            self._changed.wait_for(self._is_enough, BYTE_QUEUE_PAUSE_S)
-            if not self._items:
-                raise ClosedError("byte queue")
-            items = []
-            while self._items and self._taken_bytes <= self._portion_bytes:
-                item, num_bytes = self._items.popleft()
-                items.append(item)
-                self._taken_bytes += num_bytes
-            return items
-
-    def close(self) -> None:
-        """From the loop: nothing more comes; the thread gets what is there, then ClosedError."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-    def _is_enough(self) -> bool:
-        return self._is_closed or self.waiting_bytes >= self._portion_bytes
-
-
-class Flag:
-    """A request from the loop that a thread looks at when it has time."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def raise_(self) -> None:
-        self._event.set()
-
-    @property
-    def is_up(self) -> bool:
-        return self._event.is_set()
-
-    def take(self) -> bool:
-        """From the thread: whether the flag was up; it is down afterwards."""
-        if not self._event.is_set():
-            return False
-        self._event.clear()
-        return True
+        # Another delivery may have taken it, with those that it replaced.
+        if self._newest:
+            self._take(self._newest.pop())
 
 
 async def on_thread(name: str, body: Callable[[], None]) -> None:
@@ -240,33 +148,25 @@ async def on_thread(name: str, body: Callable[[], None]) -> None:
         if not ended.done():
             ended.set_result(error)
 
-    start_thread(name, body, Inbox(loop, end))
+    done = Inbox(loop, end)
+
+    def run() -> None:
+        error: BaseException | None = None
+        try:
+            body()
+        except ClosedError:
+            pass
+        except BaseException as raised:  # a thread has no caller: the loop is told instead
+            error = raised
+        done.post(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
     error = await ended
     if isinstance(error, Exception):
         raise error
     if error is not None:
         # A loop would take what is no Exception for its own end.
         raise ServiceError(f"the {name} thread: {error!r}") from error
-
-
-def start_thread(
-    name: str, body: Callable[[], None], done: Inbox[BaseException | None]
-) -> threading.Thread:
-    """Run a body in a named thread; its end, good or bad, reaches the loop."""
-
-    def run() -> None:
-        try:
-            body()
-        except ClosedError:
-            done.post(None)
-        except BaseException as error:  # a thread has no caller: the loop is told instead
-            done.post(error)
-        else:
-            done.post(None)
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    return thread
 
 
 # -------------------- what the learner thread and the loop say to each other
@@ -290,25 +190,19 @@ class Progress(NamedTuple):
         return "updates" if stop.updates is not None and self.update >= stop.updates else None
 
 
-class FirstUpdate(NamedTuple):
-    """Where the clock of a start begins, and the env steps that were trained by then."""
-
-    at: float
-    env_steps: int
-
-
 class LearnerReport(NamedTuple):
     """A frozen reading of everything that the learner thread owns."""
 
     progress: Progress
     starved_at: float | None = None
-    first_update: FirstUpdate | None = None
+    first_update: tuple[float, int] | None = None
+    """Where the clock of a start begins, and the env steps that were trained by then."""
     metrics: Mapping[str, object] = MappingProxyType({})
     lag_histogram: Sequence[int] = ()
 
 
 class Captured(NamedTuple):
-    """All that a checkpoint needs from the learner thread, cloned at one moment."""
+    """All that a checkpoint needs from the learner thread, cloned at one moment, or gives back."""
 
     progress: Progress
     training: "TrainingState"
@@ -320,11 +214,12 @@ class Channels:
 
     settlements: "Inbox[Settlement]"
     weights: Mailbox[Weights] | Inbox[Weights]
-    reports: Mailbox[LearnerReport]
-    captures: Mailbox[Captured]
+    reports: Inbox[LearnerReport]
+    captures: Inbox[Captured]
     stops: Inbox[str]
     run_path: Path
     """Where it leaves what made it give up."""
     pulse: Pulse = field(default_factory=lambda: Pulse("the learner thread"))
-    is_report_due: Flag = field(default_factory=Flag)
-    is_capture_due: Flag = field(default_factory=Flag)
+    # Requests of the loop, which the thread looks at when it has time.
+    is_report_due: threading.Event = field(default_factory=threading.Event)
+    is_capture_due: threading.Event = field(default_factory=threading.Event)

@@ -14,20 +14,11 @@ except through `drain`.
 Runs on: learner thread
 """
 
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from impala_async.errors import ConfigError
 
 Item = TypeVar("Item")
-Item_co = TypeVar("Item_co", covariant=True)
-
-
-class Source(Protocol[Item_co]):
-    """Where full batches come from; `queue.Queue` is one."""
-
-    def get(self, *, timeout: float | None) -> Item_co:
-        """Wait for the next item; raise `queue.Empty` after `timeout` seconds."""
-        ...
 
 
 class Draw(NamedTuple, Generic[Item]):
@@ -47,16 +38,18 @@ class MinibatchBuffer(Generic[Item]):
 
     def __init__(
         self,
-        source: Source[Item],
+        source: Any,
         size: int,
         num_passes: int,
         init_num_passes: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        _check_positive("size", size)
-        _check_positive("num_passes", num_passes)
+        """`source.get(timeout=...)` waits for the next item, as that of a `queue.Queue`."""
         first = num_passes if init_num_passes is None else init_num_passes
-        _check_positive("init_num_passes", first)
+        numbers = {"size": size, "num_passes": num_passes, "init_num_passes": first}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}: got {value!r}, wants a whole number from 1 up")
         if first > num_passes:
             raise ConfigError(f"init_num_passes: {first} is more than num_passes = {num_passes}")
         if timeout_s is not None and not timeout_s >= 0:
@@ -79,7 +72,10 @@ class MinibatchBuffer(Generic[Item]):
         Whatever the wait raises, `queue.Empty` after `timeout_s` above all, leaves everything
         as it was: the next call tries the same place.
         """
-        draw = self._places[self._turn] or self._fetch()
+        draw = self._places[self._turn]
+        if draw is None:
+            draw = Draw(self._source.get(timeout=self._timeout_s), 0, self._next_given)
+            self._next_given = min(self._next_given + 1, self._num_passes)
         after = None if draw.is_last_pass else draw._replace(pass_index=draw.pass_index + 1)
         self._places[self._turn] = after
         self._turn = (self._turn + 1) % len(self._places)
@@ -94,13 +90,3 @@ class MinibatchBuffer(Generic[Item]):
         self._places = [None] * len(self._places)
         self._turn = 0
         return [draw.item for draw in order if draw is not None]
-
-    def _fetch(self) -> Draw[Item]:
-        draw = Draw(self._source.get(timeout=self._timeout_s), 0, self._next_given)
-        self._next_given = min(self._next_given + 1, self._num_passes)
-        return draw
-
-
-def _check_positive(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}: got {value!r}, wants a whole number from 1 up")

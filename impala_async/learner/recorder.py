@@ -9,9 +9,11 @@ Runs on: event loop; the file is written on the recorder thread, and opened befo
 
 import asyncio
 import errno
+import functools
 import logging
 import math
 import os
+import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,11 @@ from typing import Any
 
 from impala_async import __version__
 from impala_async.errors import RecordingError
-from impala_async.learner.handoff import ByteQueue, ClosedError, Inbox, on_thread
-from impala_async.learner.slots import Episodes, Region
+from impala_async.learner.handoff import Inbox, on_thread
+from impala_async.learner.slots import Arrival
 from impala_async.schema import Schema
 from impala_async.weights import Version
 from impala_async.wire.codec import PLAIN
-from impala_async.wire.messages import Data
 from impala_async.wire.recording import (
     OPENING,
     End,
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 MOST_WAITING_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
 WARN_EVERY_S = 10.0
+PAUSE_S = 0.05
 
 
 class Recorder:
@@ -51,8 +53,19 @@ class Recorder:
         self._path = path
         self._run_id = run_id
         self._most_waiting_bytes = most_waiting_bytes
-        self._fd = _create(path)
-        self._queue: ByteQueue[Record] | None = None
+        # A new file, to append to: whatever somebody does to it then shows in its size.
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
+        try:
+            self._fd = os.open(path, how, 0o600)
+        except OSError as error:
+            why = f"cannot be written: {error.strerror}"
+            if isinstance(error, FileExistsError):
+                why = "is there already, and a recording is of one start of a learner"
+                why += ": name another file"
+            raise RecordingError(f"{path}: {why}") from None
+        # None is the end. Each of the two counts has one thread that adds to it.
+        self._queue = queue.SimpleQueue[Record | None]()
+        self._queued_bytes = self._written_bytes = 0
         self._writing: asyncio.Task[None] | None = None
         self._began_at = 0.0
         self._num_messages = 0
@@ -67,9 +80,11 @@ class Recorder:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the disk must catch up before more may come."""
-        is_behind = self._queue is not None and not self._has_failed and self._queue.is_behind
-        if is_behind and self._behind_since is None:
+        """Whether the disk must catch up before more may come: until half of it has left."""
+        if self._has_failed:
+            return False
+        waiting_bytes = self._queued_bytes - self._written_bytes
+        if self._behind_since is None and waiting_bytes >= self._most_waiting_bytes:
             self._behind_since = now = time.monotonic()
             if now >= self._warn_at:
                 self._warn_at = now + WARN_EVERY_S
@@ -79,7 +94,7 @@ class Recorder:
                     self._path,
                     self._behind_total_s,
                 )
-        return is_behind
+        return self._behind_since is not None
 
     def begin(
         self,
@@ -90,49 +105,44 @@ class Recorder:
     ) -> None:
         """Write down what follows, and start the thread. `has_room`: credit may flow again."""
         loop = asyncio.get_running_loop()
-
-        def catch_up(_: None) -> None:
-            self._note_caught_up()
-            has_room()
-
         self._has_room = has_room
-        self._queue = ByteQueue(self._most_waiting_bytes, Inbox(loop, catch_up))
+        write_all = functools.partial(self._write_all, Inbox(loop, self._note_room))
         self._began_at = time.monotonic()
-        self._put(Start(self._run_id, *first, __version__, time.time(), schema, settings))
-        self._writing = loop.create_task(on_thread("recorder", self._write_all), name="recorder")
+        self._queue.put(Start(self._run_id, *first, __version__, time.time(), schema, settings))
+        self._writing = loop.create_task(on_thread("recorder", write_all), name="recorder")
         self._writing.add_done_callback(self._note_end)
         logger.info("recording to %s", self._path)
 
-    def take(self, rank: int, data: Data, region: Region, episodes: Episodes | None) -> None:
+    def take(self, arrival: Arrival) -> None:
         """Keep an admitted message, of which everything is copied."""
-        if self._queue is None or self._has_failed:
+        if self._writing is None or self._has_failed:
             return
-        tail = b"" if episodes is None else episodes.tobytes()
-        body = b"".join((region.obs.data.cast("B"), region.small.data.cast("B"), tail))
+        tail = b"" if arrival.episodes is None else arrival.episodes.tobytes()
+        body = b"".join((arrival.obs.data.cast("B"), arrival.small.data.cast("B"), tail))
         arrived_s = time.monotonic() - self._began_at
         # It is recorded as it was before it was compressed for the network.
-        plain = data._replace(body=None, codec=PLAIN)
-        self._put(Recorded(rank, arrived_s, plain, body), len(body))
+        plain = arrival.data._replace(body=None, codec=PLAIN)
+        self._queue.put(Recorded(arrival.peer.rank, arrived_s, plain, body))
+        self._queued_bytes += len(body)
         self._num_messages += 1
 
     async def finish(self, reason: str, update: int, digests: dict[str, str]) -> None:
         """Write the end, and wait until all is on the disk."""
-        if self._queue is None or self._writing is None:
+        if self._writing is None:
             return
-        self._put(End(reason, update, digests))
-        self._queue.close()
+        self._queue.put(End(reason, update, digests))
+        self.close()
         await asyncio.wait([self._writing])
         if not self._has_failed:
             logger.info("recorded %d messages in %s", self._num_messages, self._path)
 
     def close(self) -> None:
         """However the run ended; twice does no harm. What is waiting is written all the same."""
-        if self._queue is not None:
-            self._queue.close()
+        self._queue.put(None)
 
     def withdraw(self) -> None:
         """Where the run never began, leave no empty file."""
-        if self._queue is None:
+        if self._writing is None:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)
 
@@ -142,35 +152,34 @@ class Recorder:
         return {
             "recording/messages": self._num_messages,
             "recording/bytes": self._num_bytes,
-            "recording/waiting_bytes": self._queue.waiting_bytes if self._queue else 0,
+            "recording/waiting_bytes": self._queued_bytes - self._written_bytes,
             "recording/behind_total_s": self._behind_total_s + behind_s,
         }
 
-    def _put(self, record: Record, num_bytes: int = 0) -> None:
-        assert self._queue is not None
-        self._queue.put(record, num_bytes)
-
-    def _write_all(self) -> None:
+    def _write_all(self, has_room: Inbox[None]) -> None:
         """The body of the thread. Whatever has come is in the hands of the kernel soon after."""
-        assert self._queue is not None
         with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
-            try:
-                file.write(OPENING)
-                while True:
-                    for record in self._queue.get():
-                        for part in encode_record(record):
-                            file.write(part)
-                            self._num_bytes += len(part)
+            file.write(OPENING)
+            while (record := self._queue.get()) is not None:
+                for part in encode_record(record):
+                    file.write(part)
+                    self._num_bytes += len(part)
+                if isinstance(record, Recorded):
+                    self._written_bytes += len(record.body)
+                if self._behind_since is not None and self._is_half_gone():
+                    has_room.post(None)
+                if self._queue.empty():
                     file.flush()
-            except ClosedError:
-                file.flush()
-                os.fsync(file.fileno())
-                found = os.fstat(file.fileno())
-                if not os.path.samestat(found, self._path.stat()):
-                    raise FileNotFoundError(errno.ENOENT, "another file is there") from None
-                if found.st_size != len(OPENING) + self._num_bytes:
-                    what = "somebody else has cut it, or written to it"
-                    raise FileNotFoundError(errno.ENOENT, what) from None
+                    # Each time that a thread wakes, it takes the others from their work.
+                    time.sleep(PAUSE_S)
+            file.flush()
+            os.fsync(file.fileno())
+            found = os.fstat(file.fileno())
+            if not os.path.samestat(found, self._path.stat()):
+                raise FileNotFoundError(errno.ENOENT, "another file is there")
+            if found.st_size != len(OPENING) + self._num_bytes:
+                what = "somebody else has cut it, or written to it"
+                raise FileNotFoundError(errno.ENOENT, what)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -185,32 +194,19 @@ class Recorder:
             error.strerror if isinstance(error, OSError) else repr(error),
             "Nothing there" if self.is_empty else "What is in the file",
         )
-        self._has_room()
+        self._note_room()
         if not isinstance(error, OSError):
             # A bug of ours: the loop's handler ends the run.
             raise error
 
-    def _note_caught_up(self) -> None:
+    def _note_room(self, _: None = None) -> None:
         if self._behind_since is not None:
             self._behind_total_s += time.monotonic() - self._behind_since
             self._behind_since = None
+            self._has_room()
 
-
-def _create(path: Path) -> int:
-    """A new file, to append to: whatever somebody does to it then shows in its size.
-
-    Raises:
-        RecordingError: there is something already, or it cannot be written.
-    """
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-    except FileExistsError:
-        raise RecordingError(
-            f"{path}: is there already, and a recording is of one start of a learner: name "
-            "another file"
-        ) from None
-    except OSError as error:
-        raise RecordingError(f"{path}: cannot be written: {error.strerror}") from None
+    def _is_half_gone(self) -> bool:
+        return self._queued_bytes - self._written_bytes <= self._most_waiting_bytes // 2
 
 
 def _holds_message(path: Path) -> bool:

@@ -17,6 +17,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from impala_async.config.run import RunConfig
@@ -30,7 +31,7 @@ from impala_async.errors import (
     ServiceError,
     SpacesError,
 )
-from impala_async.learner.build import Learner, build_learner, find_layout
+from impala_async.learner.build import build_learner, find_layout
 from impala_async.learner.handoff import (
     NOT_FINITE,
     Captured,
@@ -41,27 +42,26 @@ from impala_async.learner.handoff import (
     Progress,
     on_thread,
 )
+from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
-from impala_async.learner.loop.saver import Restored, Saver, begin_epoch
+from impala_async.learner.loop.saver import Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
-from impala_async.learner.watchdog import Watchdog
+from impala_async.learner.watchdog import BUILD_PATIENCE, Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
-from impala_async.output import Wait, told_of
+from impala_async.output import told_of
 from impala_async.processes import CTRL_C, GIVE_UP, REQUESTS
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
 from impala_async.schema import Schema
 from impala_async.training.checkpoint import read_digests
-from impala_async.weights import Lineage
 
 logger = logging.getLogger(__name__)
 
 REAP_EVERY_S = 1.0
 GOODBYE_S = 1.0
-TELL_EVERY_S = 0.5
 # An update may take long; one that hangs is found by the watchdog, mostly before.
 THREAD_END_S = 60.0
 SAVE_WITHIN_S = 600.0
@@ -85,16 +85,14 @@ class LearnerService:
         sinks: Sequence[Sink],
         *,
         schema: Schema | None,
-        restored: Restored | None = None,
+        restored: Captured | None = None,
         recorder: Recorder | None = None,
         is_watched: bool = False,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
-        self._config = config
-        self._recorder = recorder
+        self._config, self._folder, self._recorder = config, folder, recorder
         self._on_ready = on_ready
-        self._folder = folder
-        self._restored = restored
+        self._training = restored.training if restored else None
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -102,14 +100,15 @@ class LearnerService:
         self._is_watched = is_watched
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads: list[asyncio.Task[None]] = []
-        self._learner: Learner | None = None
+        self._loader: HostLoader | None = None
         self._is_building = False
         self._last_words: Captured | None = None
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
-        self._awaited = "the last updates"
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = LearnerReport(self._start)
+        self._episodes = EpisodeStats()
+        state = self._training.state if self._training else None
         self._server = ActorServer(
             config,
             run_id=folder.run_id,
@@ -118,25 +117,72 @@ class LearnerService:
             on_schema=self._open_told,
             on_episodes=self._on_episodes,
             on_loss=functools.partial(self.stop, ACTOR_LOST),
-            find_layout=functools.partial(find_layout, self._config.model),
-            accounts=restored.state if restored else None,
+            find_layout=functools.partial(find_layout, config.model),
+            accounts=state,
             recorder=recorder,
         )
-        self._make_reporter(sinks)
-        self._make_saver(restored, lineage)
+        self._make_reporter(sinks, state["run_s"] if state else 0.0)
+        self._saver = Saver(
+            folder=folder,
+            keep=config.checkpoint.keep,
+            accounts=self._server.accounts,
+            lineage=lineage,
+            episodes=self._episodes,
+            run_s=lambda: self._reporter.run_s(time.monotonic()),
+            on_death=functools.partial(self._fail, "a save"),
+        )
+        if state:
+            self._saver.restore(state)
         self._schema = schema
+
+    def _make_reporter(self, sinks: Sequence[Sink], earlier_s: float) -> None:
+        # In lockstep no version may be passed over.
+        weights = Inbox if self._config.pace.is_lockstep else Mailbox
+        self._channels = Channels(
+            settlements=Inbox(self._loop, self._server.settle),
+            weights=weights(self._loop, self._server.publish),
+            reports=Inbox(self._loop, self._on_reading),
+            captures=Inbox(self._loop, self._on_captured),
+            stops=Inbox(self._loop, self.stop),
+            run_path=self._folder.path,
+            pulse=self._watchdog.learner,
+        )
+        self._reporter = Reporter(
+            every_s=self._config.learner.report_every_s,
+            sinks=sinks,
+            parts=[self._report_learner, self._server.report, self._episodes.report],
+            env_steps=lambda: self._progress.env_steps_trained,
+            frames_per_step=self._config.env.frames_per_step,
+            ask=self._channels.is_report_due.set,
+            earlier_s=earlier_s,
+            earlier_updates=self._start.update,
+            lr_is_0_at=self._config.idle_from,
+        )
 
     async def run(self) -> int:
         """Until something ends the run; its exit code. A death is raised as ServiceError."""
         self._watchdog.start(self._loop.call_later, has_child=self._is_watched)
         try:
             if self._schema is not None:
-                self._open_known(self._schema)
+                try:
+                    self._open(self._schema)
+                except SpacesError as error:
+                    # These are the spaces of the config, which is at fault.
+                    text = f"cannot train on {self._config.env.id}: {error}"
+                    raise ConfigError(text) from error
             self._announce()
             await self._serve()
             reason = await self._wind_down(self._ended.result())
         finally:
-            self._close()
+            self._watchdog.close()
+            self._saver.close()
+            if self._loader is not None:
+                self._loader.close()
+            self._server.close()
+            for sink in self._reporter.sinks:
+                sink.close()
+            self._folder.remove("service.json")
+            self._folder.let_go()
         # Without the recording that was wanted, training was not all that was asked for.
         is_recorded = self._recorder is None or not self._recorder.is_empty
         return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
@@ -146,7 +192,7 @@ class LearnerService:
         bodies = {
             "reporter": self._reporter.report_regularly(),
             "loop lag": self._reporter.watch_lag(),
-            "connections": self._server.watch_connections(),
+            "connections": self._server.watch(),
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
         }
@@ -176,68 +222,23 @@ class LearnerService:
             self._server.admission.close()
             self._ended.set_result(reason)
 
-    def _make_reporter(self, sinks: Sequence[Sink]) -> None:
-        self._episodes = EpisodeStats()
-        is_lockstep = self._config.pace.is_lockstep
-        self._channels = Channels(
-            settlements=Inbox(self._loop, self._server.settle),
-            # In lockstep no version may be passed over.
-            weights=(Inbox if is_lockstep else Mailbox)(self._loop, self._server.publish),
-            reports=Mailbox(self._loop, self._on_reading),
-            captures=Mailbox(self._loop, self._on_captured),
-            stops=Inbox(self._loop, self.stop),
-            run_path=self._folder.path,
-            pulse=self._watchdog.learner,
-        )
-        self._reporter = Reporter(
-            every_s=self._config.learner.report_every_s,
-            sinks=sinks,
-            parts=[self._report_learner, self._server.report, self._episodes.report],
-            env_steps=lambda: self._progress.env_steps_trained,
-            frames_per_step=self._config.env.frames_per_step,
-            ask=self._channels.is_report_due,
-            earlier_s=self._restored.state["run_s"] if self._restored else 0.0,
-            earlier_updates=self._start.update,
-            lr_is_0_at=self._config.idle_from,
-        )
-
-    def _make_saver(self, restored: Restored | None, lineage: Lineage) -> None:
-        self._saver = Saver(
-            folder=self._folder,
-            keep=self._config.checkpoint.keep,
-            accounts=self._server.accounts,
-            lineage=lineage,
-            episodes=self._episodes,
-            run_s=lambda: self._reporter.run_s(time.monotonic()),
-            on_death=functools.partial(self._fail, "a save"),
-        )
-        if restored is not None:
-            self._saver.restore(restored.state)
-
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
-        assert self._learner is None, "two schemas"
-        self._watchdog.build_begins()
-        learner = build_learner(
+        assert self._loader is None, "two schemas"
+        self._watchdog.loop.beat(BUILD_PATIENCE)
+        thread, layout = build_learner(
             self._config,
             schema,
             start=self._start,
-            training=self._restored.training if self._restored else None,
+            training=self._training,
             channels=self._channels,
             release=Inbox(self._loop, self._server.release).post,
         )
-        self._learner = learner
-        self._folder.confirm()
-        self._server.open(schema, learner.slots, learner.full.put, learner.layout)
-        for name, body in learner.bodies.items():
+        loader = self._loader = thread.loader
+        self._folder.confirm(self._config)
+        self._server.open(schema, loader.slots, loader.full.put, layout)
+        for name, body in {"learner": thread.run, **loader.bodies}.items():
             self._threads.append(self._begin(f"the {name} thread", on_thread(name, body)))
-
-    def _open_known(self, schema: Schema) -> None:
-        """The spaces are those of the config: if nothing can be built for them, it is at fault."""
-        try:
-            self._open(schema)
-        except SpacesError as error:
-            raise ConfigError(f"cannot train on {self._config.env.id}: {error}") from error
 
     def _open_told(self, schema: Schema) -> None:
         """The spaces are those of an actor. Nobody is heard meanwhile, so it is told before."""
@@ -317,47 +318,33 @@ class LearnerService:
     async def _checkpoint_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._config.checkpoint.every_s)
-            self._channels.is_capture_due.raise_()
+            self._channels.is_capture_due.set()
 
     async def _wind_down(self, reason: str) -> str:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
         logger.info("ending: %s", reason)
-        telling = self._loop.create_task(self._tell_end())
-        try:
-            return await self._end_in_order(reason)
-        finally:
-            telling.cancel()
-
-    async def _tell_end(self) -> None:
-        """An end may take long, of a large model for example."""
-        wait = Wait(logger.info)
-        while True:
-            await asyncio.sleep(TELL_EVERY_S)
-            wait.look(lambda s: f"ending: waiting for {self._awaited} ({s:.0f} s)")
-
-    async def _end_in_order(self, reason: str) -> str:
         self._server.admission.close()
         num_actors = len(self._server.table.joined)
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
-        if self._learner is not None:
-            await self._end_threads(self._learner)
+        if self._loader is not None:
+            with _awaiting("the last updates"):
+                await self._end_threads(self._loader)
         report = self._reporter.report()
         if reason in GOALS:
             # Nobody need wait for our disk. Who is to come back must not look for us before.
             await self._server.say_bye("finished", GOODBYE_S)
         if self._last_words is not None:
             self._saver.begin(self._last_words)
-        self._awaited = "the last checkpoint to be written"
-        self._watchdog.save_begins(SAVE_WITHIN_S)
-        await self._saver.finish()
+        self._watchdog.end_begins(SAVE_WITHIN_S)
+        with _awaiting("the last checkpoint to be written"):
+            await self._saver.finish()
         if self._late_death is not None:
             raise self._late_death
         if self._recorder is not None:
-            self._awaited = "the recording to be written"
             digests = read_digests(self._folder.checkpoints, self._progress.version)
-            await self._recorder.finish(reason, self._progress.update, digests)
-        self._awaited = "the actors' goodbye"
+            with _awaiting("the recording to be written"):
+                await self._recorder.finish(reason, self._progress.update, digests)
         await self._server.say_bye("restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
         is_saved = self._saver.is_saved and not self._folder.is_gone()
@@ -365,14 +352,14 @@ class LearnerService:
         self._summarise(reason, {**report, "num_actors": num_actors})
         return reason
 
-    async def _end_threads(self, learner: Learner) -> None:
+    async def _end_threads(self, loader: HostLoader) -> None:
         """Wake them, wait for their last words, settle what never reached the ring."""
-        learner.loader.close()
+        loader.close()
         _, running = await asyncio.wait(self._threads, timeout=THREAD_END_S)
         if running:
             left = " and ".join(sorted(thread.get_name() for thread in running))
             raise ServiceError(f"still running after {THREAD_END_S:.0f} s: {left}")
-        for batch in learner.loader.leftovers():
+        for batch in loader.leftovers():
             self._server.ledger.give_up(batch)
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
@@ -384,7 +371,7 @@ class LearnerService:
             exit_reason=reason,
             # The report was written when the threads had ended.
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
-            env_steps_since=self._progress.env_steps_trained - (first.env_steps if first else 0),
+            env_steps_since=self._progress.env_steps_trained - (first[1] if first else 0),
             lag_histogram=reading.lag_histogram,
             mean_return=self._episodes.mean_return if goal_return is None else goal_return,
             verdict=self._reporter.verdict(report),
@@ -405,17 +392,12 @@ class LearnerService:
             "updates": self._progress.update,
             "learner/building": int(self._is_building),
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
-            "learner/wall_s": first and time.monotonic() - first.at,
+            "learner/wall_s": first and time.monotonic() - first[0],
             **reading.metrics,
-            **(self._learner.loader.report() if self._learner else {}),
+            **(self._loader.report() if self._loader else {}),
         }
 
-    def _close(self) -> None:
-        self._watchdog.close()
-        self._saver.close()
-        if self._learner is not None:
-            self._learner.loader.close()
-        self._server.close()
-        self._reporter.close()
-        self._folder.remove("service.json")
-        self._folder.let_go()
+
+def _awaiting(what: str) -> AbstractContextManager[None]:
+    """An end may take long, of a large model for example."""
+    return told_of(f"ending: waiting for {what}", logger.info)

@@ -55,14 +55,8 @@ class Pulse:
     def __init__(self, what: str, tell: Callable[[str], object] = lambda _: None) -> None:
         self.what = what
         self._tell = tell
-        self.num_beats = 0
+        self.num_beats = self.num_seen = 0
         self.patience = 1
-        self._seen = 0
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether it has not moved since it was last looked at, and should have."""
-        return 0 < self.num_beats == self._seen
 
     def beat(self, patience: int = 1) -> None:
         """It moves. The next beat may take so many times as long as it should."""
@@ -75,10 +69,6 @@ class Pulse:
     def rest(self) -> None:
         """It may be silent from now on."""
         self.num_beats, self.patience = 0, 1
-
-    def look(self) -> None:
-        """Take note of what it has done."""
-        self._seen = self.num_beats
 
 
 class Watchdog:
@@ -116,17 +106,8 @@ class Watchdog:
         beat()
         self._thread.start()
 
-    def build_begins(self) -> None:
-        """The loop begins something that may take long."""
-        self.loop.beat(BUILD_PATIENCE)
-
-    def end_begins(self) -> None:
-        """The run is ending: from now on its time is limited."""
-        if self._left_s == math.inf:
-            self.save_begins(END_WITHIN_S)
-
-    def save_begins(self, within_s: float) -> None:
-        """The end waits for a disk now, which may be slow: it gets this long from now."""
+    def end_begins(self, within_s: float = END_WITHIN_S) -> None:
+        """The run is ending: it gets this long from now, and again where it waits for a disk."""
         self._left_s = self._within_s = within_s
 
     def close(self) -> None:
@@ -141,14 +122,14 @@ class Watchdog:
     def tick(self) -> None:
         """Look at all of them, and say what is seen."""
         self._left_s -= self._pace_s
-        silent = [pulse.what for pulse in self._pulses if pulse.is_silent]
+        silent = [each.what for each in self._pulses if 0 < each.num_beats == each.num_seen]
         if self._left_s <= 0:
             self._tell(f"{TOO_LATE} within {self._within_s:g} s")
         elif silent:
             self._tell(f"{silent[0]} has not moved")
         else:
             for pulse in self._pulses:
-                pulse.look()
+                pulse.num_seen = pulse.num_beats
             self._tell(str(max(pulse.patience for pulse in self._pulses)))
 
     def _watch(self) -> None:
@@ -236,11 +217,17 @@ def _watch_over(pid: int, silence: Silence, tick_s: float, end_fd: int) -> None:
     os.set_blocking(0, False)
     while os.getppid() == pid:
         time.sleep(tick_s)
-        found = silence.add(_heard(), is_stopped=_is_stopped(pid))
+        heard = b""
+        with contextlib.suppress(BlockingIOError):
+            heard = os.read(0, 1 << 16)
+        found = silence.add(heard.decode().splitlines(), is_stopped=_is_stopped(pid))
         if found is None:
             continue
         what, is_end = found
-        _say(f"{what}: {'the learner ends' if is_end else 'all its stacks'}")
+        follows = "the learner ends" if is_end else "all its stacks"
+        if select.select([], [2], [], SAY_WITHIN_S)[1]:
+            with contextlib.suppress(OSError):
+                os.write(2, f"{what}: {follows}\n".encode())
         os.kill(pid, DUMP_SIGNAL)
         if is_end:
             time.sleep(tick_s)
@@ -248,19 +235,6 @@ def _watch_over(pid: int, silence: Silence, tick_s: float, end_fd: int) -> None:
             time.sleep(GRACE_S)
             if os.getppid() == pid:
                 os.kill(pid, signal.SIGKILL)
-
-
-def _heard() -> list[str]:
-    try:
-        return os.read(0, 1 << 16).decode().splitlines()
-    except BlockingIOError:
-        return []
-
-
-def _say(line: str) -> None:
-    if select.select([], [2], [], SAY_WITHIN_S)[1]:
-        with contextlib.suppress(OSError):
-            os.write(2, f"{line}\n".encode())
 
 
 def _is_stopped(pid: int) -> bool:
@@ -274,7 +248,6 @@ def _is_stopped(pid: int) -> bool:
 
 if __name__ == "__main__":
     _pid, _tick_s, _end_ticks, _end_fd = sys.argv[1:]
+    _silence = Silence(float(_tick_s), int(_end_ticks))
     with contextlib.suppress(ProcessLookupError):
-        _watch_over(
-            int(_pid), Silence(float(_tick_s), int(_end_ticks)), float(_tick_s), int(_end_fd)
-        )
+        _watch_over(int(_pid), _silence, float(_tick_s), int(_end_fd))

@@ -15,7 +15,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from rich.console import Console, Group
@@ -23,7 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from impala_async.config.run import StopSection
-from impala_async.metrics.names import Value
+from impala_async.metrics.names import Value, numbers
 from impala_async.metrics.report import format_mean_return
 
 GONE: Final = (errno.EIO, errno.EPIPE, errno.EBADF)
@@ -57,26 +56,30 @@ class ConsoleSink:
 
     def write(self, report: dict[str, Value]) -> None:
         """Redraw in place, or print a plain line if it is time for one."""
-        if self._live is not None:
-            *lines, verdict = (Text(text) for text in _texts(report, self._stop))
-            for line in lines:
-                line.no_wrap, line.overflow = True, "ellipsis"
-            self._guard(partial(_redraw, self._live, Group(*lines, verdict)))
-        elif self._clock() >= self._due:
+        self._unshown = report
+        if self._live is not None or self._clock() >= self._due:
             self._due = self._clock() + self._every_s
-            self._unshown = None
-            self._print(report)
-        else:
-            self._unshown = report
+            self._guard(self._show)
 
     def close(self) -> None:
         """Print the last report if it was not, and give the terminal's last lines back."""
-        last, self._unshown = self._unshown, None
-        if last is not None:
-            self._print(last)
+        self._guard(self._show)
         live, self._live = self._live, None
         if live is not None:
             self._guard(live.stop)
+
+    def _show(self) -> None:
+        report, self._unshown = self._unshown, None
+        if report is None:
+            return
+        if self._live is None:
+            print(describe(report, self._stop), file=self._stream, flush=True)
+            return
+        *lines, verdict = (Text(text) for text in _texts(report, self._stop))
+        for line in lines:
+            line.no_wrap, line.overflow = True, "ellipsis"
+        self._live.start()
+        self._live.update(Group(*lines, verdict), refresh=True)
 
     def _guard(self, show: Callable[[], None]) -> None:
         if self._is_silent:
@@ -91,15 +94,6 @@ class ConsoleSink:
             with contextlib.suppress(OSError, ValueError):
                 _LOG.warning("progress can no longer be shown: %s", error)
 
-    def _print(self, report: dict[str, Value]) -> None:
-        line = describe(report, self._stop)
-        self._guard(partial(print, line, file=self._stream, flush=True))
-
-
-def _redraw(live: Live, picture: Group) -> None:
-    live.start()
-    live.update(picture, refresh=True)
-
 
 def describe(report: dict[str, Value], stop: StopSection) -> str:
     """The report in one plain line."""
@@ -108,31 +102,26 @@ def describe(report: dict[str, Value], stop: StopSection) -> str:
 
 def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
     """How far it is, how it goes, and what limits it."""
-    get = report.get
+    get = numbers(report).get
     # The limit runs from the first update; without one the age of the run says more.
     clock = "time_s" if stop.wall_s is None else "learner/wall_s"
-    time_s = _text(get(clock), ".0f") + _goal(stop.wall_s, ".0f")
-    steps = _text(get("env_steps_trained"), ",") + _goal(stop.env_steps, ",")
+    time_s = _text(get(clock), ".0f", stop.wall_s)
+    steps = _text(get("env_steps_trained"), ",", stop.env_steps)
     rate, frame_rate = get("env_steps_per_s"), get("frames_per_s")
     rates = f"{_text(rate, ',.0f')} steps/s"
     if frame_rate != rate:
         rates += f" ({_text(frame_rate, ',.0f')} frames/s)"
-    known = get("mean_return")
-    mean_return = known if isinstance(known, int | float) else None
-    returned = format_mean_return(mean_return, get("episodes/count"), stop.mean_return)
+    returned = format_mean_return(get("mean_return"), get("episodes/count"), stop.mean_return)
     lag = f"{_text(get('lag/mean'), '.1f')} (max {_text(get('lag/max'), 'g')})"
-    depth = _text(get("learner_queue/size_mean"), ".1f")
-    capacity = _goal(get("learner_queue/capacity"), "g")
+    queue = _text(get("learner_queue/size_mean"), ".1f", get("learner_queue/capacity"))
     return (
         f"{time_s} s  steps {steps}  {rates}  return {returned}",
-        f"lag {lag}  queue {depth}{capacity}  actors {_text(get('num_actors'), 'g')}",
-        f"bottleneck {get('bottleneck') or '-'}",
+        f"lag {lag}  queue {queue}  actors {_text(get('num_actors'), 'g')}",
+        f"bottleneck {report.get('bottleneck') or '-'}",
     )
 
 
-def _text(value: Value, form: str) -> str:
-    return format(value, form) if isinstance(value, int | float) else "-"
-
-
-def _goal(value: Value, form: str) -> str:
-    return "" if value is None else f" / {_text(value, form)}"
+def _text(value: float | None, form: str, goal: float | None = None) -> str:
+    """A number, and what it is to come to."""
+    text = "-" if value is None else format(value, form)
+    return text if goal is None else f"{text} / {goal:,.12g}"

@@ -1,20 +1,58 @@
-"""One report line: counters, snapshots merged under declared names, and mean returns for people.
+"""One report line: counters, snapshots merged under declared names, and what limits the run.
 
 Two owners of one key, a key outside `metrics.names` and a value that JSON cannot hold are bugs of
 ours and fail at once. A number that is not finite is none of these: a diverged loss is news, and
 reaches the sinks as null.
+
+The verdict on what limits a run rests on the learner's own clock: does it wait, and for what. Only
+when it waits for batches do the actors' timers say which of their stages is the long one.
 """
 
 import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 
-from impala_async.metrics.names import REGISTRY, Value, undeclared
-from impala_async.metrics.verdict import judge
+from impala_async.metrics.names import ACTOR_TIMERS, REGISTRY, Value, numbers, undeclared
 
 RETURN_EPISODES = 100
 # Whole numbers are written out up to here, and decimals down to there.
 _MAX_EXPONENT, _MIN_EXPONENT = 9, -5
+
+WAIT_SHARE_THAT_LIMITS = 0.2
+# A loop that is later than this on average has more to do than it can.
+LATE_LOOP_MS = 5.0
+ADVICE: Mapping[str, str | None] = {
+    "rejections": "look for the reason in the learner's log",
+    "learner": "a faster device, a smaller model, or a lower learner.num_passes",
+    "copy": "smaller observations, or a larger learner.batch_columns",
+    "environment": "if its steps compute: more actors, on other hosts when the cores of this one "
+    "are busy, or another actor.sampler; if they wait, as for a simulator or a network: more of "
+    "them at once, by a larger actor.num_envs with as many actor.num_workers, cores or not",
+    "hanging": "see where it stands by py-spy dump, or in the log of its actor when "
+    "env.step_timeout_s ends it",
+    "straggler": "see the logs of the actors that it names; if one is ended, pace.on_loss decides",
+    "inference": "a larger actor.num_envs, or more actors, on other hosts when cores are busy",
+    "network": "a faster link or smaller observations; on one host, fewer actors for its cores",
+    "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
+    "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT; if they end, "
+    "see their logs",
+    "waiting": None,
+    "unknown": None,
+}
+UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
+BATCH_WAIT_MS = "timing_breakdown/learner_dequeue_time_ms"
+COPY_WAIT_MS = "timing_breakdown/learner_load_wait_time_ms"
+_LOOP_LAG_MS = "loop/lag_ms_mean"
+_ENV_MS, _ACT_MS, _SEND_WAIT_MS, _WEIGHTS_WAIT_MS = (f"actor/{name}" for name in ACTOR_TIMERS)
+_ACTOR_STAGES = {
+    _ENV_MS: ("environment", "in environment steps"),
+    _ACT_MS: ("inference", "in the policy"),
+    _SEND_WAIT_MS: ("network", "waiting to send"),
+}
+_TIMES = {UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS, *_ACTOR_STAGES}
+_REJECTED = "rejected/"
+# Nothing is lost by these two: it comes again, or has come before. And anybody may send them.
+_NO_LOSS = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
 
 
 class Counters:
@@ -29,7 +67,6 @@ class Counters:
         self._counts = dict.fromkeys(names, 0)
 
     def add(self, name: str, k: int = 1) -> None:
-        """Count `k` more of `name`; an unknown name is a KeyError."""
         assert k >= 0, f"counter {name} cannot fall by {-k}"
         self._counts[name] += k
 
@@ -38,7 +75,6 @@ class Counters:
 
     @property
     def total(self) -> int:
-        """The sum over all reasons, as the identities of the accounts need it."""
         return sum(self._counts.values())
 
     def snapshot(self) -> dict[str, int]:
@@ -51,6 +87,20 @@ class Counters:
             self._counts[name] = int(snapshot.get(self._prefix + name, 0))
 
 
+# -------------------- a line
+
+
+def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:
+    """The whole report line: the merged snapshots and the verdict that follows from them.
+
+    A line holds every declared name: what nobody has measured yet is null.
+    """
+    report = merge(*snapshots)
+    report["bottleneck"] = verdict = judge(report)
+    report["advice"] = advice_on(verdict)
+    return dict.fromkeys(REGISTRY) | report
+
+
 def merge(*snapshots: Mapping[str, object]) -> dict[str, Value]:
     """All snapshots as one report, in their order, every value clean for strict JSON."""
     report: dict[str, Value] = {}
@@ -61,17 +111,6 @@ def merge(*snapshots: Mapping[str, object]) -> dict[str, Value]:
         assert not twice, f"metrics with two owners: {sorted(twice)}"
         report.update((name, clean(value)) for name, value in snapshot.items())
     return report
-
-
-def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:
-    """The whole report line: the merged snapshots and the verdict that follows from them.
-
-    A line holds every declared name: what nobody has measured yet is null.
-    """
-    report = merge(*snapshots)
-    verdict = judge(report)
-    report["bottleneck"], report["advice"] = str(verdict), verdict.advice
-    return dict.fromkeys(REGISTRY) | report
 
 
 def clean(value: object) -> Value:
@@ -89,6 +128,128 @@ def _clean_number(value: object) -> float | None:
     assert isinstance(value, Real), f"a report cannot hold {value!r}"
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+# -------------------- what limits the run
+
+
+def judge(report: Mapping[str, Value]) -> str:
+    """The stage that limits the run, and the measured number that says so: `<stage>: <finding>`."""
+    verdict = _judge_waits(report)
+    # A learner that has enough to do is not limited by what else is sent to it.
+    is_fed = verdict.startswith(("learner: ", "copy: "))
+    return (None if is_fed else _refused_share(report)) or verdict
+
+
+def advice_on(verdict: str) -> str | None:
+    """A few words on how the stage of a verdict may limit the run less, if there are any."""
+    return ADVICE[verdict.partition(":")[0]]
+
+
+def _judge_waits(report: Mapping[str, Value]) -> str:
+    get = numbers(report).get
+    if get("learner/building"):
+        return "waiting: the learner builds what it trains, for an actor that has come"
+    if (since_s := get("learner/starved_since_s")) is not None:
+        so_long = f" for {max(0.0, get('time_s', 0.0) - since_s):.0f} s"
+        return _blame_actors(report, f"the learner has had no batch{so_long}")
+    if get("num_actors") == 0:
+        # Without actors nothing arrives any more, whatever was measured last.
+        return _blame_actors(report, "the learner has nobody to learn from")
+    update_ms, batch_wait_ms = get(UPDATE_MS), get(BATCH_WAIT_MS)
+    if update_ms is None or batch_wait_ms is None:
+        return "unknown: no update has been measured yet"
+    copy_wait_ms = get(COPY_WAIT_MS, 0.0)
+    whole_ms = update_ms + batch_wait_ms + copy_wait_ms
+    if whole_ms <= 0.0:
+        return "unknown: no measurable time has passed"
+    if batch_wait_ms + copy_wait_ms <= WAIT_SHARE_THAT_LIMITS * whole_ms:
+        return f"learner: updates take {_percent(update_ms / whole_ms)} of its time"
+    share = _percent(max(batch_wait_ms, copy_wait_ms) / whole_ms)
+    finding = f"the learner waits {share} of its time for batches"
+    if copy_wait_ms > batch_wait_ms:
+        return f"copy: {finding} to be copied"
+    return _blame_actors(report, finding)
+
+
+def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
+    """Name the stage that takes the most of an actor's time, if the actors have told."""
+    if report.get("num_actors") == 0:
+        death = report.get("actor/last_death")
+        return f"actors: {finding}, none is connected" + (f"; {death}" if death else "")
+    is_starved = report.get("learner/starved_since_s") is not None
+    if names := report.get("lockstep/waits_for") if is_starved else None:
+        finding += f", it waits for {names}"
+    if hang := report.get("actor/hang"):
+        return f"hanging: {finding}, {hang}"
+    found = numbers(report)
+    known = {name: found[name] for name in _ACTOR_STAGES if name in found}
+    whole_ms = sum(known.values()) + found.get(_WEIGHTS_WAIT_MS, 0.0)
+    is_known = bool(known) and whole_ms > 0.0
+    if names and (report.get("lockstep/num_done") or not is_known):
+        # The others are not what takes so long.
+        return f"straggler: {finding}"
+    if not is_known:
+        return f"waiting: {finding}, no actor has said yet what takes its time"
+    longest = max(known, key=lambda name: known[name])
+    stage, where = _ACTOR_STAGES[longest]
+    finding += f", an actor spends {_percent(known[longest] / whole_ms)} of its time {where}"
+    late_ms = found.get(_LOOP_LAG_MS, 0.0)
+    if stage == "network" and late_ms > LATE_LOOP_MS:
+        return f"ingest: {finding}, and the event loop is {late_ms:.0f} ms late"
+    return f"{stage}: {finding}"
+
+
+def _refused_share(report: Mapping[str, Value]) -> str | None:
+    """If most of what arrives is refused, nothing else matters."""
+    found = numbers(report)
+    reasons = {name: count for name, count in found.items() if name.startswith(_REJECTED)}
+    num_no_loss = sum(reasons.pop(name, 0.0) for name in _NO_LOSS)
+    received = found.get("trajectories/received", 0.0) - num_no_loss
+    rejected = found.get("trajectories/rejected", 0.0) - num_no_loss
+    if rejected <= received / 2:
+        return None
+    most = max(reasons, key=lambda name: reasons[name], default=_REJECTED)
+    reason = most.removeprefix(_REJECTED)
+    return (
+        f"rejections: {_percent(rejected / received)} of what arrived was refused, most as {reason}"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"
+
+
+class RunTimes:
+    """The mean times of a whole start, from its reports, each counted by its updates."""
+
+    def __init__(self, num_updates: int = 0) -> None:
+        """`num_updates`: those that this start found."""
+        self._sums: dict[str, tuple[float, float]] = {}  # with their weights
+        self._num_updates: float = num_updates
+        self._had_actors = False
+
+    def add(self, report: Mapping[str, Value]) -> None:
+        """The next report of the start."""
+        found = numbers(report)
+        self._had_actors |= found.get("num_actors", 0) > 0
+        weight = found.get("updates", 0) - self._num_updates
+        if weight <= 0:
+            return
+        self._num_updates += weight
+        for name in found.keys() & _TIMES:
+            total, weights = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = total + weight * found[name], weights + weight
+
+    def over(self, report: Mapping[str, Value]) -> dict[str, Value]:
+        """The last report with the times of all of them in it; nothing is starved at the end."""
+        means = {name: total / weights for name, (total, weights) in self._sums.items()}
+        whole = {**report, **means, "learner/starved_since_s": None}
+        # Those that were there, and left before the end, were some.
+        return whole | {"num_actors": None} if self._had_actors else whole
+
+
+# -------------------- for people
 
 
 def format_return(value: float | None, goal: float | None = None) -> str:

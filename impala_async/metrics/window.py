@@ -3,9 +3,7 @@
 `push` stores one value and nothing else; all arithmetic waits for a report. One thread uses it.
 
 Values that are no finite number are counted and take their place in the window, but are left out
-of all else: a report line is strict JSON, which cannot say them, and one infinity would hide every
-other value for n pushes. A window that holds nothing else reads as one without values, except for
-its count.
+of all else: a report line cannot say them, and one infinity would hide every other value.
 """
 
 from collections import deque
@@ -25,18 +23,16 @@ class WindowStat:
     """The last `n` values of `name`, and the `count` of all values ever pushed."""
 
     def __init__(self, name: str, n: int = 50) -> None:
-        assert n >= 1, f"a window of {n} values"
         self.name = name
         self.count = 0
         self._held: deque[float] = deque(maxlen=n)
 
     def push(self, x: float) -> None:
-        """Add one value; the oldest leaves when the window is full."""
         self._held.append(float(x))
         self.count += 1
 
     def push_many(self, values: npt.ArrayLike) -> None:
-        """Add every element of an array in its order, as if each had been pushed by itself."""
+        """Push every element of an array in its order."""
         flat = np.asarray(values, dtype=np.float64).ravel()
         self._held.extend(flat.tolist())
         self.count += flat.size
@@ -52,9 +48,8 @@ class WindowStat:
     @property
     def quantiles(self) -> list[float | None]:
         """Percentiles 0, 10, 50, 90 and 100; empty without values."""
-        if self.max is None:
-            return []
-        return [self._compute(partial(np.percentile, q=q)) for q in PERCENTILES]
+        found = [self._compute(partial(np.percentile, q=q)) for q in PERCENTILES]
+        return [] if found[0] is None else found
 
     def stats(self) -> dict[str, Value]:
         """`{name}_count`, `{name}_mean`, `{name}_std` and `{name}_quantiles`, clean for JSON."""

@@ -10,7 +10,8 @@ P parameters of all action parts
 """
 
 import math
-from typing import Literal, NamedTuple
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
-from impala_async.models.mlp import init_orthogonal, orthogonal_linear
-from impala_async.models.torso import Torso, blaming, is_own, torso_maker
+from impala_async.models.mlp import orthogonal
+from impala_async.models.torso import TORSOS, torso_maker
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
+from impala_async.user_code import UserCode
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
 POLICY_GAIN = 0.01
@@ -30,38 +32,35 @@ State = tuple[Tensor, ...]
 """One tensor `[B, K]` per entry of `specs`."""
 
 
-class Output(NamedTuple):
-    """`parameters_NP` holds those of all action parts, in the order of the action spec."""
-
-    parameters_NP: Tensor
-    values_N: Tensor
-
-
 class ActorCritic(nn.Module):
     """A policy and a value over one shared torso or over one each, freshly initialised."""
 
     def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
         super().__init__()
         make_torso = torso_maker(section, obs)
-        self._calling_own = blaming(section) if is_own(section) else None
+        # An error of a torso of the user's own is told as that.
+        own = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
+        self._calling = nullcontext() if section.name in TORSOS else own
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
-        self._normal_leaves = _normal_leaves(section, obs)
+        floats = [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
+        self._normal_leaves = floats if section.normalize_obs else []
+        if section.normalize_obs and not floats:
+            raise SpacesError("model.normalize_obs: the observation has no vector of floats")
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
         self.policy_torso = make_torso()
         self.value_torso = None if section.has_shared_torso else make_torso()
-        num_hidden = self.policy_torso.num_out
+        num_hidden: Any = self.policy_torso.num_out
         self.core = Core(section.core, num_hidden, section.core_size) if section.core else None
         if self.core is not None:
             num_hidden = self.core.num_out
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
-        self.value_head = orthogonal_linear(num_hidden, 1, VALUE_GAIN)
+        self.value_head = orthogonal(nn.Linear(num_hidden, 1), VALUE_GAIN)
 
     @property
     def is_plain(self) -> bool:
         """Whether its policy is a torso and a linear head, and nothing more."""
-        has_more = self.core is not None or self._normal_leaves or len(self.policy_head.log_stds)
-        return not has_more
+        return not (self.core or self._normal_leaves or len(self.policy_head.log_stds))
 
     @property
     def state(self) -> tuple[ArraySpec, ...]:
@@ -78,8 +77,8 @@ class ActorCritic(nn.Module):
 
     def forward(
         self, obs: dict[str, Tensor], state: State = (), is_first_BS: Tensor | None = None
-    ) -> Output:
-        """Evaluate `[N, ...]` leaves.
+    ) -> tuple[Tensor, Tensor]:
+        """Parameters `[N, P]` and values `[N]` of `[N, ...]` leaves.
 
         With a core there are N = B * S rows, column by column, and B first states.
         """
@@ -93,7 +92,7 @@ class ActorCritic(nn.Module):
         value_NH = policy_NH
         if self.value_torso is not None:
             value_NH = self._features(self.value_torso, obs)
-        return Output(self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1))
+        return self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1)
 
     def update_statistics(self, obs: dict[str, Tensor], is_valid_N: Tensor) -> None:
         """Show the normalisers new rows."""
@@ -101,23 +100,16 @@ class ActorCritic(nn.Module):
             assert isinstance(normalizer, Normalizer)
             normalizer.update(as_vector(leaf, obs[leaf.name]), is_valid_N)
 
-    def _features(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
-        if self.precision == torch.float32:
-            return self._call(torso, obs)
-        with torch.autocast(self.value_head.weight.device.type, self.precision):
-            return self._call(torso, obs).float()
-
-    def _call(self, torso: Torso, obs: dict[str, Tensor]) -> Tensor:
+    def _features(self, torso: nn.Module, obs: dict[str, Tensor]) -> Tensor:
         obs = dict(obs)  # what a torso stores in it is not for the other one
-        if self._calling_own is None:
-            return torso(obs)
-        with self._calling_own:
-            return torso(obs)
+        with self._calling:
+            if self.precision == torch.float32:
+                return torso(obs)  # type: ignore[no-any-return]
+            with torch.autocast(self.value_head.weight.device.type, self.precision):
+                return torso(obs).float()  # type: ignore[no-any-return]
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The leaves, those that are normalised in float32 and in their own shapes."""
-        if not self._normal_leaves:
-            return obs
         normal = {}
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             values = obs[leaf.name]
@@ -145,8 +137,7 @@ class Core(nn.Module):
         """One row further; the first tensor of the new state is the output."""
         if len(state) == 1:
             return (self.cell(features_BH, state[0]),)
-        hidden_BK, cell_BK = self.cell(features_BH, state)
-        return hidden_BK, cell_BK
+        return tuple(self.cell(features_BH, state))
 
     def forward(self, features_SBH: Tensor, state: State, is_first_SB: Tensor) -> Tensor:
         """`[S, B, K]` outputs from the state before row 0; reset before rows that are first."""
@@ -166,38 +157,32 @@ class PolicyHead(nn.Linear):
     def __init__(
         self, num_hidden: int, parts: tuple[ActionPart, ...], section: ModelSection
     ) -> None:
-        is_std_from_state = section.state_dependent_std
-        has_numbers = any(part.kind != "discrete" for part in parts)
-        about_numbers = {
-            "state_dependent_std": is_std_from_state,
-            "initial_std": section.initial_std != 1.0,
-        }
-        for key, is_set in about_numbers.items():
-            if is_set and not has_numbers:
-                raise SpacesError(f"model.{key}: the action has no continuous numbers")
-        are_free = [part.kind != "discrete" and not is_std_from_state for part in parts]
+        are_numbers = [part.kind != "discrete" for part in parts]
+        is_about_numbers = section.state_dependent_std or section.initial_std != 1.0
+        if is_about_numbers and not any(are_numbers):
+            keys = "model.state_dependent_std, model.initial_std"
+            raise SpacesError(f"{keys}: the action has no continuous numbers")
+        are_free = [is_number and not section.state_dependent_std for is_number in are_numbers]
         sizes = [
             part.num_items if is_free else part.num_parameters
             for part, is_free in zip(parts, are_free, strict=True)
         ]
         super().__init__(num_hidden, sum(sizes))
-        init_orthogonal(self, POLICY_GAIN)
-        self._sizes, self._are_free, self._has_free = sizes, are_free, any(are_free)
+        orthogonal(self, POLICY_GAIN)
+        self._sizes, self._are_free = sizes, are_free
+        self.log_stds = nn.ParameterList()
         log_std = math.log(section.initial_std)
-        self.log_stds = nn.ParameterList(
-            torch.full((size,), log_std)
-            for size, is_free in zip(sizes, are_free, strict=True)
-            if is_free
-        )
-        if is_std_from_state:
-            # The second half of the parameters of each part of numbers.
-            for part, bias in zip(parts, self.bias.detach().split(sizes), strict=True):
-                if part.kind != "discrete":
-                    bias[part.num_items :] = log_std
+        for part, bias in zip(parts, self.bias.detach().split(sizes), strict=True):
+            if part.kind == "discrete":
+                continue
+            if section.state_dependent_std:
+                bias[part.num_items :] = log_std
+            else:
+                self.log_stds.append(torch.full((part.num_items,), log_std))
 
     def forward(self, features_NH: Tensor) -> Tensor:
-        outputs_NP = torch.nn.functional.linear(features_NH, self.weight, self.bias)
-        if not self._has_free:
+        outputs_NP = super().forward(features_NH)
+        if not len(self.log_stds):
             return outputs_NP
         log_stds = iter(self.log_stds)
         parts: list[Tensor] = []
@@ -206,12 +191,3 @@ class PolicyHead(nn.Linear):
             if is_free:
                 parts.append(next(log_stds).expand_as(outputs))
         return torch.cat(parts, -1)
-
-
-def _normal_leaves(section: ModelSection, obs: ObsSpec) -> list[ArraySpec]:
-    if not section.normalize_obs:
-        return []
-    leaves = [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
-    if not leaves:
-        raise SpacesError("model.normalize_obs: the observation has no vector of floats")
-    return leaves

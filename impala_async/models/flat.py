@@ -1,28 +1,54 @@
 """Flat weights: tensors of a model copied into one buffer, and out of one, as a layout says."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from impala_async.weights import BFLOAT16, Weights, WeightsLayout
+from impala_async.errors import ConfigError
+from impala_async.weights import BFLOAT16, Version, Weights, WeightsLayout
 
 
-def flatten(tensors: Sequence[Tensor], layout: WeightsLayout) -> Tensor:
-    """A new buffer on the tensors' device; each is rounded to its dtype there on the way."""
-    fine: list[Tensor] = []
-    coarse: list[Tensor] = []
-    for dtype, tensor in zip(layout.dtypes, tensors, strict=True):
-        (coarse if dtype == BFLOAT16 else fine).append(tensor.detach().reshape(-1))
-    flat = torch.empty(layout.num_bytes, dtype=torch.uint8, device=tensors[0].device)
-    num_fine_bytes = sum(tensor.nbytes for tensor in fine)
-    # One call for all costs less than one for each; but one that rounds as well costs twice that.
-    if fine:
-        torch.cat(fine, out=flat[:num_fine_bytes].view(fine[0].dtype))
-    words = flat[num_fine_bytes:].view(torch.bfloat16)
-    for part, tensor in zip(words.split([len(one) for one in coarse]), coarse, strict=True):
-        part.copy_(tensor)
-    return flat
+class Snapshot:
+    """Copies the float32 tensors of a model, in the layout's order, into flat buffers."""
+
+    def __init__(self, layout: WeightsLayout, tensors: Sequence[Tensor]) -> None:
+        odd = [f"{each.name} ({each.dtype})" for each in layout.arrays if each.dtype != "float32"]
+        if odd:
+            raise ConfigError(
+                f"model.name: only float32 weights can be published, not {', '.join(odd)}"
+            )
+        self._layout = layout
+        self._fine: list[Tensor] = []
+        self._coarse: list[Tensor] = []
+        for dtype, tensor in zip(layout.dtypes, tensors, strict=True):
+            (self._coarse if dtype == BFLOAT16 else self._fine).append(tensor.detach())
+        self._num_fine_bytes = sum(tensor.nbytes for tensor in self._fine)
+        self._device = tensors[0].device
+
+    def take(self, version: Version) -> Weights | None:
+        """Copy the weights of now; None if they are not finite, and may not be published."""
+        flat = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=self._device)
+        fine, coarse = self._parts(flat)
+        # One call for all costs less than one for each; but one that rounds as well costs twice
+        # that.
+        if self._fine:
+            torch.cat([tensor.reshape(-1) for tensor in self._fine], out=fine)
+        parts = coarse.split([tensor.numel() for tensor in self._coarse])
+        for part, tensor in zip(parts, self._coarse, strict=True):
+            part.copy_(tensor.reshape(-1))
+        flat = flat.cpu()
+        for part in self._parts(flat):
+            # One number that is not finite spoils a sum, which costs a tenth of looking at each.
+            if not math.isfinite(part.sum().item()) and not part.isfinite().all():
+                return None
+        return Weights(version, flat.numpy(), self._layout.digest)
+
+    def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
+        """The numbers in float32, which come first, and those in bfloat16."""
+        fine, coarse = flat[: self._num_fine_bytes], flat[self._num_fine_bytes :]
+        return fine.view(torch.float32), coarse.view(torch.bfloat16)
 
 
 def unflatten(
@@ -35,11 +61,10 @@ def unflatten(
     """
     digest = weights.layout_digest or layouts[0].digest
     layout = next((layout for layout in layouts if layout.digest == digest), None)
-    if layout is None:
-        raise ValueError(f"weights of layout {digest.hex()} do not fit this model")
-    if weights.buffer.nbytes != layout.num_bytes:
+    if layout is None or weights.buffer.nbytes != layout.num_bytes:
         raise ValueError(
-            f"weights of {weights.buffer.nbytes} bytes do not fit a model of {layout.num_bytes}"
+            f"weights of layout {digest.hex()} and {weights.buffer.nbytes} bytes do not fit this "
+            "model"
         )
     # Torch cannot view what is read-only.
     buffer = weights.buffer if weights.buffer.flags.writeable else weights.buffer.copy()

@@ -44,12 +44,13 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
     return flat.to(torch.float32)
 
 
-def as_image(values: Tensor, is_channels_last: bool) -> Tensor:
+def as_image(leaf: ArraySpec, values: Tensor) -> Tensor:
     """`[N, ...]` values as `[N, channels, height, width]`, in what convolutions compute in."""
-    if values.dim() == 5:  # one image of the channels of all its frames, the oldest first
-        frames = values.permute(0, 2, 3, 1, 4) if is_channels_last else values
-        values = frames.flatten(3) if is_channels_last else frames.flatten(1, 2)
-    image = values.permute(0, 3, 1, 2) if is_channels_last else values
+    is_stack = values.dim() == 5  # one image of the channels of all its frames, the oldest first
+    if image_shape(leaf)[3]:
+        image = (values.movedim(1, 3).flatten(3) if is_stack else values).permute(0, 3, 1, 2)
+    else:
+        image = values.flatten(1, 2) if is_stack else values
     device = values.device.type
     # The device that only counts memory knows nothing of it.
     is_coarse = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

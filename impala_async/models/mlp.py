@@ -8,7 +8,7 @@ N rows, C columns, F features in, H features out, P parameters of the action
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,23 +27,16 @@ _NUMPY_ACTIVATIONS: dict[Callable[..., Any], Callable[[Any], Any]] = {
 }
 Net = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
 
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 HIDDEN_GAIN = math.sqrt(2)
-DEFAULT_SIZES = (64, 64)
-DEFAULT_ACTIVATION = "tanh"
 
 
-def orthogonal_linear(num_in: int, num_out: int, gain: float) -> nn.Linear:
-    """A linear layer with orthogonal weights and zero biases."""
-    layer = nn.Linear(num_in, num_out)
-    init_orthogonal(layer, gain)
-    return layer
-
-
-def init_orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> None:
-    """Orthogonal weights and zero biases."""
+def orthogonal(layer: Layer, gain: float = HIDDEN_GAIN) -> Layer:
+    """The layer, with orthogonal weights and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
+    return layer
 
 
 class Hidden(nn.Module):
@@ -54,7 +47,7 @@ class Hidden(nn.Module):
         widths = (num_in, *sizes)
         self.num_out = widths[-1]
         self.layers = nn.ModuleList(
-            orthogonal_linear(before, after, HIDDEN_GAIN) for before, after in pairwise(widths)
+            orthogonal(nn.Linear(before, after)) for before, after in pairwise(widths)
         )
         self.activate = ACTIVATIONS[activation]
 
@@ -71,8 +64,8 @@ class MLPTorso(Hidden):
     def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
         super().__init__(
             sum(vector_size(leaf) for leaf in obs.leaves),
-            section.hidden_sizes or DEFAULT_SIZES,
-            section.activation or DEFAULT_ACTIVATION,
+            section.hidden_sizes or (64, 64),
+            section.activation or "tanh",
         )
         self.leaves = obs.leaves
 

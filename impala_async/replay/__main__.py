@@ -4,12 +4,12 @@ import argparse
 import contextlib
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impala_async.doors import (
-    bind_of_this_start,
     new_parser,
     run_door,
     start_logging,
@@ -18,16 +18,18 @@ from impala_async.doors import (
     typed_path,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
-from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, free_ports, spawn
+from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
 from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
     from impala_async.replay.index import RecordingIndex
+    from impala_async.replay.player import Player
     from impala_async.runs.folder import RunFolder
 
 SETTINGS = "replay.json"
 CONNECT_S = 60.0
+POLL_S = 0.05
 # A learner that has reached its goal, and said so, is about to end by itself.
 GRACE_S = 600.0
 
@@ -78,8 +80,7 @@ def _replay(args: argparse.Namespace) -> int:
     config = settings_for(index, args.overrides, is_exact=args.exact)
     folder = RunFolder(args.run_dir or default_run_path(config))
     folder.check_new(advice="name another folder")
-    folder.hold()  # and so it is ours to withdraw
-    folder.let_go()
+    folder.check_free()  # and so it is ours to withdraw
     with undone(folder.withdraw), undone(lambda: folder.remove(SETTINGS)):
         return _start_and_play(args, index, folder, _write_settings(folder, config))
 
@@ -98,62 +99,71 @@ def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
 def _start_and_play(
     args: argparse.Namespace, index: "RecordingIndex", folder: "RunFolder", settings: Path
 ) -> int:
-    from impala_async.config.learner import BindSection
     from impala_async.replay.index import compare
 
-    data, weights = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     told: list[int] = []
+    lifeline = Lifeline()
+    flags = ["--config", str(settings), "--run-dir", str(folder.path)]
+    learner = spawn("learner", flags, lifeline)
+    grace_s = 0.0
+    try:
+        # Until it has begun it has nothing to say.
+        with undone(learner.wait), undone(learner.kill):
+            player = _make_player(args, folder, index, told, learner)
+            if player is not None:
+                player.run()
+        grace_s = GRACE_S if player is not None and player.is_finished else 0.0
+    finally:
+        code = end_learner(learner, grace_s)
+        lifeline.close()
+    if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
+        tell_death(code, folder, "learner")
+    if code != EXIT_DONE:
+        return code
+    if player is None:
+        return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
+    print(player.describe())
+    if args.exact and not told:
+        print(compare(folder, index, is_finished=player.is_finished))
+    return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
+
+
+def _make_player(
+    args: argparse.Namespace,
+    folder: "RunFolder",
+    index: "RecordingIndex",
+    told: list[int],
+    learner: "subprocess.Popen[bytes]",
+) -> "Player | None":
+    """It plays until the learner ends, or a signal comes, which `told` gets then.
+
+    None if that comes before the learner listens.
+    """
+    with start_told_of("torch is loaded"):
+        from impala_async.replay.player import Player
 
     def hear(number: int, frame: object) -> None:
         if told:
             interrupt(number, frame)
         told.append(number)
 
-    lifeline = Lifeline()
-    learner = spawn(
-        "learner",
-        ["--config", str(settings), "--run-dir", str(folder.path)],
-        lifeline,
-        environment=bind_of_this_start(BindSection(data=data, weights=weights)),
-    )
-    grace_s = 0.0
-    try:
-        # Until it has begun it has nothing to say.
-        with undone(learner.wait), undone(learner.kill):
-            with start_told_of("torch is loaded"):
-                from impala_async.replay.player import Player
+    def is_over() -> bool:
+        return bool(told) or learner.poll() is not None
 
-            for number in REQUESTS:
-                signal.signal(number, hear)
-            player = Player(
-                data,
+    for number in REQUESTS:
+        signal.signal(number, hear)
+    while not is_over():
+        if service := folder.read_json("service.json"):
+            return Player(
+                service["data_url"],
                 index,
                 is_exact=args.exact,
                 is_looped=args.loop,
-                should_stop=lambda: bool(told) or learner.poll() is not None,
+                should_stop=is_over,
                 connect_s=CONNECT_S,
             )
-            player.run()
-        grace_s = GRACE_S if player.is_finished else 0.0
-    finally:
-        code = end_learner(learner, grace_s)
-        lifeline.close()
-    if code != EXIT_DONE:
-        if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
-            tell_death(code, folder, "learner")
-        return code
-    print(player.describe())
-    summary = folder.read_json("summary.json")
-    if summary is not None:
-        print(
-            f"learner: {summary['updates']:,} updates of {summary['env_steps_trained']:,} env "
-            f"steps, {summary['env_steps_per_s']:,.0f} per second\n"
-            f"what limits it: {summary['bottleneck']}"
-        )
-    print(f"run folder: {folder.path}")
-    if args.exact and not told:
-        print(compare(folder, index, is_finished=player.is_finished))
-    return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
+        time.sleep(POLL_S)
+    return None
 
 
 def end_learner(learner: "subprocess.Popen[bytes]", grace_s: float) -> int:

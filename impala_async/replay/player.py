@@ -19,8 +19,8 @@ import torch
 from impala_async.actor.client import RunFinished
 from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
 from impala_async.errors import MismatchError, RecordingError, UnreachableError
+from impala_async.policy import build_policy
 from impala_async.replay.index import RecordingIndex
-from impala_async.team import build_policy
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.codec import Frame, body_sizes, encode_again

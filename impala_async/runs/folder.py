@@ -26,11 +26,9 @@ from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_wh
 logger = logging.getLogger(__name__)
 
 DEFAULT_ROOT = Path("runs")
-# These may lie in the folder of a new run: `train` and `replay` put the former there for their
-# learner, and a file system of its own has the last.
-PREPARED = ("actors", "replay.json", "lost+found")
-# Where `train` tells its learner by which descriptor it holds the folder for both.
-HOLD_VARIABLE = "IMPALA_ASYNC_HOLD"
+# These may lie in the folder of a new run: `train` and `replay` put some there for their learner, a
+# start that was killed may have left another, and a file system of its own has the last.
+PREPARED = ("actors", "replay.json", "checkpoints", "lost+found")
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE = 0o600
 # The one after it has no more digits than the name of a checkpoint may have.
@@ -58,39 +56,39 @@ class RunFolder:
         self._epoch = path / "epoch"
         self._saved = path / "last_checkpoint"
         self._hold: int | None = None
-        self._unwritten: RunConfig | None = None
-        self._is_new = self._is_made_here = self._has_begun = self._is_gone = False
+        self._is_new = self._has_begun = self._is_gone = False
 
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
         """Raise ConfigError where no new run may begin."""
-        left_over = self.checkpoints
-        try:
-            is_run, paths = self.exists(), sorted(self.path.iterdir()) if self.path.is_dir() else []
-            others = [path for path in paths if path.name not in PREPARED and not _is_torn(path)]
-            if left_over in others and left_over.is_dir() and not any(left_over.iterdir()):
-                others.remove(left_over)
-        except OSError as error:
-            where = error.filename or self.path
-            raise ConfigError(f"--run-dir: cannot read {where}: {error.strerror}") from None
-        if is_run:
+        if self.exists():
             raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
-        if others:
+        found = [*self.path.glob("[!.]*"), *self.checkpoints.glob("[!.]*")]
+        if others := sorted(path.name for path in found if path.name not in PREPARED):
             raise ConfigError(
-                f"--run-dir: {self.path} holds other files ({others[0].name}) and no run: name a "
-                "new or an empty folder"
+                f"--run-dir: {self.path} holds other files ({others[0]}) and no run: name a new or "
+                "an empty folder"
             )
 
-    def hold(self) -> int:
-        """Take the folder, made if there is none, for this process and who gets the descriptor."""
-        is_made_here = not self.path.exists()
+    def check_free(self) -> None:
+        """Raise ConfigError where another learner has the folder; it is made if there is none."""
+        self.hold()
+        self.remove("service.json")  # of a learner that was killed
+        self.let_go()
+
+    def hold(self) -> None:
+        """Take the folder for this process: one learner has it, and however it ends, it lets go."""
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            hold = self._take_hold()
-            for path in filter(_is_torn, self.path.iterdir()):
-                path.unlink()
-        self._is_new, self._is_made_here = not self.exists(), is_made_here
-        self._has_begun = False
-        return hold
+            self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(self._hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.let_go()
+                raise ConfigError(
+                    f"--run-dir: {self.path} is in use by another learner (service.json there "
+                    "says which, once it listens): end it first, or name another folder"
+                ) from None
+        self._is_new, self._has_begun = not self.exists(), False
 
     def begin(self, config: RunConfig) -> None:
         """Take the folder for this process, and write down the settings and the id of a new run.
@@ -104,45 +102,19 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             attempt.mkdir(exist_ok=True)
             attempt.rmdir()
-        self._unwritten = config
         if self._is_new:
             self._write_settings(config, uuid.uuid4().hex)
         self._has_begun = True
 
-    def confirm(self) -> None:
+    def confirm(self, config: RunConfig) -> None:
         """The learner is built: a resumed run goes on, so its settings are now the new ones."""
-        if self._unwritten is not None:
-            self._write_settings(self._unwritten, self.run_id.hex())
+        if not self._is_new:
+            self._write_settings(config, self.run_id.hex())
 
     def _write_settings(self, config: RunConfig, run_id: str) -> None:
         content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
         with _writing(self.path):
             self.write_json("config.json", content, mode=PRIVATE)
-        self._unwritten = None
-
-    def _take_hold(self) -> int:
-        """One learner per folder, as long as its process lives; however it ends, it lets go."""
-        hold = self._handed_down()
-        if hold is None:
-            hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(hold)
-            raise ConfigError(
-                f"--run-dir: {self.path} is in use by another learner (service.json there "
-                "says which, once it listens): end it first, or name another folder"
-            ) from None
-        self._hold = hold
-        return hold
-
-    def _handed_down(self) -> int | None:
-        """The descriptor by which whoever started this process holds the folder, if one does."""
-        value = os.environ.pop(HOLD_VARIABLE, "")
-        with contextlib.suppress(OSError):
-            if value.isdecimal() and os.path.samestat(os.fstat(int(value)), self.path.stat()):
-                return int(value)
-        return None
 
     def let_go(self) -> None:
         """The folder is free for another learner."""
@@ -150,23 +122,20 @@ class RunFolder:
             os.close(self._hold)
             self._hold = None
 
-    def is_elsewhere(self) -> bool:
-        """Whether what lies at the path is not what was taken, or not the run that began in it."""
-        if self._hold is None:
-            return False
+    def is_gone(self) -> bool:
+        """Whether the run that began here has lost its folder, to another one perhaps; it does not
+        come back."""
+        if self._hold is None or self._is_gone:
+            return self._is_gone
         try:
             if self._has_begun:
                 self._config.stat()
-            return not os.path.samestat(os.fstat(self._hold), self.path.stat())
+            self._is_gone = not os.path.samestat(os.fstat(self._hold), self.path.stat())
         except (FileNotFoundError, NotADirectoryError):
-            return True
+            self._is_gone = True
         except OSError:  # a disk that fails, or may not be read, is there
             return False
-
-    def is_gone(self) -> bool:
-        """Whether the run that began here has lost its folder; it does not come back."""
-        if not self._is_gone and self.is_elsewhere():
-            self._is_gone = True
+        if self._is_gone:
             logger.error(
                 "run folder %s: it is gone, or another one lies there: nothing of this run can be "
                 "saved any more. If it was only moved, go on with it where it is now, by --resume",
@@ -177,31 +146,25 @@ class RunFolder:
     def withdraw(self) -> None:
         """The run never began: leave nothing that would stand in the way of the next try.
 
-        This does nothing to a run of an earlier start, nor to one that has a result.
+        This does nothing to a run of an earlier start, nor to one that has a result. Logs in which
+        an actor has said something stay.
         """
         has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
-        if self._is_new and not has_result and not self.is_elsewhere():
+        if self._is_new and not has_result and not self.is_gone():
             for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
                 self.remove(name)
                 self.remove(beside(self.path / name).name)
-            for folder in (self.checkpoints, *([self.path] if self._is_made_here else [])):
-                with contextlib.suppress(OSError):  # somebody else has left something in it
+            for log in self.path.glob("actors/*.log"):
+                if log.stat().st_size == 0:
+                    self.remove(f"actors/{log.name}")
+            for folder in (self.checkpoints, self.path / "actors", self.path):
+                with contextlib.suppress(OSError):  # something is left in it
                     folder.rmdir()
         self._is_new = False  # once: somebody else may take the place
         self.let_go()
 
-    @staticmethod
-    def open(path: Path | None) -> "RunFolder":
-        """The folder of a run that exists already."""
-        if path is None:
-            raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
-        folder = RunFolder(path)
-        if not folder.exists():
-            raise CheckpointError(f"--run-dir: {path} holds no run (there is no config.json in it)")
-        return folder
-
     def exists(self) -> bool:
-        return self._config.exists()
+        return os.path.exists(self._config)  # unlike Path.exists, where it may not be looked for
 
     def load_settings(self) -> dict[str, Any]:
         """The settings of the run as nested keys, to be changed and validated again."""
@@ -251,6 +214,9 @@ class RunFolder:
 
     def check_resumable(self) -> None:
         """Raise ConfigError or CheckpointError for what no learner could go on with."""
+        if not self.exists():
+            why = f"{self.path} holds no run (there is no config.json in it)"
+            raise CheckpointError(f"--run-dir: {why}")
         self._last_epoch()
         saved, names = self.last_saved(), None
         try:
@@ -311,9 +277,3 @@ def _writing(path: Path, advice: str = "") -> Iterator[None]:
     except OSError as error:
         where, why = error.filename or path, error.strerror or error
         raise ConfigError(f"--run-dir: cannot write to {where}: {why}{advice}") from None
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether it is what a process that was killed had begun to write here."""
-    begun = r"\.((config|service|summary|replay)\.json|epoch|last_checkpoint)\.\d+"
-    return re.fullmatch(begun, path.name) is not None and path.is_file()

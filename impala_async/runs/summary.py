@@ -1,20 +1,40 @@
-"""The end of a run in one small file: what `train` prints and what others compare.
+"""The end of a run: its summary in a small file and in words, and its picture.
 
-Runs on: event loop
+Runs on: event loop, and the main thread behind it; matplotlib is imported only to draw
 """
 
+import io
+import json
+import logging
+import os
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from impala_async import __version__
 from impala_async.config.run import RunConfig
+from impala_async.files import write_whole
 from impala_async.metrics.names import DROP_REASONS, Value
-from impala_async.metrics.report import format_mean_return
-from impala_async.metrics.verdict import Verdict
+from impala_async.metrics.report import (
+    RETURN_EPISODES,
+    advice_on,
+    format_mean_return,
+    format_return,
+)
+from impala_async.output import told_of
+from impala_async.user_code import one_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from impala_async.runs.folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 QUANTILES = (0, 10, 50, 90, 100)
+DRAWING = "ending: drawing the learning curve, with matplotlib"
 
 
 def summarise(
@@ -26,7 +46,7 @@ def summarise(
     env_steps_since: int,
     lag_histogram: Sequence[int],
     mean_return: float | None,
-    verdict: Verdict,
+    verdict: str,
 ) -> dict[str, Any]:
     """`wall_s` runs from the first update; rates are means over it, and the verdict is on it.
 
@@ -55,21 +75,10 @@ def summarise(
         "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},
         "rejected": report["trajectories/rejected"],
         "starved_total_s": report["learner/starved_total_s"],
-        "bottleneck": str(verdict),
-        "advice": verdict.advice,
+        "bottleneck": verdict,
+        "advice": advice_on(verdict),
         "num_actors": report["num_actors"],
     }
-
-
-def describe(summary: dict[str, Any]) -> str:
-    """The summary in one line, for a log."""
-    mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
-    zero_at = summary["lr_is_0_since"]
-    unlearned = "" if zero_at is None else f"; nothing was learned after env step {zero_at:,}"
-    return (
-        f"ended ({summary['exit_reason']}) after {summary['env_steps_trained']:,} env steps and "
-        f"{summary['updates']:,} updates, mean return {mean_return}{unlearned}"
-    )
 
 
 def lag_quantiles(histogram: Sequence[int]) -> list[int]:
@@ -80,3 +89,117 @@ def lag_quantiles(histogram: Sequence[int]) -> list[int]:
         return []
     ranks = [min(total - 1, round(q / 100 * (total - 1))) for q in QUANTILES]
     return [int(np.searchsorted(np.cumsum(counts), rank, side="right")) for rank in ranks]
+
+
+def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -> str:
+    """The summary as a table. Of a resumed run some figures are of its last start alone."""
+    last = ", this start" if is_resumed else ""
+    lag, rate, frame_rate = (
+        summary[name] for name in ("lag_quantiles", "env_steps_per_s", "frames_per_s")
+    )
+    frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
+    rows = {
+        f"mean return of {min(summary['episodes'], RETURN_EPISODES)} episodes": format_return(
+            summary["mean_return"], goal
+        ),
+        "env steps trained": f"{summary['env_steps_trained']:,}",
+        "updates": f"{summary['updates']:,}",
+        f"seconds of training{last}": f"{summary['wall_s']:.1f}",
+        f"env steps per second{last}": f"{rate:,.0f}{frames}",
+        f"lag, median (largest){last}": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
+        "trajectories dropped": sum(summary["dropped"].values()),
+        "trajectories refused": summary["rejected"],
+        f"what limits it{last}": summary["bottleneck"],
+    }
+    if (zero_at := summary["lr_is_0_since"]) is not None:
+        rows["learning rate"] = f"0 since env step {zero_at:,}: nothing was learned after it"
+    if summary["advice"] is not None:
+        rows["what may help"] = summary["advice"]
+    width = max(map(len, rows))
+    lines = [f"  {name:<{width}}  {value}" for name, value in rows.items()]
+    return "\n".join([f"{summary['env_id']}: ended ({summary['exit_reason']})", *lines])
+
+
+def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None) -> str:
+    """Where the picture of a run is, or why there is none."""
+    title = str(summary["env_id"])
+    if summary["mean_return"] is not None:
+        mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
+        title += f": mean return {mean_return}"
+    picture = folder.path / "learning_curve.png"
+    try:
+        with told_of(DRAWING, logger.info):
+            is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}"
+    # matplotlib reads files and variables of the user's, and fails in its own ways.
+    except Exception as error:
+        return f"cannot be drawn: {one_line(error)}"
+    return str(picture) if is_drawn else "no report to draw"
+
+
+def read_reports(path: Path) -> list[dict[str, Any]]:
+    """The reports of a metrics file. Left out are lines that are torn or damaged, and reports of
+    what a resumed run had to do again: steps only grow."""
+    kept: list[dict[str, Any]] = []
+    if not path.is_file():  # a pipe would be waited for
+        return kept
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            report = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(report, dict) and _has_number(report, "env_steps_trained"):
+            while kept and kept[-1]["env_steps_trained"] > report["env_steps_trained"]:
+                kept.pop()
+            kept.append(report)
+    return kept
+
+
+def draw_learning_curve(
+    metrics: Path, picture: Path, *, title: str = "", goal: float | None = None
+) -> Path | None:
+    """Return over env steps, with the lag beneath it; None if no episode was reported."""
+    reports = [r for r in read_reports(metrics) if _has_number(r, "episodes/return_mean")]
+    if not reports:
+        return None
+    # It is read at the import, and may name what is not installed here.
+    os.environ["MPLBACKEND"] = "agg"
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, (top, bottom) = plt.subplots(
+        2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1], layout="constrained"
+    )
+    # As text: a pair of dollar signs in a name is no formula.
+    top.set_title(title, parse_math=False)
+    _draw(top, reports, "episodes/return_mean", alpha=0.4, label="interval")
+    _draw(top, reports, "mean_return_100", label="last 100 episodes", linewidth=2)
+    if goal is not None:
+        top.axhline(goal, color="tab:green", linestyle="--", label="goal")
+    top.set_ylabel("episode return")
+    top.legend(loc="lower right")
+    _draw(bottom, reports, "lag/mean", color="tab:red")
+    bottom.set_ylabel("lag (updates)")
+    bottom.set_xlabel("env steps trained")
+    for axes in (top, bottom):
+        axes.grid(alpha=0.3)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    plt.close(figure)
+    write_whole(picture, drawn.getvalue())
+    return picture
+
+
+def _has_number(report: dict[str, Any], name: str) -> bool:
+    value = report.get(name)
+    # One that is too large to be drawn, or is none, is damage.
+    return isinstance(value, int | float) and abs(value) < 1e100
+
+
+def _draw(axes: "Axes", reports: list[dict[str, Any]], name: str, **style: Any) -> None:
+    known = [r for r in reports if _has_number(r, name)]
+    if known:
+        axes.plot([r["env_steps_trained"] for r in known], [r[name] for r in known], **style)

@@ -1,4 +1,4 @@
-"""The algorithms: what loss each has, what it reports, and whether it wants a target network.
+"""The algorithms: what loss each has, what it reports, and the target network that APPO wants.
 
 A user's own is named `algorithm.name = "package.module:Name"`. It is made from the `algorithm`
 section, by a function that gives an `Algorithm`; docs/models.md says more. Its loss and its stats
@@ -8,24 +8,28 @@ are looked at each time, so that what is wrong is told by its name. One of ours 
     B columns of a batch, T action rows, S = T+1 observation rows
 """
 
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import a2c_loss, appo_loss, impact_ratios, impala_loss, ppo_loss
+from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss, ppo_loss
 from impala_async.algo.terms import LossTerms
 from impala_async.algo.vtrace import clamped_exp
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
+from impala_async.models.actor_critic import ActorCritic
 from impala_async.policy import Evaluation
-from impala_async.user_code import NamedInSetting, import_callable
+from impala_async.training.state import check_alike, entry
+from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
+KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
+# Adapting ends there. From 0 and from infinity there would be no way back.
+MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
 
 
 class View(NamedTuple):
@@ -50,6 +54,7 @@ class View(NamedTuple):
         """The arguments that every loss takes."""
         return {
             "log_probs_TB": self.evaluation.log_probs_TB,
+            "behaviour_log_probs_TB": self.behaviour_log_probs_TB,
             "entropies_TB": self.evaluation.entropies_TB,
             "values_SB": self.evaluation.values_SB,
             "rewards_TB": self.rewards_TB,
@@ -76,60 +81,38 @@ class Algorithm(NamedTuple):
 
 
 def _impala(section: AlgorithmSection) -> Algorithm:
-    settings = _shared(section) | _bars(section)
-
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        behaviour_TB = view.behaviour_log_probs_TB
-        inputs = view.inputs | {"behaviour_log_probs_TB": behaviour_TB}
-        return impala_loss(**inputs, entropy_cost=entropy_cost, **settings)
-
-    return Algorithm(loss)
+    settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar")
+    return Algorithm(lambda view, cost: impala_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
 def _appo(section: AlgorithmSection) -> Algorithm:
-    settings = _shared(section) | _bars(section)
-    clip, is_clip = section.clip, section.is_clip
+    settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar", "clip", "is_clip")
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
-        target = _target(view)
         return appo_loss(
             **view.inputs,
-            behaviour_log_probs_TB=view.behaviour_log_probs_TB,
-            target_log_probs_TB=target.log_probs_TB,
-            kl_TB=_kl(view, target) if view.kl_coeff else None,
+            target_log_probs_TB=_target(view).log_probs_TB,
+            kl_TB=_kl(view) if view.kl_coeff else None,
             kl_coeff=view.kl_coeff,
             entropy_cost=entropy_cost,
-            clip=clip,
-            is_clip=is_clip,
             **settings,
         )
 
     def stats(view: View) -> dict[str, Tensor]:
-        target = _target(view)
         log_probs_TB, mu_TB = view.evaluation.log_probs_TB, view.behaviour_log_probs_TB
-        ratios_TB = impact_ratios(log_probs_TB, mu_TB, target.log_probs_TB, is_clip)
+        target_TB = _target(view).log_probs_TB
+        ratios_TB = impact_ratios(log_probs_TB, mu_TB, target_TB, section.is_clip)
         return {
-            "policy/kl": view.mean(_kl(view, target)),
-            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
+            "policy/kl": view.mean(_kl(view)),
+            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),
         }
 
     return Algorithm(loss, stats, has_target=True)
 
 
 def _ppo(section: AlgorithmSection) -> Algorithm:
-    bars = {"rho_bar": section.rho_bar, "c_bar": section.c_bar, "lambda_": section.trace_decay}
-    settings = _shared(section) | bars
-    kind, clip = section.returns_kind, section.clip
-
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        return ppo_loss(
-            **view.inputs,
-            behaviour_log_probs_TB=view.behaviour_log_probs_TB,
-            entropy_cost=entropy_cost,
-            returns=kind,
-            clip=clip,
-            **settings,
-        )
+    settings = _settings(section, "rho_bar", "c_bar", "clip")
+    settings["returns"] = section.returns_kind
 
     def stats(view: View) -> dict[str, Tensor]:
         log_ratios_TB = view.evaluation.log_probs_TB.detach() - view.behaviour_log_probs_TB
@@ -137,35 +120,27 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
         return {
             # From the actions taken alone, and never below 0: E[r - 1 - log r] = KL(mu || pi).
             "policy/kl": view.mean(ratios_TB - 1 - log_ratios_TB),
-            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > clip),
+            "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),
         }
 
-    return Algorithm(loss, stats)
+    return Algorithm(
+        lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings), stats
+    )
 
 
 def _a2c(section: AlgorithmSection) -> Algorithm:
-    settings, decay = _shared(section), section.trace_decay
-
-    def loss(view: View, entropy_cost: float) -> LossTerms:
-        return a2c_loss(**view.inputs, entropy_cost=entropy_cost, lambda_=decay, **settings)
-
-    return Algorithm(loss)
+    settings = _settings(section) | {"clip": None}
+    return Algorithm(lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
-def _shared(section: AlgorithmSection) -> dict[str, Any]:
+def _settings(section: AlgorithmSection, *keys: str) -> dict[str, Any]:
+    """The arguments of a loss that are settings: those that all have, and these."""
     return {
         "value_cost": section.value_cost,
         "reduction": section.reduction,
         "normalize_advantages": section.has_normal_advantages,
-    }
-
-
-def _bars(section: AlgorithmSection) -> dict[str, Any]:
-    return {
-        "rho_bar": section.rho_bar,
-        "c_bar": section.c_bar,
-        "pg_rho_bar": section.pg_rho_bar,
         "lambda_": section.trace_decay,
+        **{key: getattr(section, key) for key in keys},
     }
 
 
@@ -174,9 +149,79 @@ def _target(view: View) -> Evaluation:
     return view.target
 
 
-def _kl(view: View, target: Evaluation) -> Tensor:
+def _kl(view: View) -> Tensor:
     """[T, B]"""
-    return target.joint_BT.kl(view.evaluation.joint_BT).t()
+    return _target(view).joint_BT.kl(view.evaluation.joint_BT).t()
+
+
+class Target:
+    """The target network of APPO (IMPACT), and the weight of the KL from it.
+
+    It starts as a copy of the network. `note_update` is called after every update taken.
+    """
+
+    def __init__(self, live: ActorCritic, section: AlgorithmSection) -> None:
+        self.model = copy.deepcopy(live)
+        self.kl_coeff = section.kl_coeff
+        self._section = section
+        # The settings that, with the course of the run, determine the coefficient.
+        self._kl_settings = [section.kl_coeff, section.kl_target]
+        self._age = 0
+        self._has_moved = False
+
+    @torch.no_grad()
+    def note_update(self, live: ActorCritic, kl: float) -> None:
+        """One update further from the target, at a mean KL before it of `kl`.
+
+        The coefficient is adapted when the target moves, by the last KL before: right behind a
+        move the two are equal, so that a KL taken there would only ever lower it.
+        """
+        self._age += 1
+        if self._age < self._section.target_update_every_updates:
+            return
+        self._age = 0
+        self.kl_coeff = adapted(self.kl_coeff, kl, self._section.kl_target)
+        for weight, goal in zip(self.model.parameters(), live.parameters(), strict=True):
+            weight.lerp_(goal, self._section.tau)
+        self._has_moved = True
+        self._take_statistics(live)
+
+    def end_batch(self, live: ActorCritic) -> None:
+        """Follow the statistics of observations that the batch has changed, if it has moved."""
+        if self._has_moved:
+            self._has_moved = False
+            self._take_statistics(live)
+
+    def _take_statistics(self, live: ActorCritic) -> None:
+        """They are no weights: the newest are the best."""
+        for statistic, newest in zip(self.model.buffers(), live.buffers(), strict=True):
+            statistic.copy_(newest)
+
+    def state(self) -> dict[str, Any]:
+        """The values that a checkpoint must hold besides the tensors of its model."""
+        return {"kl_coeff": self.kl_coeff, "kl_settings": self._kl_settings, "age": self._age}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; where the settings of the KL have changed, they hold."""
+        check_alike(tensors, self.model.state_dict())
+        self.model.load_state_dict(dict(tensors))
+        if entry(state, "kl_settings", list) == self._kl_settings:
+            self.kl_coeff = float(entry(state, "kl_coeff", float))
+        self._age = int(entry(state, "age", float))
+
+
+def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:
+    """Larger where the policies are too far apart, smaller where they need not be so near.
+
+    One that was set outside of the range of adapting is not brought into it against its way.
+    """
+    if kl_target is None:
+        return kl_coeff
+    if kl > 2 * kl_target:
+        return max(kl_coeff, min(kl_coeff * KL_GROWTH, MAX_KL_COEFF))
+    if kl < 0.5 * kl_target:
+        return min(kl_coeff, max(kl_coeff * KL_SHRINKAGE, MIN_KL_COEFF))
+    return kl_coeff
 
 
 MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
@@ -189,100 +234,58 @@ MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
 
 def make_algorithm(section: AlgorithmSection) -> Algorithm:
     """The one that the section names; raises ConfigError where a user's own cannot be made."""
-    if is_own(section):
-        return _make_own(section)
-    return MAKERS[section.name](section)
-
-
-def is_own(section: AlgorithmSection) -> bool:
-    """Whether the section names an algorithm of the user's."""
-    return section.name not in MAKERS
-
-
-def _make_own(section: AlgorithmSection) -> Algorithm:
-    """A user's, in which every mistake becomes a ConfigError."""
     name = section.name
+    if name in MAKERS:
+        return MAKERS[name](section)
     make = import_callable(f"{KEY}: {name}", name)
-    with NamedInSetting(KEY, name, "when it was made"):
+    with UserCode(f"{KEY}: {name}", "when it was made"):
         made = make(section)
     if not isinstance(made, Algorithm):
-        raise ConfigError(
-            f"{KEY}: {name} must make an Algorithm of impala_async/training/algorithms.py, not "
-            f"{type(made).__name__}"
-        )
+        raise _wrong(name, f"must make {Algorithm.__module__}.Algorithm, not {_kind(made)}")
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
-        with _watched(name, view, "in its loss"):
-            terms = made.loss(view, entropy_cost)
-        _check_terms(name, terms)
+        terms = _call(name, "in its loss", made.loss, view, entropy_cost)
+        if not isinstance(terms, LossTerms):
+            raise _wrong(name, f"must give LossTerms as ValidRows.terms does, not {_kind(terms)}")
+        if torch.is_grad_enabled() and not terms.total.requires_grad:
+            raise _wrong(name, "has no gradient: its total must follow from view.evaluation")
         return terms
 
     def stats(view: View) -> dict[str, Tensor]:
-        with _watched(name, view, "in its stats"):
-            stats = made.stats(view)
-        _check_stats(name, stats, has_target=made.has_target)
-        return stats
+        found: dict[str, Tensor] = _call(name, "in its stats", made.stats, view)
+        if not isinstance(found, dict):
+            raise _wrong(name, f"must give stats as a dict, not {_kind(found)}")
+        for stat, value in found.items():
+            if not is_of_update(str(stat)):
+                own = f"a metric of your own has a name like {OWN_PREFIX}name"
+                raise _wrong(name, f"reports {stat!r}, which is no metric of an update: {own}")
+            if not isinstance(value, Tensor) or value.dim():
+                what = "a tensor without dimensions, as view.mean gives it"
+                raise _wrong(name, f"must report {stat} as {what}")
+        if made.has_target and "policy/kl" not in found:
+            raise _wrong(name, "has a target network, so its stats must hold policy/kl")
+        return found
 
     return Algorithm(loss, stats, made.has_target)
 
 
-@contextmanager
-def _watched(name: str, view: View, where: str) -> Iterator[None]:
-    """A mistake in the block is told by the name, as is a change to the batch's own memory."""
+def _call(name: str, where: str, function: Callable[..., Any], view: View, *more: float) -> Any:
+    """A mistake in a user's function is told by the name, as is a change to the batch's memory."""
     rows = {field: part for field, part in view._asdict().items() if isinstance(part, Tensor)}
     # Every change in place increases it.
     before = {field: tensor._version for field, tensor in rows.items()}
-    with NamedInSetting(KEY, name, where):
-        yield
+    with UserCode(f"{KEY}: {name}", where):
+        found = function(view, *more)
     for field, tensor in rows.items():
         if tensor._version != before[field]:
-            raise ConfigError(
-                f"{KEY}: {name} changes view.{field} in place, which other passes over the batch "
-                "read too: it must make a new tensor"
-            )
+            why = "which other passes over the batch read too: it must make a new tensor"
+            raise _wrong(name, f"changes view.{field} in place, {why}")
+    return found
 
 
-def _check_terms(name: str, terms: Any) -> None:
-    if not isinstance(terms, LossTerms):
-        raise ConfigError(
-            f"{KEY}: the loss of {name} must give LossTerms of impala_async/algo/terms.py, as "
-            f"ValidRows.terms makes them, not {type(terms).__name__}"
-        )
-    if torch.is_grad_enabled() and not terms.total.requires_grad:
-        raise ConfigError(
-            f"{KEY}: the loss of {name} has no gradient: its total must follow from view.evaluation"
-        )
-
-
-def _check_stats(name: str, stats: Any, *, has_target: bool) -> None:
-    if not isinstance(stats, dict):
-        raise ConfigError(
-            f"{KEY}: the stats of {name} must be a dict from name to tensor, not a "
-            f"{type(stats).__name__}"
-        )
-    for stat, value in stats.items():
-        if not is_of_update(str(stat)):
-            raise ConfigError(
-                f"{KEY}: {name} reports {stat!r}, which is no metric of an update: a metric of "
-                f"your own needs no declaration, but a name like {OWN_PREFIX}{_plain(stat)}"
-            )
-        if not isinstance(value, Tensor) or value.dim():
-            raise ConfigError(
-                f"{KEY}: {name} reports {stat} as {_kind(value)}, and must report a tensor without "
-                "dimensions: view.mean gives one"
-            )
-    if has_target and "policy/kl" not in stats:
-        raise ConfigError(
-            f"{KEY}: {name} has a target network, so its stats must hold policy/kl, the KL from it"
-        )
-
-
-def _plain(stat: object) -> str:
-    """As the end of a name."""
-    return re.sub("[^a-z0-9]+", "_", str(stat).rpartition("/")[2].lower()).strip("_") or "name"
+def _wrong(name: str, what: str) -> ConfigError:
+    return ConfigError(f"{KEY}: {name} {what}")
 
 
 def _kind(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    return f"a {type(value).__name__}"
+    return type(value).__name__

@@ -1,4 +1,4 @@
-"""A batch as tensors, which view the memory of a slot, and the parts it is trained on in.
+"""A batch as tensors, which view the memory of a slot, and the columns it is trained on in parts.
 
 A part has whole columns, because a recurrent state runs along a column and returns run back along
 it.
@@ -9,13 +9,14 @@ F frames, K frames of a stack
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
@@ -48,16 +49,20 @@ class Batch:
     @staticmethod
     def over(columns: Columns) -> "Batch":
         """View the columns' memory; nothing is copied."""
+
+        def view(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+            return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
         return Batch(
-            obs={name: torch.from_numpy(leaf) for name, leaf in columns.obs.items()},
-            actions={name: torch.from_numpy(part) for name, part in columns.actions.items()},
-            state={name: torch.from_numpy(part) for name, part in columns.state.items()},
+            obs=view(columns.obs),
+            actions=view(columns.actions),
+            state=view(columns.state),
             rewards_BT=torch.from_numpy(columns.rewards_CT),
             log_probs_BT=torch.from_numpy(columns.log_probs_CT),
             terminated_BT=torch.from_numpy(columns.terminated_CT),
             truncated_BT=torch.from_numpy(columns.truncated_CT),
             mask_BT=torch.from_numpy(columns.mask_CT),
-            windows={name: torch.from_numpy(part) for name, part in columns.windows.items()},
+            windows=view(columns.windows),
         )
 
     @staticmethod
@@ -90,8 +95,16 @@ class Batch:
         shown = {name: _through(window, self.obs[name]) for name, window in self.windows.items()}
         return {**self.obs, **shown}
 
+    def living(self, alive_B: Tensor) -> "Batch":
+        """This batch, in which the columns that are not alive, a tensor on the CPU, are masked."""
+        if alive_B.all():
+            return self
+        alive_B1 = alive_B.to(self.mask_BT.device, non_blocking=True).unsqueeze(-1)
+        return replace(self, mask_BT=self.mask_BT & alive_B1)
+
     def take(self, columns_N: Tensor) -> "Batch":
-        """Copy the columns with these numbers."""
+        """Copy the columns with these numbers, a tensor on the CPU."""
+        columns_N = columns_N.to(self.mask_BT.device)
         taken: dict[str, Any] = {}
         for item in fields(self):
             part = getattr(self, item.name)
@@ -119,41 +132,21 @@ class Batch:
         return f"the last batch is kept in {path}"
 
 
-class Part(NamedTuple):
-    """Some columns of a batch, or all of it, and which of the living columns it has."""
-
-    batch: Batch
-    mask_BT: Tensor
-    is_in_B: Tensor
-
-
-def parts_of(
-    batch: Batch, alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]
-) -> Iterator[Part]:
-    """Deal the living columns to parts at random; a single part is the batch as it is.
+def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:
+    """The numbers of the living columns, dealt to parts: at random, or in order to one alone.
 
     Args:
-        batch: on any device.
-        alive_B: which columns are trained on, a tensor on the CPU. Dead ones are masked.
+        alive_B: which columns are trained on, a tensor on the CPU.
         max_parts: how many parts there are, if so many columns live. None is empty, and their
             sizes differ by one at most.
         seeds: the order hangs on these alone.
     """
-    num_parts = min(max_parts, int(alive_B.sum())) if max_parts > 1 else 1
+    columns_N = alive_B.nonzero().flatten()
+    num_parts = min(max_parts, len(columns_N))
     if num_parts <= 1:
-        yield Part(batch, living_mask(batch, alive_B), alive_B)
-        return
-    columns = alive_B.nonzero().flatten()
-    order = np.random.default_rng(seeds).permutation(len(columns))
-    for columns_N in columns[torch.from_numpy(order)].tensor_split(num_parts):
-        yield part_with(batch, columns_N)
-
-
-def part_with(batch: Batch, columns_N: Tensor) -> Part:
-    """Copy these columns of the batch."""
-    part = batch.take(columns_N.to(batch.mask_BT.device))
-    is_in_B = torch.zeros(len(batch.mask_BT), dtype=torch.bool).index_fill(0, columns_N, True)
-    return Part(part, part.mask_BT, is_in_B)
+        return [columns_N]
+    order = np.random.default_rng(seeds).permutation(len(columns_N))
+    return list(columns_N[torch.from_numpy(order)].tensor_split(num_parts))
 
 
 def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tensor:
@@ -173,13 +166,6 @@ def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tenso
         else:
             groups.extend(group.tensor_split(2))
     return torch.cat(found) if found else columns_N[:0]
-
-
-def living_mask(batch: Batch, alive_B: Tensor) -> Tensor:
-    """[B, T]: the valid rows of the columns that are alive, a tensor on the CPU."""
-    if alive_B.all():
-        return batch.mask_BT
-    return batch.mask_BT & alive_B.to(batch.mask_BT.device, non_blocking=True).unsqueeze(-1)
 
 
 def _through(window_BSK: Tensor, frames_BF: Tensor) -> Tensor:

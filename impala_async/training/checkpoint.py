@@ -7,15 +7,12 @@
 
 A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
 folder that nobody reads and that the next `prune` removes. Reading trusts nothing: a folder whose
-files do not match its manifest is passed over, as is one with a number that is not finite, which is
-never written. Nothing here executes what it reads.
+files do not match its manifest is passed over, as is one with a number that is not finite.
 
 One thread at a time writes and prunes a folder of checkpoints.
 """
 
 import contextlib
-import ctypes
-import errno
 import hashlib
 import json
 import logging
@@ -47,9 +44,6 @@ TENSORS_SUFFIX = ".safetensors"
 # No longer numbers than a message to an actor can hold.
 _NAME = re.compile(r"ckpt-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,17})")
 _HIDDEN = ".partial-"
-# Both are arguments of the Linux call renameat2, which os.rename does not offer.
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 
 
 @dataclass(frozen=True)
@@ -81,9 +75,8 @@ def save_checkpoint(
         partial.mkdir()
         _write_files(partial, version, tensors, state)
         if os.path.lexists(final):
-            _exchange(partial, final)
-        else:
-            partial.rename(final)
+            _hide(final)
+        partial.rename(final)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
     finally:
@@ -123,9 +116,7 @@ def whole_checkpoints(directory: Path) -> Iterator[Checkpoint]:
 def last_good(directory: Path) -> Path | None:
     """The newest that is whole, as far as the sizes of its files tell, and can be read at all."""
     with contextlib.suppress(CheckpointError):
-        return next(
-            (path for version, path in _found(directory) if _looks_whole(version, path)), None
-        )
+        return next((path for _, path in _whole_by_size(directory)), None)
     return None
 
 
@@ -144,11 +135,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 def read_digests(directory: Path, version: Version) -> dict[str, str]:
     """SHA-256 of the tensor files of a checkpoint, by name; empty if it is not there."""
-    try:
+    with contextlib.suppress(CheckpointError):
         files = _sized_files(_path_of(directory, version), version)
-    except CheckpointError:
-        return {}
-    return {name: sha256 for name, sha256 in files.items() if name != STATE}
+        return {name: sha256 for name, sha256 in files.items() if name != STATE}
+    return {}
 
 
 def prune(directory: Path, keep: int, best: Version | None = None) -> None:
@@ -157,14 +147,9 @@ def prune(directory: Path, keep: int, best: Version | None = None) -> None:
     A damaged checkpoint does not count among the newest, and stays where it is. One that cannot be
     removed does not keep the others; CheckpointError names the first.
     """
-    whole = [found for found in _found(directory) if _looks_whole(*found)]
-    old = [path for version, path in whole[keep:] if version != best]
-    try:
-        leftovers = list(directory.glob(f"{_HIDDEN}*"))
-    except OSError as error:
-        raise CheckpointError(f"{directory}: cannot be read: {error.strerror}") from None
+    old = [path for version, path in _whole_by_size(directory)[keep:] if version != best]
     faults = []
-    for path in [*leftovers, *old]:
+    for path in [*directory.glob(f"{_HIDDEN}*"), *old]:
         try:
             if path in old:
                 path = _hide(path)
@@ -192,10 +177,6 @@ def _write_files(
     _sync(folder)
 
 
-def _to_json(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, indent=1, allow_nan=False).encode()
-
-
 def _write(path: Path, data: bytes) -> dict[str, Any]:
     """Write through to the disk; return what the manifest says of it."""
     with path.open("xb") as file:
@@ -205,6 +186,10 @@ def _write(path: Path, data: bytes) -> dict[str, Any]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
+def _to_json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, allow_nan=False).encode()
+
+
 def _sync(folder: Path) -> None:
     """Make the names in a folder as durable as the files behind them."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -212,20 +197,6 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _exchange(path: Path, other: Path) -> None:
-    """Let two folders trade their names at once, so that there is no moment without either."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    here = _AT_FDCWD, os.fsencode(path)
-    if libc.renameat2(*here, _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
-        return
-    if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    # Some network file systems cannot.
-    hidden = _hide(other)
-    path.rename(other)
-    hidden.rename(path)
 
 
 def _hide(path: Path) -> Path:
@@ -256,38 +227,36 @@ def _found(directory: Path) -> list[tuple[Version, Path]]:
     return sorted(named, reverse=True)
 
 
+def _whole_by_size(directory: Path) -> list[tuple[Version, Path]]:
+    """Those whose files have their sizes, newest first, without reading gigabytes."""
+    whole = []
+    for version, path in _found(directory):
+        with contextlib.suppress(CheckpointError):
+            _sized_files(path, version)
+            whole.append((version, path))
+    return whole
+
+
 def _verified(path: Path, version: Version) -> Checkpoint:
     """Compare every file with the manifest, content included."""
     tensors = {}
     for name, sha256 in _sized_files(path, version).items():
         try:
             data = (path / name).read_bytes()
-        except OSError as error:
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise CheckpointError(f"{path / name} is not what its manifest says")
+            if name != STATE:
+                group = name.removesuffix(TENSORS_SUFFIX)
+                tensors[group] = load(data)
+                _check_finite(path / group, tensors[group])
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(f"{path / name} cannot be read: {error}") from None
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise CheckpointError(f"{path / name} is not what its manifest says")
-        if name != STATE:
-            group = name.removesuffix(TENSORS_SUFFIX)
-            tensors[group] = _loaded(path / name, data)
-            _check_finite(path / group, tensors[group])
     return Checkpoint(path, version, tensors, find_object(path / STATE, is_strict=True) or {})
-
-
-def _loaded(path: Path, data: bytes) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load(data)
-    except (ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from None
-    return tensors
 
 
 def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
-        try:
-            is_finite = not tensor.is_floating_point() or bool(tensor.isfinite().all())
-        except NotImplementedError as error:  # of small floats, which are none of ours
-            raise CheckpointError(f"{path}: {name}: {error}") from None
-        if not is_finite:
+        if tensor.is_floating_point() and not tensor.isfinite().all():
             raise CheckpointError(f"{path}: {name} is not finite")
 
 
@@ -297,39 +266,24 @@ def _sized_files(path: Path, version: Version) -> dict[str, str]:
         manifest = find_object(path / MANIFEST, is_strict=True)
         if manifest is None:
             raise CheckpointError(f"{path} has no {MANIFEST}")
-        if manifest["schema"] != SCHEMA:
-            raise CheckpointError(f"{path} has schema {manifest['schema']!r}, not {SCHEMA}")
-        if (manifest["epoch"], manifest["update"]) != version:
-            raise CheckpointError(f"{path} holds the manifest of another checkpoint")
+        said = manifest["schema"], manifest["epoch"], manifest["update"]
         files = {
             name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} has no readable manifest: {error!r}") from None
-    if STATE not in files:
-        raise CheckpointError(f"{path} lists no {STATE}")
+    if said != (SCHEMA, *version) or STATE not in files:
+        raise CheckpointError(
+            f"{path} has the manifest of something else: of schema, epoch and update {said}, and "
+            f"of {sorted(files)}"
+        )
     for name, (size, _) in files.items():
         if Path(name).name != name or not (name == STATE or name.endswith(TENSORS_SUFFIX)):
             raise CheckpointError(f"{path} lists {name!r}, which is no file of a checkpoint")
-        _check_size(path / name, size)
+        try:
+            found = (path / name).stat()
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} is missing {name!r}: {error}") from None
+        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+            raise CheckpointError(f"{path / name} is no file of {size} bytes, as its manifest says")
     return {name: sha256 for name, (_, sha256) in files.items()}
-
-
-def _check_size(path: Path, size: int) -> None:
-    try:
-        found = path.stat()
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is missing: {error}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise CheckpointError(f"{path} is no regular file")
-    if found.st_size != size:
-        raise CheckpointError(f"{path} has {found.st_size} bytes, its manifest says {size}")
-
-
-def _looks_whole(version: Version, path: Path) -> bool:
-    """A check by sizes alone, without reading gigabytes."""
-    try:
-        _sized_files(path, version)
-    except CheckpointError:
-        return False
-    return True

@@ -1,11 +1,10 @@
-"""The optimizer: how it is built, how gradients are clipped, and its state as plain tensors.
+"""The optimizer: how it is built, its schedules, how gradients are clipped, its state as tensors.
 
 What it remembers of each parameter goes on in a resumed run. Its options do not: those are the
 settings', which may have changed, and this machine's.
 """
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,26 +39,15 @@ class RMSPropTF(Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        *,
-        decay: float = 0.99,
-        eps: float = 0.1,
-        momentum: float = 0.0,
+        self, params: Iterable[Tensor], *, lr: float, decay: float, eps: float, momentum: float
     ) -> None:
         super().__init__(params, {"lr": lr, "decay": decay, "eps": eps, "momentum": momentum})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            self._step_group(group)
-
-    def _step_group(self, group: dict[str, Any]) -> None:
+        (group,) = self.param_groups
         parameters = [p for p in group["params"] if p.grad is not None]
-        if not parameters:
-            return
-        gradients = [p.grad for p in parameters]
+        gradients = gradients_of(parameters)
         squares = [self._state_of(p, "square_avg", 1.0) for p in parameters]
         torch._foreach_mul_(squares, group["decay"])
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["decay"])
@@ -94,7 +82,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSectio
         return AdamW(parameters, lr=lr, eps=eps, weight_decay=options.weight_decay, fused=True)
     if section.optimizer == "rmsprop":
         return RMSprop(parameters, lr=lr, alpha=decay, eps=eps, momentum=momentum)
-    return RMSPropTF(parameters, lr, decay=decay, eps=eps, momentum=momentum)
+    return RMSPropTF(parameters, lr=lr, decay=decay, eps=eps, momentum=momentum)
 
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -110,36 +98,8 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None) -> None:
     """Scale gradients of global norm `norm` down to `max_norm`, when they are above it."""
-    if max_norm is None or norm <= max_norm:
-        return
-    torch._foreach_mul_(gradients_of(parameters), max_norm / norm)
-
-
-def clip_unseen(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: float | None) -> None:
-    """As `clip_gradients`, and the host learns nothing of the norm, so it does not wait for it."""
-    if max_norm is not None:
-        # In float64, as the host divides.
-        share = (max_norm / norm.double()).clamp(max=1.0)
-        torch._foreach_mul_(gradients_of(parameters), share.float())
-
-
-def can_skip(optimizer: Optimizer) -> bool:
-    """Whether `step_unless` works: the fused kernels look at a flag on their device."""
-    return isinstance(optimizer, Adam | AdamW) and bool(optimizer.defaults["fused"])
-
-
-def step_unless(optimizer: Optimizer, is_bad: Tensor) -> None:
-    """A step, or none if the flag says so: then nothing changes, and the host does not know.
-
-    The first call makes the optimizer's state, which is all zeros if it is skipped.
-    """
-    optimizer.found_inf = is_bad.float()  # type: ignore[attr-defined]
-    take_step(optimizer)
-
-
-def norm_limit(max_norm: float | None) -> float:
-    """From which norm on a gradient is not for an optimizer, which gets it clipped."""
-    return math.inf if max_norm is not None and max_norm < MAX_NORM else MAX_NORM
+    if max_norm is not None and norm > max_norm:
+        torch._foreach_mul_(gradients_of(parameters), max_norm / norm)
 
 
 def take_step(optimizer: Optimizer) -> None:
@@ -149,9 +109,19 @@ def take_step(optimizer: Optimizer) -> None:
         inspect.unwrap(type(optimizer).step)(optimizer)
 
 
-def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+def scheduled(
+    start: float, end: float | None, horizon: int | None, env_steps_trained: int
+) -> float:
+    """From `start` to `end` over `horizon` env steps trained, then `end`; constant without `end`.
+
+    So a resumed run continues on the same curve, and replayed passes do not hasten it.
+    """
+    if end is None:
+        return start
+    assert horizon, "the settings want both"
+    fraction = env_steps_trained / horizon
+    # At the horizon exactly `end`: start + (end - start) may miss it by a rounding.
+    return end if fraction >= 1 else start + (end - start) * fraction
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -162,7 +132,7 @@ def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str
         for index, entries in saved["state"].items()
         for key, tensor in entries.items()
     }
-    return tensors, {"kind": _kind(optimizer), "groups": saved["param_groups"]}
+    return tensors, {"kind": type(optimizer).__name__, "groups": saved["param_groups"]}
 
 
 def restore_optimizer(
@@ -172,45 +142,27 @@ def restore_optimizer(
 
     Raises CheckpointError when the state is another kind of optimizer's or fits other parameters.
     """
-    kind, saved_groups = entry(options, "kind", str), entry(options, "groups", list)
-    if kind != _kind(optimizer):
-        raise CheckpointError(f"state of {kind} does not fit {_kind(optimizer)}")
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    kind, wanted = entry(options, "kind", str), type(optimizer).__name__
+    if kind != wanted:
+        raise CheckpointError(f"state of {kind} does not fit {wanted}")
+    (group,) = optimizer.param_groups
+    parameters: list[Tensor] = group["params"]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
-        _check_fits(name, tensor, parameters, index)
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise CheckpointError(f"{name} is the state of a parameter that does not exist")
+        # torch itself notices a wrong shape only at the next step. A count has no dimensions.
+        parameter = parameters[int(index)]
+        shape = parameter.shape if tensor.dim() else tensor.shape
+        check_tensor(name, tensor, parameter.dtype, shape)
         # torch keeps what it is given: without a copy two optimizers could share a state.
         state.setdefault(int(index), {})[key] = tensor.clone()
+    for number, kept in state.items():
+        # Momentum that begins in a resumed run begins at 0: torch would miss it at the first step.
+        if group.get("momentum"):
+            kept.setdefault("momentum_buffer", torch.zeros_like(parameters[number]))
+        else:
+            kept.pop("momentum_buffer", None)
     groups = optimizer.state_dict()["param_groups"]
-    theirs = [entry(group, "params", list) for group in saved_groups]
-    ours = [group["params"] for group in groups]
-    if theirs != ours:
-        raise CheckpointError(f"state of parameters {theirs}, not {ours}")
-    for mine in groups:
-        _match_momentum(state, parameters, mine)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-
-
-def _match_momentum(
-    state: dict[int, dict[str, Tensor]], parameters: list[Tensor], group: Mapping[str, Any]
-) -> None:
-    """Momentum that begins in a resumed run begins at 0: torch would miss it at the first step."""
-    for index in group["params"]:
-        if not group.get("momentum"):
-            state.get(index, {}).pop("momentum_buffer", None)
-        elif index in state:
-            state[index].setdefault("momentum_buffer", torch.zeros_like(parameters[index]))
-
-
-def _check_fits(name: str, tensor: Tensor, parameters: list[Tensor], index: str) -> None:
-    """torch itself notices a wrong shape only at the next step."""
-    if not index.isdecimal() or int(index) >= len(parameters):
-        raise CheckpointError(f"{name} is the state of a parameter that does not exist")
-    # A count of steps has no dimensions.
-    parameter = parameters[int(index)]
-    check_tensor(name, tensor, parameter.dtype, parameter.shape if tensor.dim() else tensor.shape)
-
-
-def _kind(optimizer: Optimizer) -> str:
-    return type(optimizer).__name__

@@ -50,25 +50,16 @@ class ReturnScale:
     are. Rewards are divided rather than values multiplied (PopArt, arXiv 1602.07714), so that
     the model and its weights stay as they are for all who only act with it; the price is that
     values follow a change of scale by learning. So the scale moves slowly: the moments are
-    averages in which a new batch has a share of 0.01, corrected for their start at zero as in
-    Adam, so that early batches count alike. From below the scale is bounded by a tenth of the
-    mean and by 0.01: rewards smaller than that are made larger with `reward_scale`. From above it
-    is bounded by 1e15, and a batch whose targets are larger than that does not count.
+    averages, corrected for their start at zero as in Adam, so that early batches count alike.
     """
 
     def __init__(self) -> None:
-        self._mean = self._mean_square = self._weight = 0.0
+        self.weight = self._mean = self._mean_square = 0.0
         self._num_small_rows = 0
 
     @property
-    def is_empty(self) -> bool:
-        return self._weight == 0
-
-    @property
     def scale(self) -> float:
-        if self.is_empty:
-            return 1.0
-        return _scale(self._mean / self._weight, self._mean_square / self._weight)
+        return scale_of((self.weight, self._mean, self._mean_square))
 
     def add(self, parts: Iterable[Sequence[float]], scale: float) -> None:
         """Take in the sums of parts of a batch, whose rewards were divided by `scale`."""
@@ -80,7 +71,7 @@ class ReturnScale:
         if abs(mean) <= LARGEST_SCALE and mean_square <= LARGEST_SCALE**2:
             self._mean += SHARE * (mean - self._mean)
             self._mean_square += SHARE * (mean_square - self._mean_square)
-            self._weight += SHARE * (1 - self._weight)
+            self.weight += SHARE * (1 - self.weight)
 
     def look(self, rewards_BT: Tensor, mask_BT: Tensor) -> None:
         """Warn once, when many rewards have been divided by the smallest scale that there is."""
@@ -88,23 +79,23 @@ class ReturnScale:
             return
         self._num_small_rows += int(((rewards_BT != 0) & mask_BT).sum())
         if self._num_small_rows >= WARN_AT_ROWS:
-            mean = self._mean / self._weight
+            mean = self._mean / self.weight
             logger.warning(
                 "algorithm.normalize_returns: returns deviate by about %.2g, and are divided by "
                 "%g, the least there is: so small, little is learned from them; set "
                 "algorithm.reward_scale so that rewards are about 1",
-                math.sqrt(max(self._mean_square / self._weight - mean**2, 0.0)),
+                math.sqrt(max(self._mean_square / self.weight - mean**2, 0.0)),
                 SMALLEST_SCALE,
             )
 
     def state(self) -> dict[str, float]:
         """Return the values that a checkpoint must hold."""
-        return {"mean": self._mean, "mean_square": self._mean_square, "weight": self._weight}
+        return {"mean": self._mean, "mean_square": self._mean_square, "weight": self.weight}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._mean = float(entry(state, "mean", float))
-        self._mean_square = float(entry(state, "mean_square", float))
-        self._weight = float(entry(state, "weight", float))
+        self.weight, self._mean, self._mean_square = (
+            float(entry(state, key, float)) for key in ("weight", "mean", "mean_square")
+        )
 
 
 def sums_of(targets_TB: Tensor, mask_TB: Tensor) -> Tensor:
@@ -114,12 +105,11 @@ def sums_of(targets_TB: Tensor, mask_TB: Tensor) -> Tensor:
 
 
 def scale_of(sums: Sequence[float]) -> float:
-    """The scale of these targets alone."""
+    """The scale of the targets with these sums alone; 1 without any."""
     count, total, total_square = sums
-    return _scale(total / count, total_square / count) if count else 1.0
-
-
-def _scale(mean: float, mean_square: float) -> float:
+    if not count:
+        return 1.0
+    mean, mean_square = total / count, total_square / count
     # Not mean**2: where that overflows, Python raises.
     deviation = math.sqrt(max(mean_square - mean * mean, 0.0))
     # NaN comes first, and stays.

@@ -49,10 +49,9 @@ def check_alike(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> No
 
 def check_tensor(name: str, saved: Tensor, dtype: torch.dtype, shape: torch.Size) -> None:
     """Raise CheckpointError for another dtype or shape."""
-    if saved.dtype != dtype:
-        raise CheckpointError(f"{name} is {saved.dtype}, not {dtype}")
-    if saved.shape != shape:
-        raise CheckpointError(f"{name} has shape {list(saved.shape)}, not {list(shape)}")
+    if (saved.dtype, saved.shape) != (dtype, shape):
+        found = f"{saved.dtype} of shape {list(saved.shape)}"
+        raise CheckpointError(f"{name} is {found}, not {dtype} of shape {list(shape)}")
 
 
 def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

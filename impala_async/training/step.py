@@ -4,48 +4,34 @@ Owns the optimizer and all that learning remembers besides the weights: the targ
 scale of returns, and how many updates there were. Changes the policy's weights and its statistics
 of observations in place, and nothing else.
 
-    B columns of a batch, T action rows, S = T+1 observation rows, N rows of any kind
+    B columns of a batch, T action rows, S = T+1 observation rows, N columns of a part
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from impala_async.algo.schedules import linear
 from impala_async.algo.terms import LossTerms
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.training.algorithms import View, is_own, make_algorithm
-from impala_async.training.batch import (
-    GOOD_LOSS,
-    GOOD_NORM,
-    Batch,
-    Part,
-    find_culprits,
-    living_mask,
-    part_with,
-    parts_of,
-)
+from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm
+from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch, deal, find_culprits
 from impala_async.training.optimizer import (
+    MAX_NORM,
     build_optimizer,
-    can_skip,
     clip_gradients,
-    clip_unseen,
     flatten_optimizer,
     global_norm,
-    norm_limit,
     restore_optimizer,
-    set_learning_rate,
-    step_unless,
+    scheduled,
     take_step,
 )
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
-from impala_async.training.target import Target
 
 
 @dataclass(frozen=True)
@@ -69,26 +55,21 @@ class StepResult:
         return self.num_updates > 0
 
 
-class _Outcome(NamedTuple):
-    """The result of a part, which is neither taken nor failed if it has no valid row."""
+@dataclass
+class _Pass:
+    """The settings that all updates with a batch have in common, and what came of them so far."""
 
-    is_in_B: Tensor
-    is_applied: bool
-    is_failed: bool
-    stats: dict[str, float]
-    target_sums: list[float]
-    """Those of its return targets, if they were asked for."""
-
-
-class _Pass(NamedTuple):
-    """The values that all parts of a batch have in common."""
-
-    batch: Batch
-    alive_B: Tensor
     is_first: bool
     lr: float
     entropy_cost: float
     scale: float
+    is_failed_B: Tensor
+    applied: list[dict[str, float]] = field(default_factory=list)
+    """The statistics of each update taken."""
+    skipped: list[dict[str, float]] = field(default_factory=list)
+    target_sums: list[list[float]] = field(default_factory=list)
+    """Those of the return targets of each update taken, if they are asked for."""
+    not_finite: dict[str, None] = field(default_factory=dict)
 
 
 class UpdateStep:
@@ -106,29 +87,26 @@ class UpdateStep:
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
         self._algorithm = make_algorithm(algorithm)
-        self.target = Target(policy, algorithm) if self._algorithm.has_target else None
+        self.target = Target(policy.model, algorithm) if self._algorithm.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self._section = algorithm
         self._seed = seed
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         self._device = torch.device(device)
-        self._norm_limit = norm_limit(algorithm.grad_clip)
-        # On a GPU the host looks at an update when all of it is launched.
-        self.is_decided_there = self._device.type == "cuda" and can_skip(self.optimizer)
+        # From this norm on a gradient is not for an optimizer, which gets it clipped.
+        clip = algorithm.grad_clip
+        self._norm_limit = math.inf if clip is not None and clip < MAX_NORM else MAX_NORM
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=self._device)
         self._end = torch.zeros_like(self._gamma)
-        horizon = algorithm.schedule_env_steps
-        self._lr = linear(algorithm.lr, algorithm.lr_end, horizon)
-        self._entropy_cost = linear(algorithm.entropy_cost, algorithm.entropy_cost_end, horizon)
 
     def prepare(self, batch: Batch) -> None:
         """Try an algorithm of the user's own, by an update of a batch without a valid row.
 
         That changes nothing, nor does what a network of the user's own draws in it.
         """
-        if is_own(self._section):
+        if self._section.name not in MAKERS:
             devices = [self._device] if self._device.type == "cuda" else []
             with torch.random.fork_rng(devices):
                 alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
@@ -148,19 +126,34 @@ class UpdateStep:
             env_steps_trained: where the schedules of learning rate and entropy cost are.
             is_first_pass: statistics of returns and observations take in a batch once.
         """
+        batch, section, at = batch.living(alive_B), self._section, env_steps_trained
+        cost, horizon = section.entropy_cost, section.schedule_env_steps
         this = _Pass(
-            batch,
-            alive_B,
             is_first_pass,
-            self._lr(env_steps_trained),
-            self._entropy_cost(env_steps_trained),
-            self._scale(batch, alive_B),
+            scheduled(section.lr, section.lr_end, horizon, at),
+            scheduled(cost, section.entropy_cost_end, horizon, at),
+            self._scale(batch),
+            torch.zeros_like(alive_B),
         )
         # By the updates taken, so that one that is skipped leaves no trace here either.
-        seeds = self._seed, self.num_updates
-        parts = parts_of(batch, alive_B, self._section.num_minibatches, seeds)
-        outcomes = [outcome for part in parts for outcome in self._learn_from(part, this)]
-        return self._conclude(outcomes, this)
+        parts = deal(alive_B, section.num_minibatches, (self._seed, self.num_updates))
+        for columns_N in parts:
+            part = batch if len(parts) == 1 else batch.take(columns_N)
+            failed = self._update(part, this)
+            if failed is not None:
+                self._retry(batch, columns_N, failed, this)
+        self.num_updates += len(this.applied)
+        if is_first_pass:
+            self._update_statistics(batch, this)
+        if self.target is not None:
+            self.target.end_batch(self.policy.model)
+        return StepResult(
+            len(this.applied),
+            this.is_failed_B,
+            means_of(this.applied or this.skipped) | self._knobs(this),
+            self._num_failed_in_a_row,
+            tuple(this.not_finite),
+        )
 
     def capture(self) -> TrainingState:
         """Copy its state, on the thread that trains, for another thread to write."""
@@ -168,7 +161,7 @@ class UpdateStep:
         tensors = {"model": self.policy.named_tensors(), "optimizer": optimizer}
         algorithm: dict[str, Any] = {"num_updates": self.num_updates}
         if self.target is not None:
-            tensors["target"] = self.target.tensors()
+            tensors["target"] = self.target.model.state_dict()
             algorithm["target"] = self.target.state()
         if self.return_scale is not None:
             algorithm["return_scale"] = self.return_scale.state()
@@ -186,78 +179,72 @@ class UpdateStep:
         restore_optimizer(self.optimizer, optimizer, entry(state.state, "optimizer", dict))
         self.num_updates = int(entry(algorithm, "num_updates", float))
         if self.target is not None:
-            target = entry(state.tensors, "target", dict)
-            check_alike(target, self.target.tensors())
-            self.target.restore(target, entry(algorithm, "target", dict))
+            tensors = entry(state.tensors, "target", dict)
+            self.target.restore(tensors, entry(algorithm, "target", dict))
         if self.return_scale is not None:
             self.return_scale.restore(entry(algorithm, "return_scale", dict))
 
-    def _learn_from(self, part: Part, this: _Pass) -> list[_Outcome]:
-        """Return the outcome of a part, or two.
+    def _update(self, part: Batch, this: _Pass) -> dict[str, float] | None:
+        """A step, if loss and gradient are finite and there is a valid row.
 
-        If something was not finite, the part is tried again without the columns at fault.
+        Return its statistics if it failed, and None if it is taken or there is nothing to learn.
         """
-        outcome = self._update(part, this)
-        if not outcome.is_failed:
-            return [outcome]
-        found_N = find_culprits(
-            part.is_in_B.nonzero().flatten(),
-            lambda tried_N: self._is_good(part_with(this.batch, tried_N), this),
-        )
-        is_found_B = torch.zeros_like(part.is_in_B).index_fill(0, found_N, True)
-        good_N = (part.is_in_B & ~is_found_B).nonzero().flatten()
-        if not len(good_N):
-            return [outcome]
-        again = self._update(part_with(this.batch, good_N), this)
-        return [outcome._replace(is_in_B=is_found_B, is_failed=len(found_N) > 0), again]
-
-    def _is_good(self, part: Part, this: _Pass) -> bool:
-        """Whether its loss and gradient stay finite beside those of others as good."""
-        terms, _ = self._backward(self._view(part.batch, part.mask_BT, this.scale), this)
-        norm = float(global_norm(self.parameters))
-        return abs(float(terms.total.detach())) < GOOD_LOSS and norm < min(
-            GOOD_NORM, self._norm_limit
-        )
-
-    def _update(self, part: Part, this: _Pass) -> _Outcome:
-        """A step, if loss and gradient are finite and there is a valid row."""
-        set_learning_rate(self.optimizer, this.lr)
-        names, numbers = self._launch(part, this)
-        # The one place where the host waits for the device.
-        total, norm, num_valid, *more = numbers.tolist()
-        stats = dict(zip(names, more, strict=False))
-        is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
-        if is_applied and not self.is_decided_there:
-            clip_gradients(self.parameters, norm, self._section.grad_clip)
-            take_step(self.optimizer)
-        if is_applied and self.target is not None:
-            self.target.note_update(self.policy, stats["policy/kl"])
-        stats |= {"loss/total": total, "grad/norm": norm}
-        is_failed = num_valid > 0 and not is_applied
-        return _Outcome(part.is_in_B, is_applied, is_failed, stats, more[len(names) :])
-
-    def _launch(self, part: Part, this: _Pass) -> tuple[list[str], Tensor]:
-        """All of an update that needs no look at it; names of statistics, and all numbers to see.
-
-        They are loss, norm of the gradient, valid rows, statistics, and sums of targets if wanted.
-        """
-        view = self._view(part.batch, part.mask_BT, this.scale)
-        terms, stats = self._backward(view, this)
-        total, norm = terms.total.detach(), global_norm(self.parameters)
-        if self.is_decided_there:
-            clip_unseen(self.parameters, norm, self._section.grad_clip)
-            is_good = total.isfinite() & (norm < self._norm_limit) & (view.num_valid > 0)
-            step_unless(self.optimizer, ~is_good)
-        numbers = [total, norm, view.num_valid, *stats.values()]
+        for group in self.optimizer.param_groups:
+            group["lr"] = this.lr
+        view = self._view(part, this.scale)
+        terms, stats = self._backward(view, this.entropy_cost)
+        norm = global_norm(self.parameters)
+        numbers = [terms.total.detach(), norm, view.num_valid, *stats.values()]
         # Each batch counts once, however many passes it has.
         if self.return_scale is not None and this.is_first:
             sums = sums_of(terms.targets_TB, view.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
-        return list(stats), torch.stack(numbers)
+        # The one place where the host waits for the device.
+        total, found_norm, num_valid, *more = torch.stack(numbers).tolist()
+        told = dict(zip(stats, more, strict=False)) | {"loss/total": total, "grad/norm": found_norm}
+        is_applied = num_valid > 0 and math.isfinite(total) and found_norm < self._norm_limit
+        (this.applied if is_applied else this.skipped).append(told)
+        if not is_applied:
+            return told if num_valid > 0 else None
+        clip_gradients(self.parameters, found_norm, self._section.grad_clip)
+        take_step(self.optimizer)
+        self._num_failed_in_a_row = 0
+        this.target_sums.append(more[len(stats) :])
+        if self.target is not None:
+            self.target.note_update(self.policy.model, told["policy/kl"])
+        return None
 
-    def _backward(self, view: View, this: _Pass) -> tuple[LossTerms, dict[str, Tensor]]:
+    def _retry(
+        self, batch: Batch, columns_N: Tensor, failed: dict[str, float], this: _Pass
+    ) -> None:
+        """Learn from these columns without those that made their update fail."""
+        found_N = find_culprits(columns_N, lambda tried_N: self._is_good(batch.take(tried_N), this))
+        if len(found_N):
+            self._note_failed(found_N, failed, this)
+        good_N = columns_N[~torch.isin(columns_N, found_N)]
+        if not len(good_N):
+            return
+        again = self._update(batch.take(good_N), this)
+        if again is not None:
+            self._note_failed(good_N, again, this)
+
+    def _note_failed(self, columns_N: Tensor, stats: dict[str, float], this: _Pass) -> None:
+        self._num_failed_in_a_row += 1
+        this.is_failed_B[columns_N] = True
+        # Where they all are finite, the weights that a step would have given are not.
+        names = [name for name, value in stats.items() if not math.isfinite(value)]
+        this.not_finite |= dict.fromkeys(names or ["weights"])
+
+    def _is_good(self, part: Batch, this: _Pass) -> bool:
+        """Whether its loss and gradient stay finite beside those of others as good."""
+        terms, _ = self._backward(self._view(part, this.scale), this.entropy_cost)
+        limit = min(GOOD_NORM, self._norm_limit)
+        loss, norm = terms.total.detach(), global_norm(self.parameters)
+        return abs(float(loss)) < GOOD_LOSS and float(norm) < limit
+
+    def _backward(self, view: View, entropy_cost: float) -> tuple[LossTerms, dict[str, Tensor]]:
         """Leave the gradients of the loss in the parameters; return it, and its statistics."""
-        terms = self._algorithm.loss(view, this.entropy_cost)
+        terms = self._algorithm.loss(view, entropy_cost)
         with torch.no_grad():
             stats = {
                 "loss/policy": terms.policy.detach(),
@@ -272,13 +259,13 @@ class UpdateStep:
         terms.total.backward()
         return terms, stats
 
-    def _view(self, batch: Batch, mask_BT: Tensor, scale: float) -> View:
+    def _view(self, batch: Batch, scale: float) -> View:
         """One forward over all rows, and one of the target network, if there is any."""
         inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
         target = None
         if self.target is not None:
             with torch.no_grad():
-                target = self.target.policy.evaluate(*inputs)
+                target = self.policy.evaluate(*inputs, self.target.model)
         # Truncated rows keep gamma: the row after them holds the final observation.
         discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
         rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
@@ -287,50 +274,37 @@ class UpdateStep:
             behaviour_log_probs_TB=batch.log_probs_BT.t(),
             rewards_TB=(rewards_BT * (self._section.reward_scale / scale)).t(),
             discounts_TB=discounts_BT.t(),
-            mask_TB=mask_BT.t(),
-            num_valid=mask_BT.sum(dtype=torch.float32),
+            mask_TB=batch.mask_BT.t(),
+            num_valid=batch.mask_BT.sum(dtype=torch.float32),
             target=target,
             kl_coeff=0.0 if self.target is None else self.target.kl_coeff,
         )
 
-    def _scale(self, batch: Batch, alive_B: Tensor) -> float:
+    def _scale(self, batch: Batch) -> float:
         """The divisor of rewards; for the very first batch it is the scale of its own returns."""
         if self.return_scale is None:
             return 1.0
-        if not self.return_scale.is_empty:
+        if self.return_scale.weight:
             return self.return_scale.scale
         with torch.no_grad():
-            view = self._view(batch, living_mask(batch, alive_B), 1.0)
+            view = self._view(batch, 1.0)
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB
         is_target_TB = view.mask_TB & targets_TB.isfinite()
         return scale_of(sums_of(targets_TB, is_target_TB).tolist())
 
-    def _conclude(self, outcomes: list[_Outcome], this: _Pass) -> StepResult:
-        """Return the result of all parts together."""
-        applied = [outcome for outcome in outcomes if outcome.is_applied]
-        is_failed_B = torch.zeros_like(this.alive_B)
-        names: list[str] = []
-        for outcome in outcomes:
-            if outcome.is_applied:
-                self._num_failed_in_a_row = 0
-            elif outcome.is_failed:
-                self._num_failed_in_a_row += 1
-                is_failed_B |= outcome.is_in_B
-                # Where they all are finite, the weights that a step would have given are not.
-                bad = [name for name, value in outcome.stats.items() if not math.isfinite(value)]
-                names += bad or ["weights"]
-        self.num_updates += len(applied)
-        if this.is_first:
-            self._update_statistics(this, applied, is_failed_B)
-        if self.target is not None:
-            self.target.end_batch(self.policy)
-        return StepResult(
-            len(applied),
-            is_failed_B,
-            means_of([outcome.stats for outcome in applied or outcomes]) | self._knobs(this),
-            self._num_failed_in_a_row,
-            tuple(dict.fromkeys(names)),
-        )
+    def _update_statistics(self, batch: Batch, this: _Pass) -> None:
+        """Each batch counts once, however many passes it has."""
+        if self.return_scale is not None:
+            self.return_scale.add(this.target_sums, this.scale)
+            self.return_scale.look(batch.rewards_BT, batch.mask_BT)
+        model = self.policy.model
+        if this.applied and len(model.normalizers):
+            # A living column that did not fail was learned from, or has no valid row.
+            learned = batch.living(~this.is_failed_B)
+            # Others, images among them, are not normalised.
+            leaves = {name: leaf for name, leaf in batch.obs.items() if leaf.is_floating_point()}
+            rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in leaves.items()}
+            model.update_statistics(rows, learned.mask_BT.flatten())
 
     def _knobs(self, this: _Pass) -> dict[str, float]:
         """Those that adapt are as they are now."""
@@ -340,22 +314,6 @@ class UpdateStep:
         if self.return_scale is not None:
             knobs["algorithm/return_scale"] = self.return_scale.scale
         return knobs
-
-    def _update_statistics(self, this: _Pass, applied: list[_Outcome], is_failed_B: Tensor) -> None:
-        """Each batch counts once, however many passes it has."""
-        batch = this.batch
-        if self.return_scale is not None:
-            self.return_scale.add([outcome.target_sums for outcome in applied], this.scale)
-            self.return_scale.look(batch.rewards_BT, batch.mask_BT)
-        model = self.policy.model
-        if applied and len(model.normalizers):
-            # A living column that did not fail was learned from, or has no valid row.
-            is_learned_B = this.alive_B & ~is_failed_B
-            is_valid_BT = batch.mask_BT & is_learned_B.to(self._device).unsqueeze(-1)
-            # Others, images among them, are not normalised.
-            leaves = {name: leaf for name, leaf in batch.obs.items() if leaf.is_floating_point()}
-            rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in leaves.items()}
-            model.update_statistics(rows, is_valid_BT.flatten())
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -9,7 +9,6 @@ which is where the member's episode began.
 """
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,8 @@ from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.policy import AnyPolicy
+from impala_async.policy import AnyPolicy, member_seed_of, split_off
 from impala_async.schema import POLICY
-from impala_async.team import member_seed_of, split_off
 from impala_async.training.batch import Batch
 from impala_async.training.state import TrainingState, check_alike, copies_of, entry
 from impala_async.training.step import StepResult, UpdateStep, means_of
@@ -58,10 +56,8 @@ class TeamStep:
             )
             for name in policies.trained
         }
-        self._copies = policies.copies
-        self._copy_every = policies.copy_every_updates
+        self._policies = policies
         self._num_batches = 0
-        self._numbers = [policies.names.index(name) for name in self.steps]
 
     def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
@@ -70,18 +66,16 @@ class TeamStep:
 
         A column fails with any of its members: it has no further pass.
         """
-        is_own_PBT = torch.stack([self._is_own(batch, number) for number in self._numbers])
-        # Where there is a device, the host waits for it here.
-        has_rows_PB = is_own_PBT.any(-1).cpu() & alive_B
         is_failed_B = torch.zeros_like(alive_B)
         results = []
-        for (name, step), is_own_BT, has_rows_B in zip(
-            self.steps.items(), is_own_PBT, has_rows_PB, strict=True
-        ):
-            columns_N = has_rows_B.nonzero().flatten()
+        for name, step in self.steps.items():
+            number = self._policies.names.index(name)
+            is_own_BT = batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
+            # Where there is a device, the host waits for it here.
+            columns_N = (is_own_BT.any(-1).cpu() & alive_B).nonzero().flatten()
             if not len(columns_N):
                 continue
-            own = replace(batch, mask_BT=is_own_BT).take(columns_N.to(is_own_BT.device))
+            own = replace(batch, mask_BT=is_own_BT).take(columns_N)
             alive_N = torch.ones_like(columns_N, dtype=torch.bool)
             num_before = step.num_updates
             result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)
@@ -89,9 +83,15 @@ class TeamStep:
             self._take_copies(name, num_before, step.num_updates)
             results.append(result)
         self._num_batches += 1
-        if self._num_batches == WARN_AT_BATCH:
-            self._warn_of_idle()
-        told = [result for result in results if result.applied] or results
+        idle = [name for name, step in self.steps.items() if not step.num_updates]
+        if idle and self._num_batches == WARN_AT_BATCH:
+            logger.warning(
+                "policies.train: %s learned nothing from %d batches: does policies.mapping ever "
+                "let it play?",
+                ", ".join(idle),
+                self._num_batches,
+            )
+        told = [result for result in results if result.num_updates] or results
         names = dict.fromkeys(name for result in results for name in result.not_finite)
         return StepResult(
             max((result.num_updates for result in results), default=0),
@@ -110,17 +110,17 @@ class TeamStep:
 
         Copies are in the weights, and have nothing else.
         """
-        tensors: dict[str, dict[str, Tensor]] = {"model": {}}
+        tensors: dict[str, dict[str, Tensor]] = {}
         state: dict[str, dict[str, Any]] = {}
         for member, step in self.steps.items():
             captured = step.capture()
-            for group, members in captured.tensors.items():
-                tensors.setdefault(group, {}).update(_named_after(member, members))
+            for group, found in captured.tensors.items():
+                tensors.setdefault(group, {}).update({f"{member}/{k}": found[k] for k in found})
             for part, value in captured.state.items():
                 state.setdefault(part, {})[member] = value
-        for member, policy in self.policy.members.items():
-            if member not in self.steps:
-                tensors["model"] |= _named_after(member, copies_of(policy.named_tensors()))
+        copied = self.policy.named_tensors().items()
+        trained = tensors["model"]
+        trained |= copies_of({name: each for name, each in copied if name not in trained})
         return TrainingState(tensors, state)
 
     def restore(self, state: TrainingState) -> None:
@@ -136,31 +136,11 @@ class TeamStep:
                 )
             )
 
-    def _is_own(self, batch: Batch, number: int) -> Tensor:
-        """[B, T]: the valid rows that the member with this number played."""
-        return batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
-
-    def _warn_of_idle(self) -> None:
-        for name, step in self.steps.items():
-            if not step.num_updates:
-                logger.warning(
-                    "policies.train names %r, which has learned nothing from %d batches: does "
-                    "policies.mapping ever let it play?",
-                    name,
-                    self._num_batches,
-                )
-
     def _take_copies(self, source: str, num_before: int, num_updates: int) -> None:
         """When the source has taken so many updates again, its copies become as it is."""
-        every = self._copy_every
+        every, members = self._policies.copy_every_updates, self.policy.members
         if every is None or num_before // every == num_updates // every:
             return
-        for name, copied in self._copies.items():
+        for name, copied in self._policies.copies.items():
             if copied == source:
-                members = self.policy.members
                 members[name].load_tensors(members[source].named_tensors())
-
-
-def _named_after(member: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `split_off`."""
-    return {f"{member}/{name}": tensor for name, tensor in tensors.items()}

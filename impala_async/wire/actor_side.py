@@ -4,8 +4,8 @@
       ▲                            │
       └──── the learner is lost, or wants a new hello
 
-It owns the session, the outbox, and which weights to act with. Messages and times come in as
-arguments; what to do and what to say come out as values. The weights port is pulls.py's.
+Messages and times come in as arguments; what to do and what to say come out as values. The weights
+port is pulls.py's.
 """
 
 import random
@@ -59,22 +59,19 @@ class Handshake:
         self.refusal = ""
         self.is_refused = False
         """Whether a refusal is all that the last hello came to."""
+        self.say_at = self._greet_at = now
         self._chance = chance
-        self._say_at = self._greet_at = now
         self._pauses = new_pauses()
 
     def is_due(self, now: float, *, is_greeted: bool) -> bool:
         """Over each new connection too, but what only hangs up is not hammered at."""
-        return now >= self._say_at or (now >= self._greet_at and not is_greeted)
-
-    def wait_s(self, now: float) -> float:
-        return self._say_at - now
+        return now >= self.say_at or (now >= self._greet_at and not is_greeted)
 
     def said(self, now: float) -> None:
         self.is_refused = False
         self._greet_at = now + next(self._pauses)
         # Not all at once, when many actors lost the same learner.
-        self._say_at = now + HELLO_EVERY_S * (1 + self._chance()) / 2
+        self.say_at = now + HELLO_EVERY_S * (1 + self._chance()) / 2
 
     def take(self, message: Message | None, now: float) -> Welcome | None:
         """Return a welcome, unless its learner should be dead: its epoch is lower than the run's.
@@ -85,7 +82,7 @@ class Handshake:
         if isinstance(message, Reject):
             raise_if_final(message, is_joined=False)
             self.refusal, self.is_refused = message.text, True
-            self._say_at = max(self._say_at, now + message.retry_after_s)
+            self.say_at = max(self.say_at, now + message.retry_after_s)
         if not isinstance(message, Welcome):
             return None
         is_known = message.run_id == self.hello.run_id
@@ -116,12 +113,9 @@ class Outbox(Generic[Item]):
     def num_unsent(self) -> int:
         return len(self._held) - len(self._sent_at)
 
-    def put(self, item: Item) -> int:
-        """Take a finished trajectory; its seq."""
-        seq = self.next_seq
-        self._held[seq] = item
+    def put(self, item: Item) -> None:
+        self._held[self.next_seq] = item
         self.next_seq += 1
-        return seq
 
     def sendable(self) -> tuple[int, Item] | None:
         """The first trajectory that has credit and is not under way."""
@@ -145,26 +139,21 @@ class Outbox(Generic[Item]):
         """
         self._granted = max(self._granted, grant.granted)
         self._sent_at.pop(grant.again, None)
-        done = [seq for seq in self._held if seq < grant.settled]
         self.next_seq = max(self.next_seq, grant.settled)
+        done = [seq for seq in self._held if seq < grant.settled]
         for seq in done:
             self._sent_at.pop(seq, None)
         return [self._held.pop(seq) for seq in done]
 
-    def on_new_session(self) -> None:
-        """Credit starts again from nothing."""
-        self._granted = 0
-        self.on_new_connection()
-
-    def on_new_connection(self) -> None:
-        """Send all that is held again: messages that were under way may be lost."""
+    def resend_all(self, *, is_new_session: bool) -> None:
+        """Messages that were under way may be lost; in a new session credit starts from nothing."""
         self._sent_at.clear()
+        self._granted = 0 if is_new_session else self._granted
 
     def give_up(self) -> list[Item]:
         """Nothing that is held will ever be sent; returns it."""
         items = [*self._held.values()]
-        self._held.clear()
-        self.on_new_session()
+        self._held, self._sent_at = {}, {}
         return items
 
     def resend_overdue(self, now: float, after_s: float) -> int:
@@ -178,9 +167,14 @@ class Outbox(Generic[Item]):
 class ActorSide(Generic[Item]):
     """One actor, in all of its sessions; an item is a trajectory that it sends."""
 
-    def __init__(self, actor: bytes, number: int = NO_NUMBER) -> None:
+    welcome: Welcome
+    """There from `accept` on."""
+
+    def __init__(self, actor: bytes) -> None:
         self.actor = actor
-        self.number = number
+        self.number = NO_NUMBER
+        """The one that its starter gave it."""
+        self.session = b""
         self.outbox: Outbox[Item] = Outbox()
         self.pauses = new_pauses()
         self.has_session = False
@@ -194,49 +188,31 @@ class ActorSide(Generic[Item]):
         self.settled: list[Item] = []
         """The learner is done with these: for the shell to take away."""
         self.last_heard = self.told_at = self._tell_again_at = 0.0
-        self._welcome: Welcome | None = None
-        self._spec: tuple[Spec, bytes] | None = None
+        self._run_id, self._epoch = NO_RUN, 0
         self._max_lag = 0
         self._lockstep_lag: int | None = None
         # In lockstep, so many more trajectories act with the first weights of a session.
         self._num_kept_left = 0
 
-    @property
-    def welcome(self) -> Welcome:
-        assert self._welcome is not None, "a welcome comes first"
-        return self._welcome
-
-    @property
-    def session(self) -> bytes:
-        return self.welcome.session
-
     def handshake(self, now: float) -> Handshake:
         """Return what to say first, or again to a learner that this actor has worked for before."""
-        known = self._welcome
-        return Handshake(
-            Hello(
-                protocol=PROTOCOL,
-                actor=self.actor,
-                build=__version__,
-                run_id=known.run_id if known else NO_RUN,
-                epoch=known.epoch if known else 0,
-                lowest_unsettled=self.outbox.lowest_unsettled,
-                number=self.number,
-            ),
-            now,
-        )
+        known, held_from = (self._run_id, self._epoch), self.outbox.lowest_unsettled
+        hello = Hello(PROTOCOL, self.actor, __version__, *known, held_from, self.number)
+        return Handshake(hello, now)
 
     def accept(
         self, welcome: Welcome, now: float, *, max_lag: int = 0, lockstep_lag: int | None = None
     ) -> bool:
         """A session begins, without credit. False if it is of another run than the last one."""
-        former, self._welcome = self._welcome, welcome
+        is_same_run = self._run_id in (NO_RUN, welcome.run_id)
+        self.welcome, self.session = welcome, welcome.session
+        self._run_id, self._epoch = welcome.run_id, welcome.epoch
         self._max_lag, self._lockstep_lag = max_lag, lockstep_lag
         self.has_session, self.is_joined = True, False
         self.named = NO_VERSION
         self.last_heard = now
-        self.outbox.on_new_session()
-        return former is None or former.run_id == welcome.run_id
+        self.outbox.resend_all(is_new_session=True)
+        return is_same_run
 
     def begin_new_run(self) -> None:
         """Nothing of the old one is wanted."""
@@ -244,23 +220,15 @@ class ActorSide(Generic[Item]):
         self.outbox = Outbox()
 
     def set_spec(
-        self,
-        schema: Schema,
-        layout_digest: bytes,
-        columns: int,
-        streams: int,
-        *,
-        gives_way: int = 1,
+        self, schema: Schema, layout: bytes, columns: int, streams: int, *, gives_way: int = 1
     ) -> None:
-        """Set what this actor runs, in this session and in later ones."""
-        spec = Spec(NO_RUN, schema.digest, layout_digest, columns, streams, gives_way)
-        self._spec = spec, schema.to_json()
+        """Set what this actor runs, in this session and in later ones; `layout` is a digest."""
+        self._spec = Spec(NO_RUN, schema.digest, layout, columns, streams, gives_way)
+        self._schema_frame = schema.to_json()
 
     def spec_frames(self) -> list[Frame]:
         """Return what is said first over each data connection of a session."""
-        assert self._spec is not None, "set_spec comes first"
-        spec, schema = self._spec
-        return [pack(spec._replace(session=self.session)), schema]
+        return [pack(self._spec._replace(session=self.session)), self._schema_frame]
 
     def said_spec(self, now: float) -> None:
         """In a session that begins."""
@@ -274,7 +242,7 @@ class ActorSide(Generic[Item]):
         """Over a new connection, messages go again that were sent over the one that broke."""
         self.told_at = now
         self._tell_again_at = now + next(self.pauses)
-        self.outbox.on_new_connection()
+        self.outbox.resend_all(is_new_session=False)
 
     def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
         """Take a message at the data port; return it if the shell has to do something about it.
@@ -335,8 +303,7 @@ class ActorSide(Generic[Item]):
         return Bye(self.session, BYE_REASONS.index("leaving"), plain(why)[:MAX_WHY])
 
     def put(self, item: Item) -> bool:
-        """Take a finished trajectory; False if it was begun in a session that is over: in lockstep
-        its batch is trained without it."""
+        """Take a finished trajectory; False if in lockstep its batch was of a session before."""
         if self._lockstep_lag is not None and self.version == NO_VERSION:
             return False
         self.outbox.put(item)
@@ -350,15 +317,13 @@ class ActorSide(Generic[Item]):
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next trajectory needs newer weights: the first, all in lockstep, and at
-        max_lag."""
-        if self.version == NO_VERSION or self._lockstep_lag is not None:
-            return True
-        return self.named.update - self.version.update >= self._max_lag
+        """Whether the next trajectory needs newer weights."""
+        is_first, is_lockstep = self.version == NO_VERSION, self._lockstep_lag is not None
+        lag = self.named.update - self.version.update
+        return is_first or is_lockstep or lag >= self._max_lag
 
     def act_with(self, version: Version) -> None:
-        """In lockstep the first of a session serve one trajectory and as many more as the lag has
-        updates."""
+        """In lockstep the first of a session serve one trajectory, and one more for each lag."""
         self.pauses = new_pauses()
         if self.version == NO_VERSION:
             self._num_kept_left = self._lockstep_lag or 0

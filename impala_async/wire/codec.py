@@ -80,30 +80,26 @@ def encode_data(
     tail = np.array(episodes, EPISODE).tobytes() if episodes else b""
     data = data._replace(num_episodes=len(episodes))
     obs_frame, small_frame = obs.data.cast("B"), b"".join((small.data.cast("B"), tail))
-    is_inline = len(obs_frame) + len(small_frame) < MAX_INLINE_BYTES
-    compressed = None if is_inline or compress_obs is None else compress_obs(obs)
-    if compressed is not None:
-        return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
-    return _encode_parts(data, obs_frame, small_frame)
+    if len(obs_frame) + len(small_frame) < MAX_INLINE_BYTES:
+        return [pack(data._replace(body=b"".join((obs_frame, small_frame))))]
+    compressed = None if compress_obs is None else compress_obs(obs)
+    if compressed is None:
+        return [pack(data._replace(body=None)), obs_frame, small_frame]
+    return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
 
 
 def encode_again(data: Data, body: memoryview, sizes: BodySizes) -> list[Frame]:
     """The frames of a message whose whole body lies in one block; big ones are views of it."""
-    return _encode_parts(data, *split_inline(body, sizes))
-
-
-def _encode_parts(data: Data, obs: Frame, small: Frame) -> list[Frame]:
-    if len(obs) + len(small) < MAX_INLINE_BYTES:
-        return [pack(data._replace(body=b"".join((obs, small))))]
-    return [pack(data._replace(body=None)), obs, small]
+    parts = split_inline(body, sizes)
+    if len(body) < MAX_INLINE_BYTES:
+        return [pack(data._replace(body=bytes(body)))]
+    return [pack(data._replace(body=None)), *parts]
 
 
 def split_inline(body: Frame, sizes: BodySizes) -> tuple[memoryview, memoryview]:
     """The two parts of a body in one block."""
-    if len(body) != sizes.obs + sizes.small:
-        raise ProtocolError(
-            "wrong_size", f"the body has {len(body)} bytes, not {sizes.obs + sizes.small}"
-        )
+    if len(body) != sum(sizes):
+        raise ProtocolError("wrong_size", f"the body has {len(body)} bytes, not {sum(sizes)}")
     view = memoryview(body)
     return view[: sizes.obs], view[sizes.obs :]
 
@@ -121,10 +117,8 @@ def encode_settings(settings: dict[str, object]) -> bytes:
         text = f"the actor's settings cannot be sent: {error}"
         raise ProtocolError("malformed_settings", text) from None
     if len(frame) > MAX_SETTINGS_BYTES:
-        raise ProtocolError(
-            "oversized_settings",
-            f"the actor's settings take {len(frame)} bytes: shorten env.kwargs",
-        )
+        text = f"the actor's settings take {len(frame)} bytes: shorten env.kwargs"
+        raise ProtocolError("oversized_settings", text)
     return frame
 
 

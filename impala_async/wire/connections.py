@@ -47,10 +47,10 @@ class Monitor:
     def __init__(self, of: zmq.Socket[bytes], events: int) -> None:
         """`events`: of which kinds, one bit each."""
         address = f"inproc://monitor-{next(_numbers)}"
-        self._of: zmq.Socket[bytes] = of
+        self._of = of
         of.monitor(address, events)
-        # For pollers.
         self.socket: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
+        """For pollers."""
         self.socket.set(zmq.LINGER, 0)
         # An I/O thread waits for room to tell something: there is always some.
         self.socket.set(zmq.RCVHWM, 0)
@@ -74,11 +74,11 @@ class Monitor:
 
 @dataclass(slots=True)
 class _Connection:
-    """One that was accepted. `route` is that of its first message."""
+    """One that was accepted."""
 
+    # That of its first message.
     route: bytes = b""
-    # The bytes that it had sent by the last look before which a message of it was whole; and those
-    # of a peer that was known by then.
+    # All bytes by the last look before which a message of it was whole; and, of a peer, accepted.
     heard_bytes: int = 0
     accepted_bytes: int = 0
 
@@ -96,8 +96,7 @@ class Connections:
         self._open: dict[int, _Connection] = {}
         self._strangers: dict[int, None] = {}
         self._routes: dict[bytes, int] = {}
-        # Routes of connections of which we have not been told yet, by descriptor: another thread
-        # tells of them.
+        # Routes of connections that another thread has not told us of yet, by descriptor.
         self._early: dict[int, bytes] = {}
         self._heard: set[bytes] = set()
         # Descriptors over which too much had come at the last look.
@@ -131,11 +130,9 @@ class Connections:
         for event, fd in self._monitor.read():
             self._forget(fd)
             if event == zmq.EVENT_ACCEPTED:
-                route = self._early.pop(fd, b"")
-                self._open[fd] = _Connection(route)
-                self._strangers[fd] = None
-                if route:
-                    self._routes[route] = fd
+                self._open[fd], self._strangers[fd] = _Connection(), None
+                if route := self._early.pop(fd, b""):
+                    self._open[fd].route, self._routes[route] = route, fd
         while len(self._strangers) > self._max_strangers:
             self._cut(next(iter(self._strangers)), NEVER_JOINED)
 
@@ -180,20 +177,18 @@ class Connections:
 
     def cut(self, route: bytes, why: str) -> None:
         """End the connection of a peer, which may connect again."""
-        # It may be gone by itself, and its descriptor another's.
+        # It may be gone, and its descriptor another's.
         self.read()
         if route in self._routes:
             self._cut(self._routes[route], why)
 
     def close(self) -> None:
-        """Before the socket is closed."""
         self._monitor.close()
 
     def _forget(self, fd: int) -> None:
-        connection = self._open.pop(fd, None)
-        if connection is not None:
-            self._strangers.pop(fd, None)
-            self._doubtful.discard(fd)
+        self._strangers.pop(fd, None)
+        self._doubtful.discard(fd)
+        if (connection := self._open.pop(fd, None)) is not None:
             self._routes.pop(connection.route, None)
 
     def _cut(self, fd: int, why: str) -> None:

@@ -90,20 +90,13 @@ def clear_left_behind(root: Path) -> None:
         with contextlib.suppress(OSError):
             hold = _open_folder(path)
             try:
-                found = os.fstat(hold)
-                if found.st_uid == os.getuid() and time.time() - found.st_mtime > MIN_AGE_S:
+                found, names = os.fstat(hold), {inner.name for inner in path.iterdir()}
+                is_old = time.time() - found.st_mtime > MIN_AGE_S
+                if is_old and found.st_uid == os.getuid() and names <= _FILES:
                     fcntl.flock(hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(path)
+                    shutil.rmtree(path)
             finally:
                 os.close(hold)
-
-
-def _remove(folder: Path) -> None:
-    """Only the files that we put there; a folder that holds another one stays."""
-    if {path.name for path in folder.iterdir()} <= _FILES:
-        for name in _FILES:
-            (folder / name).unlink(missing_ok=True)
-        folder.rmdir()
 
 
 def _open_folder(path: Path) -> int:

@@ -51,10 +51,6 @@ def _uint(largest: int, smallest: int = 0) -> Check:
     return lambda value: type(value) is int and smallest <= value <= largest
 
 
-def _blob(size: int) -> Check:
-    return lambda value: type(value) is bytes and len(value) == size
-
-
 def _text(longest: int) -> Check:
     return lambda value: type(value) is str and len(value) <= longest
 
@@ -63,35 +59,22 @@ def _number(value: Any) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e12
 
 
-def _span(value: Any) -> bool:
-    return _number(value) and value > 0
-
-
+# How many timers and verdicts there are, and how long a body is, `unpack` limits for all.
 def _timers(value: Any) -> bool:
-    return (
-        type(value) is dict
-        and len(value) <= MAX_TIMERS
-        and all(_text(32)(key) and _number(seconds) for key, seconds in value.items())
+    return type(value) is dict and all(
+        _text(32)(key) and _number(seconds) for key, seconds in value.items()
     )
-
-
-def _body(value: Any) -> bool:
-    return value is None or (type(value) is bytes and len(value) <= MAX_INLINE_BYTES)
 
 
 def _verdicts(value: Any) -> bool:
     is_seq, is_verdict = _uint(2**62), _uint(len(VERDICTS) - 1)
-    return (
-        type(value) is list
-        and len(value) <= MAX_VERDICTS
-        and all(
-            type(pair) is list and len(pair) == 2 and is_seq(pair[0]) and is_verdict(pair[1])
-            for pair in value
-        )
+    return type(value) is list and all(
+        type(pair) is list and len(pair) == 2 and is_seq(pair[0]) and is_verdict(pair[1])
+        for pair in value
     )
 
 
-Id = Annotated[bytes, _blob(16)]
+Id = Annotated[bytes, lambda value: type(value) is bytes and len(value) == 16]
 Count = Annotated[int, _uint(2**62)]
 # This limit is lower: the seqs that a learner grants from there on must still be seqs.
 FirstSeq = Annotated[int, _uint(2**61)]
@@ -102,7 +85,8 @@ Flag = Annotated[int, _uint(1)]
 Short = Annotated[int, _uint(65535, 1)]
 Columns = Annotated[int, _uint(MAX_COLUMNS, 1)]
 Path = Annotated[str, _text(255)]
-Span = Annotated[float, _span]
+Span = Annotated[float, lambda value: _number(value) and value > 0]
+Body = Annotated[bytes | None, lambda value: value is None or type(value) is bytes]
 
 
 class Hello(NamedTuple):
@@ -180,7 +164,7 @@ class Data(NamedTuple):
     columns: Columns
     codec: Flag
     num_episodes: Annotated[int, _uint(2**28)]
-    body: Annotated[bytes | None, _body]
+    body: Body
 
 
 class Get(NamedTuple):
@@ -245,15 +229,12 @@ Message = (
 )
 
 
-def _checks(form: type[Any]) -> tuple[Check, ...]:
-    hints = get_type_hints(form, include_extras=True)
-    return tuple(hints[name].__metadata__[0] for name in form._fields)
-
-
-_FORMS = tuple((form, _checks(form)) for form in get_args(Message))
+# Each with the checks of its fields.
+_FORMS = tuple(
+    (form, [hint.__metadata__[0] for hint in get_type_hints(form, include_extras=True).values()])
+    for form in get_args(Message)
+)
 _KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
-# Fields that were appended later stay away while they say nothing: older peers know the rest.
-_APPENDED = {form: len(form._field_defaults) for form, _ in _FORMS if form._field_defaults}
 
 
 def code_of(refusal: Reject) -> str:
@@ -263,18 +244,17 @@ def code_of(refusal: Reject) -> str:
 
 def plain(text: str) -> str:
     """Return what somebody else wrote as one line without control characters."""
-    if text.isprintable():
-        return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def pack(message: Message) -> bytes:
     """A message as its header frame."""
-    fields: tuple[Any, ...] = message
-    for _ in range(_APPENDED.get(type(message), 0)):
-        if fields[-1] == message._field_defaults[message._fields[len(fields) - 1]]:
-            fields = fields[:-1]
-    packed: bytes = msgpack.packb([_KINDS[type(message)], *fields])
+    fields: list[Any] = [_KINDS[type(message)], *message]
+    # Fields that were appended later stay away while they say nothing: older peers know the rest.
+    appended = list(message._field_defaults.values())
+    while appended and fields[-1] == appended.pop():
+        fields.pop()
+    packed: bytes = msgpack.packb(fields)
     return packed
 
 
@@ -298,15 +278,14 @@ def unpack(frame: bytes | memoryview) -> Message:
     if type(fields) is not list or not fields:
         raise ProtocolError("malformed_header", "the header is not a msgpack array")
     kind = fields.pop(0)
-    if type(kind) is not int or not 0 <= kind < len(_FORMS):
+    if not _uint(len(_FORMS) - 1)(kind):
         raise ProtocolError("unknown_type", f"no message has the kind {reprlib.repr(kind)}")
     form, checks = _FORMS[kind]
     # A later release may have appended more fields: what is not known is not looked at.
     del fields[len(checks) :]
-    if len(fields) < len(checks) - _APPENDED.get(form, 0):
-        raise ProtocolError(
-            "malformed_header", f"{form.__name__} has {len(checks)} fields, not {len(fields)}"
-        )
+    if len(fields) < len(checks) - len(form._field_defaults):
+        text = f"{form.__name__} has {len(checks)} fields, not {len(fields)}"
+        raise ProtocolError("malformed_header", text)
     for name, check, value in zip(form._fields, checks, fields, strict=False):
         if not check(value):
             # Not repr: what is nested deep enough would end the recursion, and us with it.

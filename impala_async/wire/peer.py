@@ -13,7 +13,7 @@ is among actors that give way themselves: for the sake of one that does not, nob
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from impala_async.weights import Version
@@ -44,42 +44,37 @@ STOOD_STILL_S = 1.0
 class Watermark:
     """Settled seqs, in memory bounded by the actor's window."""
 
-    def __init__(self, below: int = 0, above: tuple[int, ...] = ()) -> None:
+    def __init__(self, below: int = 0, above: Iterable[int] = ()) -> None:
         self.below = below
-        # In order.
-        self._above = sorted(set(above))
+        self.above = sorted(set(above))
+        """Settled seqs over a gap, in order."""
         self.raise_to(below)
-
-    @property
-    def above(self) -> tuple[int, ...]:
-        """Settled seqs over a gap."""
-        return tuple(self._above)
 
     def num_unsettled_below(self, seq: int) -> int:
         """How many seqs under this one are still to come."""
-        return max(0, seq - self.below) - bisect_left(self._above, seq)
+        return max(0, seq - self.below) - bisect_left(self.above, seq)
 
     def is_settled(self, seq: int) -> bool:
-        place = bisect_left(self._above, seq)
-        return seq < self.below or self._above[place : place + 1] == [seq]
+        place = bisect_left(self.above, seq)
+        return seq < self.below or self.above[place : place + 1] == [seq]
 
     def settle(self, seq: int) -> None:
         """Admit or refuse a seq for good. Idempotent."""
         if seq == self.below:
             self.raise_to(seq + 1)
         elif not self.is_settled(seq):
-            insort(self._above, seq)
+            insort(self.above, seq)
 
     def raise_to(self, seq: int) -> None:
         """The actor holds nothing below this seq any more, so none of it will ever come."""
         self.below = max(self.below, seq)
         num_closed = 0
-        for settled in self._above:
+        for settled in self.above:
             if settled > self.below:
                 break
             self.below = max(self.below, settled + 1)
             num_closed += 1
-        del self._above[:num_closed]
+        del self.above[:num_closed]
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +86,11 @@ class Peer:
     rank: int
     watermark: Watermark
     last_heard: float
-    data_route: bytes
+    data_route: bytes = b""
+    # Whether anything of it was settled in this learner, or in the one that was saved.
+    has_settled: bool = False
+    # Whether its rank is the number that its starter gave it.
+    is_numbered: bool = False
     build: str = ""
     opened_at: float = 0.0
     weights_route: bytes = b""
@@ -129,19 +128,10 @@ class Peer:
         return self.watermark.num_unsettled_below(self.granted)
 
     @property
-    def num_lapsed(self) -> int:
-        """Messages that it may still send, and that find room or do not."""
-        return self.watermark.num_unsettled_below(self.lapsed) - self.has_call_room
-
-    @property
-    def window(self) -> int:
-        """Messages that may be under way at once."""
-        return WINDOW * self.streams if self.is_brisk else 1
-
-    @property
     def kept_columns(self) -> int:
-        """Columns for which room is kept."""
-        return (self.outstanding_messages - self.num_lapsed) * self.columns
+        """Columns for which room is kept. What has lapsed finds some when it comes, or does not."""
+        num_lapsed = self.watermark.num_unsettled_below(self.lapsed) if self.lapsed else 0
+        return (self.outstanding_messages - num_lapsed + self.has_call_room) * self.columns
 
     @property
     def is_waiting(self) -> bool:
@@ -152,8 +142,9 @@ class Peer:
         """
         if self.turned_away:
             return not self.has_call_room
+        window = WINDOW * self.streams if self.is_brisk else 1
         reach = self.granted - self.watermark.below
-        return self.outstanding_messages < self.window and reach < 2 * self.window
+        return self.outstanding_messages < window and reach < 2 * window
 
     @property
     def is_newcomer(self) -> bool:
@@ -176,15 +167,6 @@ class Peer:
         self.lapsed = self.granted
         self.has_call_room = False
 
-    def call_back(self) -> None:
-        """There is room now for the first of what was turned away."""
-        self.called_back = min(self.turned_away)
-        self.turned_away.remove(self.called_back)
-        self.has_call_room = self.is_called = True
-
-    def keeps_room_for(self, seq: int) -> bool:
-        return seq >= self.lapsed or (self.has_call_room and seq == self.called_back)
-
     def grant(self, version: Version) -> Grant:
         """Return what this peer may do now, and what became of what it sent.
 
@@ -204,10 +186,12 @@ _Turn = tuple[int, bool, int, int, Peer]
 
 @dataclass(slots=True)
 class _Line:
-    """Those who stand for room, and the columns that are kept for them."""
+    """Those who stand for room, the columns that are kept for them, and those that are wanted for
+    who has nothing yet."""
 
     turns: list[_Turn] = field(default_factory=list)
     kept: int = 0
+    wanted: int = 0
 
     @property
     def is_short(self) -> bool:
@@ -220,8 +204,8 @@ class Credit:
 
     def __init__(self) -> None:
         self._num_dealt = 0
-        # All who stood for room at the last deal.
-        self._turns: list[_Turn] = []
+        # Those who got some in this deal.
+        self._dealt: dict[bytes, Peer] = {}
         # From a credit to its use, over all that are admitted.
         self._usual_s = LEAST_USUAL_S
         self._next_moment_at = -math.inf
@@ -231,22 +215,22 @@ class Credit:
         self, peers: Collection[Peer], free_columns: int, most_ahead: int, now: float
     ) -> list[Peer]:
         """Give out credit for free columns; those who got some."""
+        self._dealt = {}
         expected, others = self._line_up(peers, now)
-        aside = self._set_aside(others, most_ahead, now)
-        dealt: dict[bytes, Peer] = {}
-        self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
+        # What is set aside for others is waited for; those who were brisk may hold another batch.
+        aside = max(0, min(most_ahead - others.kept, others.wanted))
+        free_beside = free_columns - (0 if now < self._next_moment_at else aside)
+        self._hand_out(expected, free_beside - others.kept, most_ahead, now)
         if others.turns:
             is_short = expected.is_short
             if (is_short or others.is_short) and self._lapse_idle(others, now):
-                self._hand_out(expected, free_columns - others.kept - aside, most_ahead, now, dealt)
-            self._hand_out(others, free_columns - expected.kept, most_ahead, now, dealt)
+                self._hand_out(expected, free_beside - others.kept, most_ahead, now)
+            self._hand_out(others, free_columns - expected.kept, most_ahead, now)
             for *_, peer in others.turns if is_short else ():
                 if peer.outstanding_messages == 0 and peer.may_come_without_room:
                     self._extend(peer, now)
                     peer.lapse()
-                    dealt[peer.session] = peer
-        self._turns = expected.turns + others.turns
-        return list(dealt.values())
+        return list(self._dealt.values())
 
     def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
         """A message of a peer, just heard of, is settled."""
@@ -266,22 +250,13 @@ class Credit:
             self._measure(peer)
         peer.turned_away.add(seq)
 
-    def make_room(self, peers: Collection[Peer], columns: int) -> int:
-        """Keep none for those who have had theirs for longest; how much that makes."""
-        made = 0
-        for peer in sorted(peers, key=lambda peer: peer.used_at):
-            if made < columns and peer.kept_columns:
-                made += peer.kept_columns
-                peer.lapse()
-        return made
-
     def take_back(self, peers: Collection[Peer], now: float) -> list[Peer]:
         """Keep no room any longer for what does not come, though others wait; whose credit it was.
 
         A trajectory that is still to come is admitted if there is room for it then.
         """
         stood_still, self._looked_at = now - self._looked_at > STOOD_STILL_S, now
-        waiting = [peer for *_, peer in self._turns if peer.is_waiting]
+        waiting = [peer for peer in peers if peer.is_waiting]
         patience_s = max(UNUSED_S, PATIENCE * self._usual_s)
         found = []
         for peer in peers:
@@ -289,8 +264,7 @@ class Credit:
                 # The silence was our own.
                 peer.used_at = now
             unused_s = now - peer.used_at
-            is_wanted = any(other is not peer for other in waiting)
-            if is_wanted and unused_s > patience_s and peer.kept_columns:
+            if unused_s > patience_s and peer.kept_columns and any(p is not peer for p in waiting):
                 peer.lapse()
                 peer.usual_s = max(peer.usual_s, unused_s)
                 found.append(peer)
@@ -305,8 +279,6 @@ class Credit:
         num_needed = PROVEN if any(peer.gives_way for peer in peers) else 1
         # The number keeps those in order that never had a turn.
         for number, peer in enumerate(peers):
-            if not (columns := peer.columns):
-                continue
             under_way, usual_s = peer.outstanding_messages, peer.usual_s
             is_brisk = usual_s <= patience_s
             if under_way and is_brisk:
@@ -318,24 +290,15 @@ class Credit:
                 peer.heeds_calls = False
             is_called = peer.heeds_calls and (peer.has_call_room or peer.turned_away)
             line = expected if is_proven or is_called else others
-            line.kept += (under_way - peer.num_lapsed if peer.lapsed else under_way) * columns
+            line.kept += peer.kept_columns if peer.lapsed else under_way * peer.columns
             first = -1 if peer.turned_away else under_way
+            if line is others and first <= 0 and (first or not peer.may_come_without_room):
+                line.wanted += peer.columns
             is_last = is_pause and peer.is_newcomer
             line.turns.append((first, is_last, peer.dealt_at, number, peer))
         return expected, others
 
-    def _set_aside(self, others: _Line, most: int, now: float) -> int:
-        """Columns for those who have nothing yet, who are waited for until these are free."""
-        if now < self._next_moment_at:
-            return 0
-        empty = (peer for under_way, *_, peer in others.turns if under_way <= 0)
-        columns = sum(p.columns for p in empty if p.turned_away or not p.may_come_without_room)
-        # Those who were brisk until now may hold another batch.
-        return max(0, min(most - others.kept, columns))
-
-    def _hand_out(
-        self, line: _Line, free_columns: int, most: int, now: float, dealt: dict[bytes, Peer]
-    ) -> None:
+    def _hand_out(self, line: _Line, free_columns: int, most: int, now: float) -> None:
         """Give room in turns; those who still want some stay in line.
 
         Whoever has the least under way comes first, and of those whoever got none for longest.
@@ -352,7 +315,6 @@ class Credit:
                 room -= peer.columns
                 line.kept += peer.columns
                 self._extend(peer, now)
-                dealt[peer.session] = peer
                 turn = peer.outstanding_messages, is_last, peer.dealt_at, number, peer
                 heapq.heapreplace(turns, turn)
                 continue
@@ -366,11 +328,14 @@ class Credit:
         if peer.turned_away or peer.outstanding_messages == 0:
             peer.used_at = now
         if peer.turned_away:
-            peer.call_back()
+            peer.called_back = min(peer.turned_away)
+            peer.turned_away.remove(peer.called_back)
+            peer.has_call_room = peer.is_called = True
         else:
             peer.extend()
         self._num_dealt += 1
         peer.dealt_at = self._num_dealt
+        self._dealt[peer.session] = peer
 
     def _lapse_idle(self, others: _Line, now: float) -> bool:
         """Keep no room any longer for who has had a moment; whether that leaves some."""

@@ -73,11 +73,6 @@ class Pulls:
         """Whether the weights port answers, and there are weights to act with."""
         return self.has_heard and self.have != NO_VERSION
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether a newer version has been named than has come."""
-        return self.named > self.have
-
     def name(self, version: Version) -> None:
         """The learner named a version: it is fetched if it is newer."""
         if version > self.named:
@@ -121,58 +116,49 @@ class Pulls:
         self.last_heard, self.has_heard = now, True
         if isinstance(message, Grant):
             self.name(Version(message.epoch, message.update))
-        elif isinstance(message, WeightsReply):
-            return self._take_weights(message, frames, now)
-        elif isinstance(message, NotModified):
-            self._take_none(Version(message.epoch, message.update), now)
         elif isinstance(message, Reject):
             self.answer = f"it refuses: {message.text}"
             self.is_session_over |= code_of(message) == "hello_again"
+        elif isinstance(message, NotModified | WeightsReply):
+            had, self._asked_at = self.have, None
+            try:
+                return self._take_answer(message, frames)
+            except ProtocolError:
+                self.answer = "what it sends is damaged"
+                raise
+            finally:
+                if self.have == had and self._lacks_weights:
+                    self._not_before = now + next(self._pauses)
         return None
 
     @property
     def _lacks_weights(self) -> bool:
-        return self.have == NO_VERSION or self.is_behind
+        return self.have == NO_VERSION or self.named > self.have
 
-    def _take_none(self, newest: Version, now: float) -> None:
-        none = "none yet" if self.have == NO_VERSION else "none that are newer"
-        if newest > self.have:
-            none = f"{newest.epoch}.{newest.update}, but none for us yet"
-        self.answer = f"it says that it has {none}"
-        if self._lacks_weights:
-            # They are not published yet, or could not be sent just now, but soon will be.
-            self._ask_later(now)
-        else:
-            self._asked_at = None
-
-    def _take_weights(
-        self, reply: WeightsReply, frames: Sequence[Frame], now: float
+    def _take_answer(
+        self, reply: NotModified | WeightsReply, frames: Sequence[Frame]
     ) -> Weights | None:
+        number = f"{reply.epoch}.{reply.update}"
+        if isinstance(reply, NotModified):
+            # They are not published yet, or could not be sent just now, but soon will be.
+            none = "none yet" if self.have == NO_VERSION else "none that are newer"
+            is_newer = (reply.epoch, reply.update) > self.have
+            none = f"{number}, but none for us yet" if is_newer else none
+            self.answer = f"it says that it has {none}"
+            return None
         layout = self._layouts.get(reply.layout_digest)
         if layout is None:
             raise MismatchError(
                 "the learner's model differs from the one built here from its settings: install "
                 "the same release of impala-async on both sides"
             )
-        try:
-            weights = decode_weights(reply, frames)
-            if misfit := layout.misfit(weights.buffer):
-                text = f"weights {reply.epoch}.{reply.update} are damaged: {misfit}"
-                raise ProtocolError("damaged_weights", text)
-        except ProtocolError:
-            self.answer = "what it sends is damaged"
-            self._ask_later(now)
-            raise
+        weights = decode_weights(reply, frames)
+        if misfit := layout.misfit(weights.buffer):
+            raise ProtocolError("damaged_weights", f"weights {number} are damaged: {misfit}")
         # Within a run an older epoch is a learner that should be dead.
         if weights.version <= self.have:
-            self.answer = f"it sends {reply.epoch}.{reply.update}, which is not newer"
-            self._ask_later(now)
+            self.answer = f"it sends {number}, which is not newer"
             return None
-        self._asked_at, self._pauses = None, doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self.answer = "it has not answered"
-        self.have = weights.version
+        self.answer, self.have = "it has not answered", weights.version
+        self._pauses = doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         return weights
-
-    def _ask_later(self, now: float) -> None:
-        self._asked_at = None
-        self._not_before = now + next(self._pauses)

@@ -32,45 +32,41 @@ from impala_async.wire.messages import Data, pack, unpack
 MAGIC = b"IMPALA-REC\r\n"
 FORMAT = 1
 MAX_HEAD_BYTES = 1 << 24
-_OPENING = struct.Struct("<12sI")
 _SIZES = struct.Struct("<IQI")
 _CHECK = struct.Struct("<I")
-_PREFIX_BYTES = _SIZES.size + _CHECK.size
-OPENING = _OPENING.pack(MAGIC, FORMAT)
+OPENING = struct.pack("<12sI", MAGIC, FORMAT)
 
 
 class Start(NamedTuple):
-    """The first record: a learner begins to take messages."""
+    """The first record: a learner begins to take messages, with the weights of this update, in this
+    version of the package, so many seconds after 1970."""
 
     run_id: bytes
     epoch: int
     update: int
-    """The update of the weights that the learner began with."""
     package: str
-    """The version of this package."""
     began_at: float
-    """Seconds since 1970."""
     schema: Schema
     settings: dict[str, Any]
 
 
 class Recorded(NamedTuple):
-    """A message that was admitted. `data` has no body: that is apart, both parts in one block."""
+    """A message that was admitted so long after the start. `data` has no body: that is apart, both
+    parts in one block."""
 
     rank: int
     arrived_s: float
-    """Since its start."""
     data: Data
     body: Frame
 
 
 class End(NamedTuple):
-    """The learner ended in good order: why, with how many updates, and what its files then were."""
+    """The learner ended in good order: why, with how many updates, and the SHA-256 of the files of
+    its last checkpoint, by name."""
 
     reason: str
     update: int
     digests: dict[str, str]
-    """SHA-256 of the files of its last checkpoint, by name."""
 
 
 Record = Start | Recorded | End
@@ -107,28 +103,26 @@ class Reader:
         try:
             file = open(path, "rb", buffering=0, opener=open_at_once)  # noqa: SIM115
         except OSError as error:
-            raise RecordingError(f"{path}: cannot be read: {error.strerror}") from None
+            raise self._fault(f"cannot be read: {error.strerror}") from None
         weakref.finalize(self, file.close)
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise RecordingError(f"{path}: cannot be read: it is no regular file")
+            raise self._fault("cannot be read: it is no regular file")
         self._fd, self.num_bytes = file.fileno(), found.st_size
-        opening = bytes(self._bytes(0, min(found.st_size, _OPENING.size)))
+        opening = bytes(self._bytes(0, min(found.st_size, len(OPENING))))
         # It may have been cut before its opening was written.
         if not opening.startswith(MAGIC[: len(opening)]):
-            raise RecordingError(f"{path}: is not a recording of impala-async")
-        if len(opening) == _OPENING.size and (number := _OPENING.unpack(opening)[1]) != FORMAT:
-            raise RecordingError(
-                f"{path}: is a recording of format {number}, this is impala-async of format "
-                f"{FORMAT}: use the release that it was made with"
-            )
+            raise self._fault("is not a recording of impala-async")
+        if not OPENING.startswith(opening):
+            number = int.from_bytes(opening[len(MAGIC) :], "little")
+            raise self._fault(f"is a recording of format {number}: use the release that made it")
 
     def records(self) -> Iterator[tuple[int, Record, int]]:
         """Each whole record, where it begins, and where it ends.
 
         What follows the last of them, if anything does, was cut in mid-write.
         """
-        offset = _OPENING.size
+        offset = len(OPENING)
         while (found := self.read(offset)) is not None:
             yield offset, *found
             offset = found[1]
@@ -138,43 +132,41 @@ class Reader:
 
         Who has checked it once may do without that later.
         """
-        begin = offset + _PREFIX_BYTES
+        begin = offset + _SIZES.size + _CHECK.size
         if begin > self.num_bytes:
             return None
         prefix = self._bytes(offset, begin)
         head_bytes, body_bytes, crc = _SIZES.unpack_from(prefix)
-        if zlib.crc32(prefix[: _SIZES.size]) != _CHECK.unpack_from(prefix, _SIZES.size)[0]:
-            raise self._damaged(offset, "its sizes do not match their checksum")
-        if head_bytes > MAX_HEAD_BYTES:
-            raise self._damaged(offset, f"a head of {head_bytes} bytes")
         end = begin + head_bytes + body_bytes
-        if end > self.num_bytes:
-            return None
-        parts = self._bytes(begin, end)
-        if is_checked and zlib.crc32(parts) != crc:
-            raise self._damaged(offset, "it does not match its checksum")
         try:
+            if zlib.crc32(prefix[: _SIZES.size]) != _CHECK.unpack_from(prefix, _SIZES.size)[0]:
+                raise ValueError("its sizes do not match their checksum")
+            if head_bytes > MAX_HEAD_BYTES:
+                raise ValueError(f"a head of {head_bytes} bytes")
+            if end > self.num_bytes:
+                return None
+            parts = self._bytes(begin, end)
+            if is_checked and zlib.crc32(parts) != crc:
+                raise ValueError("it does not match its checksum")
             return _decode(parts[:head_bytes], parts[head_bytes:]), end
         except (ValueError, TypeError, RecursionError, ProtocolError, SpacesError) as error:
-            raise self._damaged(offset, why_unreadable(error)) from None
+            raise self._fault(
+                f"the record at byte {offset} is damaged: {why_unreadable(error)}. To keep what is "
+                f"before it: truncate -s {offset} FILE"
+            ) from None
 
     def _bytes(self, begin: int, end: int) -> memoryview:
         try:
             found = os.pread(self._fd, end - begin, begin)
         except OSError as error:
-            raise RecordingError(f"{self._path}: cannot be read: {error.strerror}") from None
+            raise self._fault(f"cannot be read: {error.strerror}") from None
         if len(found) < end - begin:
-            raise RecordingError(
-                f"{self._path}: somebody has cut it to {begin + len(found)} bytes, of "
-                f"{self.num_bytes}"
-            )
+            cut = f"somebody has cut it to {begin + len(found)} bytes, of {self.num_bytes}"
+            raise self._fault(cut)
         return memoryview(found)
 
-    def _damaged(self, offset: int, what: str) -> RecordingError:
-        return RecordingError(
-            f"{self._path}: the record at byte {offset} is damaged: {what}. To keep what is "
-            f"before it: truncate -s {offset} FILE"
-        )
+    def _fault(self, what: str) -> RecordingError:
+        return RecordingError(f"{self._path}: {what}")
 
 
 # The fields of a head, by its kind.

@@ -7,7 +7,6 @@ can play any network to it.
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from itertools import count
 
 from impala_async.errors import ProtocolError
@@ -41,20 +40,6 @@ def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
     return Reject(REJECT_CODES.index(code), fitting, retry_after_s)
 
 
-@dataclass(slots=True)
-class _KnownActor:
-    """The part of an actor that outlives a session."""
-
-    rank: int
-    watermark: Watermark
-    last_heard: float
-    has_settled: bool = False
-    """Whether anything of it was settled in this learner, or in the one that was saved."""
-    is_numbered: bool = False
-    """Whether its rank is the number that its starter gave it."""
-    is_owed_room: bool = False
-
-
 class SessionTable:
     """All sessions of one learner."""
 
@@ -80,9 +65,8 @@ class SessionTable:
         # The sessions that were asked for over each connection.
         self._asked: dict[bytes, list[bytes]] = {}
         self.num_opened = self.num_given_way = 0
-        self._by_actor: dict[bytes, Peer] = {}
-        # Those that are gone in the order of their going.
-        self._known: dict[bytes, _KnownActor] = {}
+        # By actor its session, or the last one; those that are gone in the order of their going.
+        self._known: dict[bytes, Peer] = {}
         # How many of those have each rank.
         self._ranks = Counter[int]()
         self._credit = Credit()
@@ -112,26 +96,20 @@ class SessionTable:
                 f"protocol: this learner speaks version {PROTOCOL}, the actor {hello.protocol}: "
                 "install the same release of impala-async on both sides",
             )
-        former = self._by_actor.get(hello.actor)
-        limit = self._num_ranks or MAX_SESSIONS
-        if former is None and len(self._peers) >= limit:
-            return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
         known = self._known.get(hello.actor)
-        if former is not None:
-            if former.session in self._strangers:
-                # The same hello again, because our answer was slow: one session is enough.
-                former.data_route, former.last_heard = route, now
-                return former
-            self.end(former)
+        limit = self._num_ranks or MAX_SESSIONS
+        if (known is None or self._is_gone(known)) and len(self._peers) >= limit:
+            return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
+        if known is not None and known.session in self._strangers:
+            # The same hello again, because our answer was slow: one session is enough.
+            known.data_route, known.last_heard = route, now
+            return known
+        if known is not None:
+            self.end(known)
         self._make_way(route)
-        if hello.actor in self._known:
-            self._forget(hello.actor)
         if known is None:
             rank = self._new_rank(hello.number)
-            known = _KnownActor(rank, Watermark(), now, is_numbered=rank == hello.number)
-        if self._num_ranks is not None:
-            known.rank = self._free_rank(known.rank, self._num_ranks)
-        self._remember(hello.actor, known)
+            known = Peer(b"", hello.actor, rank, Watermark(), now, is_numbered=rank == hello.number)
         if hello.run_id == self.run_id:
             known.watermark.raise_to(hello.lowest_unsettled)
         return self._open(hello, known, route, now)
@@ -182,8 +160,7 @@ class SessionTable:
             peer.verdicts.append([seq, VERDICTS.index(verdict)])
         self._credit.note_use(peer, seq, was_admitted=verdict is None)
         peer.watermark.settle(seq)
-        if (known := self._known.get(peer.actor)) is not None:
-            known.has_settled = True
+        peer.has_settled = True
         peer.granted = max(peer.granted, peer.watermark.below)
 
     def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
@@ -195,17 +172,21 @@ class SessionTable:
     def has_room(self, peer: Peer, data: Data, free_columns: int) -> bool:
         """Whether a trajectory that is allowed can be taken in. If not, it waits for room, ahead
         of all credit, and its actor is told when to send it again: then there will be some."""
-        if peer.keeps_room_for(data.seq):
+        is_called = data.seq == peer.called_back
+        if data.seq >= peer.lapsed or (is_called and peer.has_call_room):
             return True
         short = data.columns - (free_columns - self.outstanding_columns)
-        if short > 0 and data.seq == peer.called_back:
-            # On a slow line it came after its room had lapsed.
-            short -= self._credit.make_room(self._peers.values(), short)
+        # On a slow line it came after its room had lapsed: that of who has had some for longest is
+        # its own.
+        for other in sorted(self._peers.values(), key=lambda p: p.used_at) if is_called else ():
+            if short > 0 and other.kept_columns:
+                short -= other.kept_columns
+                other.lapse()
         if short > 0 and peer.gives_way:
             self._credit.turn_away(peer, data.seq)
         elif short > 0:
             # It sends this again in a new session, where its room waits for a slow line.
-            self._known[peer.actor].is_owed_room = True
+            peer.turned_away.add(data.seq)
             self.end(peer)
         return short <= 0
 
@@ -235,39 +216,33 @@ class SessionTable:
         self._asked = {
             route: asked for route, asked in self._asked.items() if any(map(self.peer_of, asked))
         }
-        gone = [actor for actor in self._known if actor not in self._by_actor]
+        gone = [peer for peer in self._known.values() if self._is_gone(peer)]
         num_too_many = len(gone) - MAX_GONE
-        for number, actor in enumerate(gone):
-            gone_s = now - self._known[actor].last_heard
-            if number < num_too_many or gone_s >= WATERMARK_LIFE_S:
-                self._forget(actor)
+        for number, peer in enumerate(gone):
+            if number < num_too_many or now - peer.last_heard >= WATERMARK_LIFE_S:
+                self._forget(peer.actor)
         return expired
 
     def end(self, peer: Peer) -> None:
         """End a session: its credit is free again; its watermark stays. Idempotent."""
-        if not (self._peers.pop(peer.session, None) or self._strangers.pop(peer.session, None)):
-            return
-        del self._by_actor[peer.actor]
-        known = self._known[peer.actor]
-        known.last_heard = peer.last_heard
-        # A stream of those that never send anything must not fill the memory.
-        self._forget(peer.actor)
-        if known.has_settled or known.is_owed_room:
-            self._remember(peer.actor, known)
+        if self._peers.pop(peer.session, None) or self._strangers.pop(peer.session, None):
+            self._forget(peer.actor)
+            # A stream of those that never send anything must not fill the memory.
+            if peer.has_settled or peer.turned_away:
+                self._remember(peer)
 
     def watermarks(self) -> dict[str, list[int]]:
         """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
         return {
-            actor.hex(): [known.rank, known.watermark.below, *known.watermark.above]
-            for actor, known in self._known.items()
+            actor.hex(): [peer.rank, peer.watermark.below, *peer.watermark.above]
+            for actor, peer in self._known.items()
         }
 
     def restore_watermarks(self, saved: dict[str, list[int]], now: float) -> None:
         """Continue from a checkpoint: what it had settled is never taken in again."""
         for actor, (rank, below, *above) in saved.items():
-            watermark = Watermark(below, tuple(above))
-            known = _KnownActor(rank, watermark, now, has_settled=True)
-            self._remember(bytes.fromhex(actor), known)
+            mark = Watermark(below, above)
+            self._remember(Peer(b"", bytes.fromhex(actor), rank, mark, now, has_settled=True))
 
     def _make_way(self, route: bytes) -> None:
         """A connection is one actor's: of those that come over it, and of those who have said no
@@ -283,19 +258,22 @@ class SessionTable:
             self.end(former)
             self.num_given_way += 1
 
-    def _remember(self, actor: bytes, known: _KnownActor) -> None:
-        self._known[actor] = known
-        self._ranks[known.rank] += 1
+    def _is_gone(self, peer: Peer) -> bool:
+        return self.peer_of(peer.session) is None
+
+    def _remember(self, peer: Peer) -> None:
+        self._known[peer.actor] = peer
+        self._ranks[peer.rank] += 1
 
     def _forget(self, actor: bytes) -> None:
-        rank = self._known.pop(actor).rank
-        self._ranks[rank] -= 1
-        if not self._ranks[rank]:
-            del self._ranks[rank]
+        if (known := self._known.pop(actor, None)) is not None:
+            self._ranks[known.rank] -= 1
+            if not self._ranks[known.rank]:
+                del self._ranks[known.rank]
 
     def _new_rank(self, number: int) -> int:
         """The number that its starter gave it, if it has one that no actor without one uses."""
-        unnumbered = (peer.rank for peer in self if not self._known[peer.actor].is_numbered)
+        unnumbered = (peer.rank for peer in self if not peer.is_numbered)
         if number >= 0 and number not in unnumbered:
             return number
         # At a thousand hellos a second nobody can look at all ranks.
@@ -309,22 +287,28 @@ class SessionTable:
         free = [rank for rank in range(num_ranks) if rank not in taken]
         return min(free, key=lambda rank: (hopes[rank], rank != former, rank))
 
-    def _open(self, hello: Hello, known: _KnownActor, route: bytes, now: float) -> Peer:
+    def _open(self, hello: Hello, known: Peer, route: bytes, now: float) -> Peer:
+        rank = known.rank
+        if self._num_ranks is not None:
+            rank = self._free_rank(rank, self._num_ranks)
         peer = Peer(
             session=self._new_id(),
             actor=hello.actor,
-            build=hello.build,
-            rank=known.rank,
+            rank=rank,
             watermark=known.watermark,
+            has_settled=known.has_settled,
+            is_numbered=known.is_numbered,
             last_heard=now,
-            opened_at=now,
             data_route=route,
+            build=hello.build,
+            opened_at=now,
+            is_owed_room=bool(known.turned_away) and not known.gives_way,
             granted=known.watermark.below,
             used_at=now,
-            is_owed_room=known.is_owed_room,
         )
-        known.is_owed_room = False
+        self._forget(hello.actor)
+        self._remember(peer)
         self.num_opened += 1
-        self._strangers[peer.session] = self._by_actor[hello.actor] = peer
+        self._strangers[peer.session] = peer
         self._asked[route].append(peer.session)
         return peer

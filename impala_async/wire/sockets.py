@@ -62,10 +62,6 @@ class AddressError(Exception):
         self.is_taken = is_taken
 
 
-class NoSocketError(Exception):
-    """This process has as many sockets or descriptors as it may."""
-
-
 def new_context() -> Context:
     """The one context of a process."""
     # A router counts the routes that it gives up from a number of C's `rand`, and aborts the
@@ -77,12 +73,7 @@ def new_context() -> Context:
 
 def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
     """Make a socket with the options that both ends have in common."""
-    try:
-        made = context.socket(kind)
-    except zmq.ZMQError as error:
-        if error.errno == errno.EMFILE:
-            raise NoSocketError(error.strerror) from None
-        raise
+    made = context.socket(kind)
     made.set(zmq.LINGER, 0)
     # Not always: `localhost` would become ::1, and miss a learner at 127.0.0.1.
     made.set(zmq.IPV6, int(url.startswith("tcp://[")))
@@ -102,10 +93,6 @@ def _own_address() -> str:
     return "127.0.0.1"
 
 
-# A message of several frames, and when it has left over the slowest line.
-_Sent = tuple[zmq.MessageTracker, float]
-
-
 class Router:
     """The end that others dial. Never blocks: a peer that cannot be reached costs a counter."""
 
@@ -115,7 +102,8 @@ class Router:
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         # Small frames are tracked as large ones are.
         self._socket.copy_threshold = 0
-        self._under_way: dict[bytes, list[_Sent]] = {}
+        # By route: messages of several frames, and when each has left over the slowest line.
+        self._under_way: dict[bytes, list[tuple[zmq.MessageTracker, float]]] = {}
         # By route: messages in a row that found no room behind those that wait.
         self.num_unsent: Counter[bytes] = Counter()
         self._socket.set(zmq.SNDHWM, MAX_UNSENT)
@@ -168,8 +156,7 @@ class Router:
     def _receive_first(self, route: bytes) -> int:
         """As `receive_into` the header; it takes longer, and tells over which connection."""
         frame = self._socket.recv(copy=False)
-        self._has_more = frame.more
-        size = len(frame.buffer)
+        self._has_more, size = frame.more, len(frame.buffer)
         kept = min(size, len(self._header))
         self._header[:kept] = frame.buffer[:kept]
         # A connection that is closed already is none any more.
@@ -189,13 +176,11 @@ class Router:
         """Whether the message that is being received goes on."""
         return self._has_more
 
-    def discard_rest(self, at_most: int = MAX_DISCARDED) -> int:
-        """Drop what is left of the message, or so many frames of it; how many that was."""
-        num_frames = 0
-        while self._has_more and num_frames < at_most:
-            self.receive_into(_NOTHING)
-            num_frames += 1
-        return num_frames
+    def discard_rest(self) -> None:
+        """Drop what is left of the message, or MAX_DISCARDED frames of it."""
+        for _ in range(MAX_DISCARDED):
+            if self.receive_into(_NOTHING) == NO_FRAME:
+                return
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
         """Send without blocking; False if the peer is gone or does not take it now.
@@ -228,23 +213,21 @@ class Router:
             # This tracks the last frame, which is the one that holds much.
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
             assert tracker is not None
-            slowest_s = memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S
-            due_at = time.monotonic() + slowest_s
+            due_at = time.monotonic() + memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S
             self._under_way[route] = [*under_way, (tracker, due_at)]
         return True
 
     def find_stuck(self, patience_s: float) -> list[bytes]:
         """The routes over which a message has not left for longer than the slowest line takes, and
         this: each may hold weights of another version, which nobody else needs any more."""
-        self._under_way = {
-            route: sent for route, sent in self._under_way.items() if not sent[-1][0].done
-        }
-        before = time.monotonic() - patience_s
-        return [
-            route
-            for route, under_way in self._under_way.items()
-            if any(due_at < before and not tracker.done for tracker, due_at in under_way)
-        ]
+        stuck, before = [], time.monotonic() - patience_s
+        for route, sent in [*self._under_way.items()]:
+            self._under_way[route] = left = [each for each in sent if not each[0].done]
+            if not left:
+                del self._under_way[route]
+            elif min(due_at for _, due_at in left) < before:
+                stuck.append(route)
+        return stuck
 
     def close(self) -> None:
         self.connections.close()
@@ -258,21 +241,15 @@ class Router:
             reason = zmq.strerror(error.errno or 0)
             if error.errno == errno.ENODEV:
                 reason = "its host is no name or address of this host"
-            raise AddressError(
-                f"cannot listen on {url}: {reason}",
-                is_taken=error.errno == zmq.EADDRINUSE,
-            ) from None
+            is_taken = error.errno == zmq.EADDRINUSE
+            raise AddressError(f"cannot listen on {url}: {reason}", is_taken=is_taken) from None
 
 
 class Dealer:
     """The end of one connection that dials, which is an actor's."""
 
     def __init__(self, context: Context, url: str, max_frame_bytes: int = MAX_ANSWER_BYTES) -> None:
-        """A larger frame than allowed ends its connection.
-
-        Raises:
-            NoSocketError: there are too many.
-        """
+        """A larger frame than allowed ends its connection."""
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
         self._socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
@@ -283,9 +260,9 @@ class Dealer:
         self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         try:
             self._monitor = Monitor(self._socket, _CONNECTION_EVENTS)
-        except zmq.ZMQError as error:
+        except zmq.ZMQError:
             self._socket.close()
-            raise NoSocketError(error.strerror) from None
+            raise
         # These are of the connection that there is now.
         self._is_connected = self._is_greeted = False
         self._poller = zmq.Poller()

@@ -11,14 +11,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 
 from impala_async.actor.unroll import StackWriter
-from impala_async.envs.spaces import SpaceOptions
+from impala_async.config.env import EnvSection
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
 from tests.actor.fakes import sampler_over
 from tests.columns import find_fault
 
-STACKED = SpaceOptions(is_stacked=True)
+STACKED = EnvSection(id="some:Env", frame_stack="on")
 LEAF = ArraySpec("", (3, 2, 4), "uint8", is_stack=True)
 
 
@@ -72,7 +72,7 @@ def shown(columns, name=""):
 @pytest.mark.parametrize("shape", [(4, 6), (3, 5), (2, 2, 2)], ids=str)
 def test_nothing_is_lost(mode, padding, rows, shape):
     make = partial(flicker, padding, shape)
-    _, whole = messages_of(batch_of(mode, make, SpaceOptions()), rows, 60)
+    _, whole = messages_of(batch_of(mode, make, EnvSection(id="some:Env")), rows, 60)
     schema, stacked = messages_of(batch_of(mode, make, STACKED), rows, 60)
     assert len(whole) == len(stacked) > 2
     assert any(not columns.mask_CT.all() for columns in stacked)

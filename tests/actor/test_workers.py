@@ -168,8 +168,8 @@ def working(env, look_up=lambda: None, num_envs=1):
     memory = os.memfd_create("columns")
     worker = Worker(order_of(env, num_envs), memory, look_up)
     try:
-        _, _, spaces = worker.hear_look()
-        worker.place = SharedColumns.over(memory, spaces.obs, spaces.action, num_envs).place
+        *_, (obs, action, _) = worker.hear_look()
+        worker.place = SharedColumns.over(memory, obs, action, num_envs).place
         worker.tell([num_envs, 0])
         worker.begin_reset(1)
         worker.hear()

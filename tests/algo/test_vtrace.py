@@ -168,13 +168,6 @@ def test_log_ratios_are_clamped_before_exp(sign):
             assert got.item() == pytest.approx(math.exp(sign * 20), rel=1e-12)
 
 
-@pytest.mark.parametrize("sum_up", [accumulate, scan])
-def test_accumulate_stops_at_a_zero_carry(sum_up):
-    got = sum_up(column(1, 2, nan), column(0.5, 0, 1))
-    assert got[:2].tolist() == [[2.0], [2.0]]
-    assert got[2].isnan().all()
-
-
 @pytest.mark.parametrize("behind", [0.5, nan, math.inf])
 def test_the_scan_of_a_device_is_the_loop_of_a_cpu(behind):
     for num_rows in (0, 1, 2, 3, 5, 8, 20, 51):
@@ -232,5 +225,5 @@ def test_what_does_not_fit_is_refused():
     fits = dict.fromkeys((*ROWS, "mask_TB"), torch.ones(4, 2)) | {"values_SB": torch.ones(5, 2)}
     vtrace(**fits)
     for name, value in REFUSED:
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(ValueError, match=r"must be \[T" if name[-1] == "B" else name):
             vtrace(**fits | {name: value})

@@ -1,9 +1,7 @@
 """A benchmark that is ended says so in a line, and takes with it what it began."""
 
-import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -11,6 +9,8 @@ import pytest
 from bench.door import run
 from impala_async.errors import EXIT_INTERRUPTED
 from tests import matrix
+from tests.e2e.harness import wait_until
+from tests.e2e.zygote import Forked
 
 
 def test_it_ends_with_the_code_of_its_benchmark():
@@ -21,24 +21,26 @@ def test_it_ends_with_the_code_of_its_benchmark():
 
 @pytest.mark.parametrize("number", matrix.REQUESTS)
 @pytest.mark.parametrize(
-    ("arguments", "least"),
+    ("command", "num_processes"),
     [
-        (["bench.scaling", "--only", "CartPole", "--rounds", "1"], 4),
-        (["bench.weights", "--rounds", "1"], 1),
-        (["bench.learner", "--only", "CartPole", "--rounds", "1"], 4),
+        ("bench.scaling --only CartPole --rounds 1", 4),
+        ("bench.weights --rounds 1", 1),
+        ("bench.learner --only CartPole --rounds 1", 4),
+        ("bench.peers --only impala --seeds 0 --cartpole-s 60 --pong-s 0", 4),
     ],
 )
 @pytest.mark.e2e
-def test_all_ends_with_it(number, arguments, least, tmp_path, monkeypatch):
+def test_all_ends_with_it(number, command, num_processes, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    # Where it is ignored, as behind nohup, it would be so below.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    command = [sys.executable, "-m", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as bench:
-        parent, give_up_at = psutil.Process(bench.pid), time.monotonic() + 60
-        while len(family := parent.children(recursive=True)) < least:
-            assert time.monotonic() < give_up_at
-            time.sleep(0.05)
+    # A fork has it already, which looks for its cache now.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torchinductor")
+    told = [sys.executable, "-m", *command.split()]
+    with Forked(told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as bench:
+        parent = psutil.Process(bench.pid)
+        family = wait_until(
+            "what it starts",
+            lambda: len(found := parent.children(recursive=True)) >= num_processes and found,
+        )
         bench.send_signal(number)
         _, said = bench.communicate(timeout=60)
     assert bench.returncode == EXIT_INTERRUPTED

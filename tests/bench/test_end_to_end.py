@@ -13,40 +13,34 @@ GOOD |= {"rss_gb": 0.9, "pss_gb": 0.6}
 
 
 @pytest.mark.e2e
-def test_a_training_gives_all_figures():
+def test_a_training_gives_all_figures(forks):
     verdicts = {}
     sample = train(CARTPOLE, ["stop.updates=60", "learner.report_every_s=0.05"], "short", verdicts)
     assert sample.keys() == GOOD.keys()
     assert sample["per_s"] > 100
     assert 0 < sample["start_s"] < sample["last_s"] < sample["end_s"]
     assert sample["is_solved"] == 0
-    assert 0.2 < sample["rss_gb"] < 4
-    assert 0 <= sample["pss_gb"] < sample["rss_gb"]
     assert ": " in verdicts["short"]
 
 
-@pytest.mark.parametrize(
-    ("change", "missed"),
-    [
-        ({}, []),
-        ({"per_s": 99_000.0}, ["CartPole: trained env steps/s"]),
-        ({"start_s": 5.1}, ["CartPole: launch to the first update"]),
-        ({"last_s": 9.1}, ["CartPole: launch to 475"]),
-        ({"is_solved": 0.0}, ["CartPole: share of the seeds that reached 475"]),
-        ({"rss_gb": 1.1}, ["CartPole: memory of learner and two actors, RSS"]),
-    ],
-)
-def test_a_limit_of_cartpole_is_missed(change, missed):
-    changed = [{**GOOD, **change}]
-    figures = cartpole_figures([{"per_s": 60_000.0}], changed, changed)
-    assert [each.name for each in figures if not each.is_held] == missed
+def test_a_limit_of_cartpole_is_missed():
+    for key, value, missed in (
+        ("per_s", 99_000.0, "trained env steps/s"),
+        ("start_s", 5.1, "launch to the first update"),
+        ("last_s", 9.1, "launch to 475"),
+        ("is_solved", 0.0, "share of the seeds that reached 475"),
+        ("rss_gb", 1.1, "memory of learner and two actors, RSS"),
+    ):
+        changed = [{**GOOD, key: value}]
+        figures = cartpole_figures([{"per_s": 60_000.0}], changed, changed)
+        assert [each.name for each in figures if not each.is_held] == [f"CartPole: {missed}"]
 
 
 def test_shares_and_ratios_are_of_their_rounds():
     goal = [*[GOOD] * 4, {**GOOD, "is_solved": 0.0}]
     figures = cartpole_figures([{"per_s": 60_000.0}] * 5, [GOOD] * 5, goal)
-    share = next(each for each in figures if "share" in each.name)
-    assert (share.median, share.is_held) == (0.8, False)
+    (share,) = (each for each in figures if not each.is_held)
+    assert ("share" in share.name, share.median) == (True, 0.8)
     bare = [{"per_s": 1000.0}, {"per_s": 4000.0}, {"per_s": 2000.0}]
     speed = [{**GOOD, "per_s": 500.0}, {**GOOD, "per_s": 1000.0}, {**GOOD, "per_s": 2000.0}]
     over = next(each for each in pong_figures(bare, speed, speed) if "over bare" in each.name)

@@ -15,61 +15,51 @@ TABLE = """# gpu     sm    mem    enc    dec    jpg    ofa  rxpci  txpci
     0     90     40      0      0      0      0   2000     10
     0    100     42      0      0      0      0   3000     30
 """
-
-
 SHORT = "# gpu   sm rxpci txpci\n# Idx    %  MB/s  MB/s\n  0  50  1000  0\n"
 
 
-@pytest.mark.parametrize(
-    ("table", "means"),
-    [
-        (TABLE, {"sm_share": 0.95, "pcie_in_gb_s": 2.5, "pcie_out_gb_s": 0.02}),
+def test_means_are_of_the_columns_by_their_names():
+    for table, means in (
+        (TABLE, (0.95, 2.5, 0.02)),
         # Heads that come again, and other columns.
-        (
-            SHORT + SHORT.replace("50", "70"),
-            {"sm_share": 0.6, "pcie_in_gb_s": 1.0, "pcie_out_gb_s": 0.0},
-        ),
-        # What is not told is left out.
-        ("", {}),
-        ("\n".join(TABLE.splitlines()[:2]), {}),
-        (
-            TABLE.replace("2000", "-").replace("3000", "-"),
-            {"sm_share": 0.95, "pcie_out_gb_s": 0.02},
-        ),
+        (SHORT + SHORT.replace("50", "70"), (0.6, 1.0, 0.0)),
         # The last line is cut off.
-        (TABLE[:-30], {"sm_share": 0.95, "pcie_in_gb_s": 2.0, "pcie_out_gb_s": 0.01}),
-    ],
-)
-def test_means_are_of_the_columns_by_their_names(table, means):
-    assert means_of(table) == means
+        (TABLE[:-30], (0.95, 2.0, 0.01)),
+        # What is not told is left out.
+        (TABLE.replace("2000", "-").replace("3000", "-"), (0.95, None, 0.02)),
+        ("\n".join(TABLE.splitlines()[:2]), (None, None, None)),
+        ("", (None, None, None)),
+    ):
+        names = "sm_share", "pcie_in_gb_s", "pcie_out_gb_s"
+        told = dict(zip(names, means, strict=True))
+        assert means_of(table) == {name: mean for name, mean in told.items() if mean is not None}
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The only one in which programs are looked for first."""
+def put(tmp_path, monkeypatch):
+    """Puts a program of that name where programs are looked for first; it notes its flags."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(gpu, "uuid_of", lambda device: "GPU-7")
-    return tmp_path
+
+    def put(does):
+        script, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
+        script.write_text(f"#!/bin/sh\necho $$ $@ > {asked}\n{does}\n")
+        script.chmod(0o755)
+        return asked
+
+    return put
 
 
-def put(folder, does):
-    script = folder / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\necho $$ $@ > {folder}/asked\n{does}\n")
-    script.chmod(0o755)
-
-
-def test_it_is_watched_for_as_long_as_is_measured(folder):
-    put(folder, f"sleep 0.2\ncat <<'EOF'\n{TABLE}EOF")
+def test_it_is_watched_for_as_long_as_is_measured(put):
+    asked = put(f"sleep 0.2\ncat <<'EOF'\n{TABLE}EOF")
     with watched(CUDA, 8.0) as means:
         assert means == {}
     assert means["sm_share"] == 0.95
-    _, *asked = (folder / "asked").read_text().split()
-    assert asked == ["dmon", "-s", "ut", "-c", "8", "-i", "GPU-7"]
+    assert asked.read_text().split()[1:] == ["dmon", "-s", "ut", "-c", "8", "-i", "GPU-7"]
 
 
-def test_who_fails_meanwhile_does_not_leave_it_behind(folder):
-    put(folder, "exec sleep 60")
-    asked = folder / "asked"
+def test_who_fails_meanwhile_does_not_leave_it_behind(put):
+    asked = put("exec sleep 60")
 
     def fail():
         with watched(CUDA, 8.0):
@@ -79,18 +69,16 @@ def test_who_fails_meanwhile_does_not_leave_it_behind(folder):
 
     with pytest.raises(OSError, match="something else"):
         fail()
-    pid = asked.read_text().split()[0]
-    assert not Path(f"/proc/{pid}").exists()
+    assert not Path(f"/proc/{asked.read_text().split()[0]}").exists()
 
 
-def test_without_that_program_or_a_gpu_there_are_no_figures(folder, monkeypatch, capsys):
-    put(folder, "exit 1")
+def test_without_that_program_or_a_gpu_there_are_no_figures(put, monkeypatch, capsys):
+    asked = put("exit 1")
     with watched(torch.device("cpu"), 1.0) as means:
         pass
     assert means == {}
-    assert not (folder / "asked").exists()
-    (folder / "nvidia-smi").unlink()
-    monkeypatch.setenv("PATH", str(folder))
+    assert not asked.exists()
+    monkeypatch.setenv("PATH", "/nowhere")
     with watched(CUDA, 1.0) as means:
         pass
     assert means == {}

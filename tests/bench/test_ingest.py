@@ -21,7 +21,7 @@ def test_warm_messages_are_not_counted():
 
 
 @pytest.mark.parametrize("side", matrix.SIDES)
-def test_every_side_receives(side, monkeypatch):
+def test_every_side_receives(side, forks, monkeypatch):
     monkeypatch.setitem(ingest.NUM_MESSAGES, "cartpole", 200)
     sample = ingest.one_turn(side, "cartpole")
     assert sample["per_s"] > 0

@@ -14,7 +14,6 @@ from bench.learner import CARTPOLE, CONFIGS, ENDLESS, NO_ATARI, cases, figures_o
 from bench.learner_ends import cpu_seconds, rates, record, serve
 from bench.sliding import Sliding
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.envs.make import build_envs
@@ -24,7 +23,7 @@ from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from tests import matrix
 
-CPU = torch.device("cpu")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 COLUMNS, ROWS = 6, 9
 SCHEMA = Schema(
     ObsSpec((ArraySpec("", (4,), "float32"),)),
@@ -32,15 +31,17 @@ SCHEMA = Schema(
     ROWS,
 )
 SECTION = AlgorithmSection(reward_scale=0.1, reward_clip="unit", grad_clip=0.5, entropy_cost=0.02)
+SERVICE = {"rows_per_s": 96.0, "update_ms": 3.0, "wait_share": 0.0, "load_wait_share": 0.03}
+SERVICE |= {"loop_cores": 0.2, "other_cores": 1.0}
 
 
 def batch():
-    """Of noise, with ends of both kinds and the masked rows behind them."""
+    """Noise, with ends of both kinds and the masked rows behind them."""
     rng = np.random.default_rng(0)
-    layout = SCHEMA.layout
-    obs = torch.zeros((COLUMNS, layout.obs_bytes), dtype=torch.uint8)
-    small = torch.zeros((COLUMNS, layout.small_bytes), dtype=torch.uint8)
-    made = Batch.in_planes(SCHEMA, obs, small)
+    planes = SCHEMA.layout.obs_bytes, SCHEMA.layout.small_bytes
+    made = Batch.in_planes(
+        SCHEMA, *(torch.zeros((COLUMNS, size), dtype=torch.uint8) for size in planes)
+    )
     shape = (COLUMNS, ROWS)
     made.obs[""].copy_(torch.from_numpy(rng.normal(size=(COLUMNS, ROWS + 1, 4))))
     made.actions[""].copy_(torch.from_numpy(rng.integers(0, 3, shape)))
@@ -74,17 +75,13 @@ def test_a_rate_counts_every_update():
 
     begun = time.perf_counter()
     rate = measure(update, 0.1, CPU)
-    whole_s = time.perf_counter() - begun
-    assert (counted[0] - 10) / whole_s < rate <= 500
+    assert (counted[0] - 10) / (time.perf_counter() - begun) < rate <= 500
 
 
 def test_rates_are_read_off_the_reports():
     names = (learner_ends.UPDATE_MS, *learner_ends.WAITS_MS)
-    reports = [
-        {"updates": 100, "time_s": 3.0, **dict(zip(names, (4.0, 1.0, None), strict=True))},
-        {"updates": 300, "time_s": 4.0, **dict(zip(names, (3.0, 0.5, 0.25), strict=True))},
-    ]
-    found = rates(reports)
+    first, last = (dict(zip(names, ms, strict=True)) for ms in ((4.0, 1.0, None), (3.0, 0.5, 0.25)))
+    found = rates([{"updates": 100, "time_s": 3.0, **first}, {"updates": 300, "time_s": 4, **last}])
     assert found["updates_per_s"] == 200
     assert found["update_ms"] == pytest.approx(3.5)
     assert found["wait_share"] == pytest.approx(0.2)
@@ -96,65 +93,55 @@ def test_processor_time_is_that_of_the_process():
     ends_at = time.process_time() + 0.1
     while time.process_time() < ends_at:
         pass
-    after = cpu_seconds(os.getpid())
-    spent_s = sum(after.values()) - sum(before.values())
+    spent_s = sum(cpu_seconds(os.getpid()).values()) - sum(before.values())
     assert spent_s == pytest.approx(0.1, abs=0.05)
 
 
-def test_what_is_lost_is_no_training():
+def test_lost_data_is_no_training():
     report = {"trajectories/rejected": 0, "trajectories/dropped": 3, "learner/skipped_updates": 0}
     with pytest.raises(RuntimeError, match="dropped"):
         learner_ends.check_whole(report)
 
 
+def figures(case, service):
+    """Those of a service beside a bare loop that makes 100 rows per second, by their names."""
+    step = {"rows_per_s": 98.0, "update_ms": 2.5}
+    samples = {"bare": [{"rows_per_s": 100.0}], "step": [step], "service": [service]}
+    return {each.name: each for each in figures_of(case, samples)}
+
+
 def test_floors_are_of_the_service_over_the_bare_loop():
-    service = {"rows_per_s": 90.0, "update_ms": 3.0, "wait_share": 0.0}
-    service |= {"loop_cores": 0.2, "other_cores": 1.0}
-    step = {"rows_per_s": 95.0, "update_ms": 2.5}
-    samples = {"bare": [{"rows_per_s": 100.0}], "step": [step]}
-    samples |= {"service": [service]}
-    first, *others = figures_of(CARTPOLE, samples)
+    first, *others = figures(CARTPOLE, {**SERVICE, "rows_per_s": 90.0}).values()
     assert (first.median, first.at_least, first.is_held) == (0.9, 0.92, False)
     assert all(each.at_least is None for each in others)
 
 
 def test_on_a_gpu_there_are_floors_of_its_own_and_figures_of_itself():
-    for case in cases(torch.device("cuda")):
-        config = load_config(CONFIGS / case.config, case.settings)
-        assert config.trajectory.rows == 20
-        assert case.at_least == 0.95
-    service = {"rows_per_s": 96.0, "update_ms": 3.0, "wait_share": 0.0, "load_wait_share": 0.03}
-    service |= {"loop_cores": 0.2, "other_cores": 1.0}
-    service |= {"sm_share": 0.9, "pcie_in_gb_s": 3.0, "pcie_out_gb_s": 0.1}
-    samples = {"bare": [{"rows_per_s": 100.0}], "step": [{"rows_per_s": 98.0, "update_ms": 2.5}]}
-    samples |= {"service": [service]}
-    found = {each.name: each for each in figures_of(case, samples)}
+    case = cases(CUDA)[0]
+    found = figures(case, {**SERVICE, "sm_share": 0.9, "pcie_in_gb_s": 3.0, "pcie_out_gb_s": 0.1})
+    assert found[f"{case.name}: service over bare loop"].at_least == 0.95
     assert found[f"{case.name}: service over bare loop"].is_held
     assert not found["the same: waits for copies, share of the time"].is_held
     assert found["the same: over PCIe to it"].median == 3.0
-    for key in ("sm_share", "pcie_in_gb_s"):
-        del service[key]
-    names = [each.name for each in figures_of(case, samples)]
-    assert "the same: over PCIe from it" in names
-    assert "the same: over PCIe to it" not in names
+    found = figures(case, {**SERVICE, "pcie_out_gb_s": 0.1})
+    assert "the same: over PCIe from it" in found
+    assert "the same: over PCIe to it" not in found
 
 
 def test_every_case_has_settings_that_hold_together():
-    for device in ("cpu", "cuda"):
-        for case in cases(torch.device(device)):
-            config = load_config(CONFIGS / case.config, [*case.settings, *ENDLESS])
-            assert config.learner.threads == 1
-            assert config.learner.num_passes == 1
-            assert config.algorithm.name == "impala"
+    for case in (*cases(CPU), *cases(CUDA)):
+        config = load_config(CONFIGS / case.config, [*case.settings, *ENDLESS])
+        assert config.learner.threads == config.learner.num_passes == 1
+        assert config.algorithm.name == "impala"
+        assert config.trajectory.rows == 20 or not case.is_on_gpu
 
 
 def test_images_without_atari_are_sent_once_each():
     config = load_config(CONFIGS / "pong_impala.toml", NO_ATARI)
-    envs = build_envs("serial", config.env, 1)
-    (leaf,) = envs.obs_spec.leaves
+    assert config.env.frame_stack == "on"
+    (leaf,) = build_envs("serial", config.env, 1).obs_spec.leaves
     assert (leaf.shape, leaf.is_stack) == ((4, 84, 84), True)
-    env, seen = Sliding(), EnvSection(**config.env.model_dump())
-    assert seen.frame_stack == "on"
+    env = Sliding()
     first, _ = env.reset(seed=0)
     for _ in range(150):
         second, *_ = env.step(np.int64(0))
@@ -163,23 +150,25 @@ def test_images_without_atari_are_sent_once_each():
 
 
 @pytest.fixture(scope="module")
-def recording(tmp_path_factory):
+def recording(tmp_path_factory, fork_children):
     path = tmp_path_factory.mktemp("learner") / "recording"
-    record(path, CONFIGS / CARTPOLE.config, [*ENDLESS, "stop.env_steps=2000"])
+    with pytest.MonkeyPatch.context() as patch:
+        fork_children(patch)
+        record(path, CONFIGS / CARTPOLE.config, [*ENDLESS, "stop.env_steps=2000"])
     return path
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("kind", matrix.LOOPS)
-def test_a_loop_trains_on_what_was_recorded(kind, recording):
+def test_a_loop_trains_on_what_was_recorded(kind, recording, forks):
     config = load_config(CONFIGS / CARTPOLE.config, ENDLESS)
     assert loop(kind, recording, config, 0.1)["updates_per_s"] > 1
 
 
 @pytest.mark.e2e
-def test_a_service_trains_on_what_was_recorded(recording, monkeypatch, tmp_path):
+def test_a_service_trains_on_what_was_recorded(recording, forks, monkeypatch, tmp_path):
     monkeypatch.setattr(learner_ends, "WARM_S", 0.1)
-    sample = serve(recording, tmp_path / "run", ENDLESS, 1.0, CPU)
+    sample = serve(recording, tmp_path / "run", ENDLESS, 0.5, CPU)
     assert sample["updates_per_s"] > 1
     assert sample["update_ms"] > 0
     assert 0 <= sample["wait_share"] < 1
@@ -188,6 +177,6 @@ def test_a_service_trains_on_what_was_recorded(recording, monkeypatch, tmp_path)
     assert last["num_actors"] == 0, "the player has gone before its learner ended"
 
 
-def test_what_does_not_record_says_why(tmp_path):
+def test_what_does_not_record_says_why(tmp_path, forks):
     with pytest.raises(RuntimeError, match=r"env\.id"):
         record(tmp_path / "recording", CONFIGS / learner.PONG.config, ["env.id=Nothing-v0"])

@@ -4,22 +4,22 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from bench.one_run import CONFIGS, OneRun, one_run, steps_per_s
 from bench.processes import PeakMemory, held_by_each
+from tests.e2e.harness import wait_until
 
-SHORT = ["stop.updates=60", "learner.report_every_s=0.05"]
+CARTPOLE = CONFIGS / "cartpole.toml"
 
 
 @pytest.mark.e2e
 def test_what_is_read_is_what_happened():
-    alone_s, trained_s = [0.0], []
-    kinds = []
-    with one_run(CONFIGS / "cartpole.toml", SHORT) as run:
+    # Only interpreters of their own have the command lines that tell a learner from an actor.
+    alone_s, trained_s, kinds = [0.0], [], []
+    with one_run(CARTPOLE, ["stop.updates=60", "learner.report_every_s=0.05"]) as run:
         peak = PeakMemory(run.pid)
         for second in run.moments(0.05):
             peak.look()
@@ -42,20 +42,21 @@ def test_what_is_read_is_what_happened():
 
 
 def test_a_run_that_fails_says_why():
-    with one_run(CONFIGS / "cartpole.toml", ["stop.nonsense=1"]) as run:  # noqa: SIM117
-        with pytest.raises(RuntimeError, match=r"exit code 2: (.|\n)*nonsense"):
-            list(run.moments(0.05))
+    with (
+        one_run(CARTPOLE, ["stop.nonsense=1"]) as run,
+        pytest.raises(RuntimeError, match=r"exit code 2: (.|\n)*nonsense"),
+    ):
+        list(run.moments(0.05))
 
 
 @pytest.mark.e2e
-def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody():
-    with one_run(CONFIGS / "cartpole.toml", ["stop.updates=none"]) as run:
-        wait_until(lambda: len(family(run.pid)) >= 4)
-        processes = family(run.pid)
+def test_a_run_that_does_not_end_is_an_error_and_leaves_nobody(forks):
+    with one_run(CARTPOLE, ["stop.updates=none"]) as run:
+        processes = family_of(run.pid)
         with pytest.raises(RuntimeError, match="still running after 0 s"):
             list(run.moments(0.05, limit_s=0))
         folder = run._log.parent
-    wait_until(lambda: not any(is_alive(each) for each in processes))
+    wait_until("all have ended", lambda: not any(map(is_alive, processes)))
     assert not folder.exists()
 
 
@@ -71,11 +72,9 @@ def test_a_benchmark_that_is_killed_leaves_nobody(tmp_path):
     how = {"stdin": subprocess.PIPE, "env": {**os.environ, "TMPDIR": str(tmp_path)}}
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how) as bench:
-        pid = int(bench.stdout.readline())
-        wait_until(lambda: len(family(pid)) >= 4)
-        processes = family(pid)
+        processes = family_of(int(bench.stdout.readline()))
         bench.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(is_alive(each) for each in processes))
+    wait_until("all have ended", lambda: not any(map(is_alive, processes)))
 
 
 def test_speed_counts_from_a_moment_of_the_training():
@@ -100,12 +99,15 @@ def test_the_newest_report_is_found_in_a_long_file(tmp_path):
     assert run.last_report()["n"] == 39
 
 
-def family(pid):
-    try:
+def family_of(pid):
+    """`train`, its learner and two actors, as soon as all are there."""
+
+    def family():
         process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+        found = [process, *process.children(recursive=True)]
+        return found if len(found) >= 4 else None
+
+    return wait_until("a learner and two actors", family, 40.0)
 
 
 def is_alive(process):
@@ -113,10 +115,3 @@ def is_alive(process):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def wait_until(is_so, within_s=40.0):
-    give_up_at = time.monotonic() + within_s
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -47,16 +46,8 @@ for trained in range(0, 10_000, 100):
     say(trained, trained / 10 if trained >= 200 else None)
     time.sleep(0.02)
 """
-TURN = Turn(
-    [
-        Progress(2.0, 0, None),
-        Progress(3.0, 100, None),
-        Progress(4.0, 200, 20.0),
-        Progress(6.0, 800, 480.0),
-        Progress(8.0, 1200, 470.0),
-    ],
-    peak_bytes=2_000_000_000,
-)
+TOLD = [(2.0, 0, None), (3.0, 100, None), (4.0, 200, 20.0), (6.0, 800, 480.0), (8.0, 1200, 470.0)]
+TURN = Turn([Progress(*told) for told in TOLD], peak_bytes=2_000_000_000)
 
 
 def test_figures_of_a_turn(monkeypatch):
@@ -84,19 +75,6 @@ def test_all_that_a_runner_started_ends_with_its_turn(tmp_path):
     assert turn.peak_bytes > 1_000_000
 
 
-def test_a_benchmark_that_is_ended_takes_its_turn_with_it():
-    command = [sys.executable, "-m", "bench.peers", "--only", "impala", "--seeds", "0"]
-    with subprocess.Popen([*command, "--cartpole-s", "60", "--pong-s", "0"]) as bench:
-        parent, give_up_at = psutil.Process(bench.pid), time.monotonic() + 60
-        # The runner, `train`, its learner and an actor.
-        while len(family := parent.children(recursive=True)) < 4:
-            assert time.monotonic() < give_up_at
-            time.sleep(0.05)
-        bench.terminate()
-        bench.wait(timeout=30)
-    assert not psutil.wait_procs(family, timeout=10)[1]
-
-
 def test_a_turn_has_its_time_and_a_runner_that_fails_is_quoted():
     began = time.monotonic()
     turn = run_turn([sys.executable, "-c", "input()"], lambda turn: False, limit_s=0.1)
@@ -106,7 +84,7 @@ def test_a_turn_has_its_time_and_a_runner_that_fails_is_quoted():
         run_turn([sys.executable, "-c", "raise OSError('no such thing')"], lambda turn: False, 30)
 
 
-def test_what_a_runner_says_is_read_by_whole_lines(tmp_path, monkeypatch, capsys):
+def test_a_runner_s_words_are_read_by_whole_lines(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(LAUNCHED_AT, str(time.monotonic() - 5))
     say(12, mean_of([1.0] * 50 + [3.0] * 100))
     said = json.loads(capsys.readouterr().out)
@@ -134,10 +112,9 @@ def test_each_seed_once_and_the_limit_for_one_that_takes_longer(monkeypatch):
     assert in_six() == {"goal_s": 6.0, "in_time": True}
     assert solving(A2C, Path("/venvs"), limit_s=5.0)() == {"goal_s": 5.0, "in_time": False}
     in_six()
-    assert [each[-1] for each in commands] == ["0", "0", "1"]
-    assert commands[0][:-1] == [
-        *("/venvs/sb3/bin/python", "-m", "bench.peers.run_sb3", "cartpole", "a2c"),
-    ]
+    python = "/venvs/sb3/bin/python"
+    told = [python, "-m", "bench.peers.run_sb3", "cartpole", "a2c"]
+    assert commands == [[*told, seed] for seed in ("0", "0", "1")]
 
 
 def test_rows_of_speed_and_of_the_goal():
@@ -163,15 +140,12 @@ def test_rows_of_speed_and_of_the_goal():
     assert (goals[4].smallest, goals[4].largest, goals[4].at_most) == (0.05, 0.1, None)
 
 
-def test_who_is_not_installed_is_named(tmp_path, capsys):
+def test_other_versions_than_the_pinned_ones_are_named(tmp_path, capsys):
     flags = argparse.Namespace(venvs=tmp_path, install=False)
     assert command.present(SYSTEMS, flags) == [OURS]
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 5
     assert said[0].startswith("skipped: Sample Factory APPO: ")
-
-
-def test_other_versions_than_the_pinned_ones_are_named(tmp_path):
     pins = venvs.pins_of("rllib")
     assert pins["ray"] == "2.60.0"
     assert {venvs.pins_of(each.venv)["torch"] for each in SYSTEMS if each.venv} == {"2.13.0"}
@@ -180,11 +154,10 @@ def test_other_versions_than_the_pinned_ones_are_named(tmp_path):
     del installed["opencv-python-headless"]
     python = venvs.python_of(tmp_path, "rllib")
     python.parent.mkdir(parents=True)
-    for change, fault in (({}, None), ({"ray": "2.9.0"}, "has ray 2.9.0 and should have 2.60.0")):
+    for change, fault in (({}, "None"), ({"ray": "2.9.0"}, "ray 2.9.0 and should have 2.60.0")):
         python.write_text(f"#!/bin/sh\necho '{json.dumps(installed | change)}'\n")
         python.chmod(0o755)
-        found = venvs.fault_of(tmp_path, "rllib")
-        assert (found is None) if fault is None else (found is not None and fault in found)
+        assert str(venvs.fault_of(tmp_path, "rllib")).endswith(fault)
 
 
 def test_the_games_are_those_that_ours_are_trained_in():
@@ -204,10 +177,9 @@ def test_the_games_are_those_that_ours_are_trained_in():
 
 
 @pytest.mark.e2e
-def test_ours_say_what_they_have_trained_on():
-    turn = run_turn(
-        command_of(OURS, Path(), "cartpole", 0), lambda turn: turn.has_trained(0.2), limit_s=90
-    )
+def test_ours_say_what_they_have_trained_on(forks):
+    told = command_of(OURS, Path(), "cartpole", 0)
+    turn = run_turn(told, lambda turn: turn.has_trained(0.2), limit_s=90)
     trained = [each.trained for each in turn.progress]
     assert trained == sorted(trained)
     assert trained[-1] > trained[0] >= 0

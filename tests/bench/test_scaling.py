@@ -11,21 +11,19 @@ from bench.scaling import ASLEEP, measure
 
 
 @pytest.mark.e2e
-def test_real_actors_are_counted(monkeypatch):
+def test_real_actors_are_counted(forks, monkeypatch):
     monkeypatch.setattr(scaling, "COUNTED_S", 0.5)
     verdicts = {}
-    sample = measure(ASLEEP, 1, "one", verdicts)
     # Eight environments that sleep 1 ms in turn: a thousand rows per second at the very best.
-    assert 20 < sample["per_s"] < 1000
+    assert 20 < measure(ASLEEP, 1, "one", verdicts)["per_s"] < 1000
     assert verdicts.keys() == {"one"}
 
 
 class Leaving:
-    """A run of two actors, of which one is gone for a moment; a report every second."""
+    """A run with so many actors in its reports, of which there is one every second."""
 
     def __init__(self, *num_actors):
         self._num_actors = num_actors
-        self._now = -1
 
     def moments(self, every_s):
         for now in range(len(self._num_actors)):
@@ -34,12 +32,9 @@ class Leaving:
 
     def last_report(self):
         return {
-            "num_actors": self._num_actors[self._now],
-            "updates": 1,
-            "time_s": self._now,
-            "learner/wall_s": self._now,
-            "env_steps_trained": self._now**2,
-            "weights/bytes": 3 * self._now**2,
+            **{"num_actors": self._num_actors[self._now], "updates": 1},
+            **{"time_s": self._now, "learner/wall_s": self._now},
+            **{"env_steps_trained": self._now**2, "weights/bytes": 3 * self._now**2},
             "bottleneck": "learner: it is busy",
         }
 
@@ -69,12 +64,9 @@ def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["bench", *flags])
     assert scaling.main() == 0
     assert order == [("sleeps 1 ms", num) for num in (1, 2, 4, 8, 16)] * 2
-    figures = read(tmp_path / "scaling.json")
+    written = json.loads((tmp_path / "scaling.json").read_text())["figures"]
+    figures = {each["name"]: each for each in written}
     assert figures["sleeps 1 ms, 1 actor: env steps/s"]["largest"] == 300
     over = figures["sleeps 1 ms, 8 actors: over 1 actor"]
     assert (over["smallest"], over["largest"]) == (8, 8)
     assert "- sleeps 1 ms, 16 actors: learner: it is busy" in (tmp_path / "scaling.md").read_text()
-
-
-def read(path):
-    return {each["name"]: each for each in json.loads(path.read_text())["figures"]}

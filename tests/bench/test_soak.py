@@ -1,4 +1,4 @@
-"""The soak looks at all processes of a real run, and growth of any kind is seen."""
+"""The soak looks at all processes of a run, and growth of any kind is seen."""
 
 import json
 import sys
@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from bench import soak
-from bench.one_run import CONFIGS, ENDLESS, one_run
 from bench.processes import Held
 from bench.soak import Record, Times, judge, watch
 
@@ -15,12 +14,11 @@ MB = 1_000_000
 
 
 def steady(second):
-    """Three processes that fill caches for a minute, and from then on only tremble."""
-    filling = min(second, 60) * MB
-    trembling = (second % 5) * MB
+    """Processes that fill caches for a minute, and from then on only tremble."""
+    memory = (200 + min(second, 60) + second % 5) * MB
     return {
         9: Held("train", 40 * MB, 5, 1),
-        10: Held("learner", 200 * MB + filling + trembling, 30 + (second % 60 == 0), 7),
+        10: Held("learner", memory, 30 + (second % 60 == 0), 7),
         11: Held("actor", 150 * MB, 16, 6),
         12: Held("actor", 150 * MB, 16, 6),
     }
@@ -56,17 +54,14 @@ def test_a_large_process_may_grow_by_its_share():
     assert 15 < growth.median < 20
 
 
-@pytest.mark.parametrize(
-    ("grown", "what"),
-    [
-        (lambda s: Held("actor", 150 * MB + s * MB // 10, 16, 6), "RSS"),
-        (lambda s: Held("actor", 150 * MB, 16 + s // 150, 6), "descriptors"),
-        (lambda s: Held("actor", 150 * MB, 16, 6 + s // 200), "threads"),
-    ],
-)
-def test_growth_of_one_process_is_seen(grown, what):
-    record = recorded(lambda second: {**steady(second), 12: grown(second)})
-    assert missed(record) == [f"actor 2: growth, {what}"]
+def test_growth_of_one_process_is_seen():
+    for what, grown in (
+        ("RSS", lambda second: Held("actor", (150 + second // 10) * MB, 16, 6)),
+        ("descriptors", lambda second: Held("actor", 150 * MB, 16 + second // 150, 6)),
+        ("threads", lambda second: Held("actor", 150 * MB, 16, 6 + second // 200)),
+    ):
+        record = recorded(lambda second, grown=grown: {**steady(second), 12: grown(second)})
+        assert missed(record) == [f"actor 2: growth, {what}"]
 
 
 def test_processes_that_come_and_go_are_seen_after_the_first_minute():
@@ -85,27 +80,36 @@ def test_processes_that_come_and_go_are_seen_after_the_first_minute():
     assert missed(recorded(probed)) == []
 
 
+class Running:
+    """A run with a report a second, whose learner begins to train with the third."""
+
+    pid = 9
+
+    def moments(self, every_s, limit_s):
+        for second in range(9):
+            self.second = second
+            yield second
+
+    def last_report(self):
+        wall_s = None if self.second < 2 else self.second - 2.0
+        report = {"learner/wall_s": wall_s, "env_steps_trained": 100 * self.second}
+        return report if self.second else None
+
+
+def test_a_run_is_watched_while_it_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(soak, "held_by_each", lambda pid: steady(0) if pid == 9 else {})
+    record = watch(Running(), whole_s=4)
+    record.write(tmp_path / "series.json")
+    written = json.loads((tmp_path / "series.json").read_text())
+    assert written["seconds"] == written["processes"]["actor 1"]["seconds"] == [0, 1, 2, 3, 4]
+    assert written["env_steps_trained"] == [200, 300, 400, 500, 600]
+    assert written["processes"]["actor 1"]["rss_mb"] == [150] * 5
+    with pytest.raises(RuntimeError, match="ended by itself"):
+        watch(Running(), whole_s=7)
+
+
 def test_less_than_three_minutes_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bench", "--minutes", "2"])
     with pytest.raises(SystemExit):
         soak.main()
     assert "wants at least 3" in capsys.readouterr().err
-
-
-@pytest.mark.e2e
-def test_a_real_run_is_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(soak, "LOOK_EVERY_S", 0.1)
-    settings = (*ENDLESS, "learner.report_every_s=0.25")
-    with one_run(CONFIGS / "cartpole.toml", settings) as run:
-        record = watch(run, whole_s=4)
-    assert {"train", "learner", "actor 1", "actor 2"} <= record.processes.keys()
-    assert record.env_steps[-1] > record.env_steps[0]
-    learner = record.processes["learner"]
-    assert learner.rss_mb[-1] > 50
-    assert learner.descriptors[-1] > 5
-    assert learner.threads[-1] > 2
-    names = [each.name for each in judge(record, Times((2.0, 3.0), (3.0, 99.0)))]
-    assert "actor 2: growth, threads" in names
-    record.write(tmp_path / "series.json")
-    series = json.loads((tmp_path / "series.json").read_text())["processes"]["actor 1"]
-    assert len(series["seconds"]) == len(series["rss_mb"]) == len(series["threads"])

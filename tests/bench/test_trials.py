@@ -16,10 +16,9 @@ from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.config.run import RunConfig
 from impala_async.envs.make import build_envs
-from impala_async.policy import Policy
+from impala_async.policy import Policy, build_policy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import Schema
-from impala_async.team import build_policy
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 

@@ -46,7 +46,7 @@ def test_every_number_of_clients_has_its_rows():
 
 
 @pytest.mark.e2e
-def test_versions_reach_two_clients():
+def test_versions_reach_two_clients(forks):
     sample = one_turn("mlp", 2, 0.7)
     assert sample["installed_ms"] > 0
     assert 0 < sample["publish_share"] < 1

@@ -5,8 +5,6 @@ import pytest
 from impala_async.config.load import load_config, validate_config
 from impala_async.errors import ConfigError
 
-LOCKSTEP = {"pace__mode": "lockstep"}
-
 
 def nested(settings):
     tree = {}
@@ -19,15 +17,16 @@ def nested(settings):
     return tree
 
 
-def config_of(**settings):
-    """Dotted keys, with two underscores for the dot."""
-    dotted = {key.replace("__", "."): value for key, value in settings.items()}
-    return validate_config(nested({"env.id": "X", **dotted}))
+def config_of(text="", **sections):
+    """Settings as on the command line, parted by blanks; or whole sections."""
+    if sections:
+        return validate_config({"env": {"id": "X"}, **sections})
+    return load_config(None, ["env.id=X", *text.split()])
 
 
-def complaint(**settings):
+def complaint(text="", **sections):
     with pytest.raises(ConfigError) as caught:
-        config_of(**settings)
+        config_of(text, **sections)
     return str(caught.value)
 
 

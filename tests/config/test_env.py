@@ -11,31 +11,22 @@ def test_a_wrapper_is_a_name_or_a_table():
     config = load_config(None, ["env.id=X", f"env.wrappers={wrappers}"])
     assert config.env.wrappers == (Named(name="a.b:C"), Named(name="a:D", kwargs={"size": 2}))
     assert EnvSection.model_validate_json(config.env.model_dump_json()) == config.env
-
-
-@pytest.mark.parametrize("wrappers", ['[{nome = "a:C"}]', "[{kwargs = {}}]", '"a:C"', 5])
-def test_a_bad_wrapper_is_told_what_is_wanted(wrappers: str) -> None:
-    text = mistake(f"env.wrappers={wrappers}")
-    assert text.startswith('--set: env.wrappers: wants a list, for example ["package.module:Name"]')
     says = "wrappers must be package.module:Name of your own, got 'C'"
     assert mistake('env.wrappers=["C"]') == f"--set: env: {says}"
 
 
 @pytest.mark.parametrize(
-    ("env_id", "kwargs", "frames"),
+    ("env_id", "settings", "frames"),
     [
         ("CartPole-v1", {}, 1),
-        ("MyGame-v0", {"frameskip": 9}, 1),
+        ("MyGame-v0", {"kwargs": {"frameskip": 9}}, 1),
         ("ALE/Pong-v5", {}, 4),
-        ("ale_py:ALE/Pong-v5", {"frameskip": 2}, 2),
+        ("ale_py:ALE/Pong-v5", {"kwargs": {"frameskip": 2}}, 2),
         ("ale_py:PongNoFrameskip-v4", {}, 4),
-        ("ALE/Pong-v5", {"frameskip": [2, 5]}, 1),
+        ("ALE/Pong-v5", {"kwargs": {"frameskip": [2, 5]}}, 1),
+        ("ALE/Pong-v5", {"preprocess": "off"}, 4),
+        ("ale_py:PongNoFrameskip-v4", {"preprocess": "off"}, 1),
     ],
 )
-def test_frames_per_step_follow_the_frame_skip(env_id, kwargs, frames):
-    assert EnvSection(id=env_id, kwargs=kwargs).frames_per_step == frames
-
-
-def test_without_preprocessing_the_frame_skip_is_that_of_the_id():
-    for env_id, frames in (("ALE/Pong-v5", 4), ("ale_py:PongNoFrameskip-v4", 1)):
-        assert EnvSection(id=env_id, preprocess="off").frames_per_step == frames
+def test_frames_per_step_follow_the_frame_skip(env_id, settings, frames):
+    assert EnvSection(id=env_id, **settings).frames_per_step == frames

@@ -5,11 +5,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from impala_async.config.load import load_config, merge_overrides, validate_config
-from impala_async.errors import ConfigError
+from impala_async.config.load import load_config, merge_overrides
 from tests.config.made import mistake, mistakes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -24,12 +21,10 @@ REUSING = {"simple_spread.toml", "cartpole_lagged.toml"}
 def test_every_config_loads(path):
     config = load_config(path)
     written = tomllib.loads(path.read_text(encoding="utf-8"))
-    stored = config.model_dump(by_alias=True)
+    stored = json.loads(config.model_dump_json(by_alias=True))
     for section, keys in written.items():
         if isinstance(keys, dict):
-            for key, value in keys.items():
-                got = stored[section][key]
-                assert (list(got) if isinstance(got, tuple) else got) == value
+            assert {key: stored[section][key] for key in keys} == keys
     assert bool(config.warnings()) == (path.name in REUSING)
 
 
@@ -41,11 +36,9 @@ def test_file_then_overrides_then_defaults(toml):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    for path, why in (
-        (tmp_path / "missing.toml", "No such file or directory"),
-        (tmp_path / "missing.json", "No such file or directory"),
-        (tmp_path, "Is a directory"),
-    ):
+    missing = "No such file or directory"
+    for name, why in (("x.toml", missing), ("x.json", missing), ("", "Is a directory")):
+        path = tmp_path / name
         assert mistakes(path) == [f"{path}: cannot read this config file: {why}"]
 
 
@@ -53,14 +46,13 @@ def test_a_file_that_is_not_there(tmp_path):
     ("content", "says"),
     [
         (b"[env", ""),
-        (b"\xff\xfe", ""),
         (b"a=1\na=2", ""),
-        ("env.id = 'Some-v1'\n".encode("utf-16"), "it seems to be in UTF-16, and has to be in"),
-        ("env.id = 'Some-v1'\n".encode("utf-16-be"), "it seems to be in UTF-16"),
-        ("env.id = 'Some-v1'\n".encode("utf-32"), "it seems to be in UTF-32"),
-        (b"[env]\nid = CartPole-v1", "line 2, column 6): id = CartPole-v1; text wants double"),
-        (b"[env]\r\n kwargs.on = True # y\r\n", ": kwargs.on = True # y; text wants double quotes"),
+        ("env.id = 'Some-v1'\n".encode("utf-16"), "codec can't decode"),
+        (b"[env]\nid = CartPole-v1", "line 2, column 6); text wants double quotes, and TOML"),
+        (b"[env]\r\n kwargs.on = True # y\r\n", "line 2, column 14); text wants double quotes"),
         (b"[env]\nkwargs.a = None", "and TOML has true, false and no none"),
+        (b"env.id = 'X'\nseed = " + b"[" * 5000, "it is nested too deeply"),
+        (b"env.id = 'X'\nseed = " + b"9" * 5000, "a number in it is too long"),
     ],
 )
 def test_a_file_that_is_not_toml(tmp_path, content, says):
@@ -89,19 +81,12 @@ def test_values_are_read_as_toml_or_are_text():
         *(("CartPole-v1", "CartPole-v1"), ("my.envs:Maze", "my.envs:Maze"), ("a=b", "a=b")),
         *(('"with space"', "with space"), ("with space", "with space"), ("", ""), ("''", "")),
         *(("[]", []), ("[1, 'a', 2.5]", [1, "a", 2.5]), ("{a = 1}", {"a": 1})),
-        *(("a\nb = 2", "a\nb = 2"), ("1\nb = 2", "1\nb = 2")),
+        *(("a\nb = 2", "a\nb = 2"), ("1\nb = 2", "1\nb = 2"), ('"', '"'), ("\0", "\0")),
     ):
-        merged, _, wrong = merge_overrides({}, [f"env.kwargs.x={text}"])
+        merged, sources, wrong = merge_overrides({}, [f" env.kwargs.x ={text}"])
         assert (merged, wrong) == ({"env": {"kwargs": {"x": value}}}, []), text
+        assert sources == {"env.kwargs.x": "--set"}
         assert type(merged["env"]["kwargs"]["x"]) is type(value), text
-
-
-@settings(deadline=None)
-@given(st.text(max_size=30))
-def test_any_text_is_some_value(text):
-    merged, sources, _ = merge_overrides({}, [f" a.b ={text}"])
-    assert list(merged["a"]) == ["b"]
-    assert sources == {"a.b": "--set"}
 
 
 def test_the_last_override_wins_and_nothing_changes_that_was_given():
@@ -123,86 +108,20 @@ def test_whole_sections_and_typed_values_arrive():
     assert (config.stop.env_steps, config.stop.mean_return) == (1_000_000, None)
 
 
-@pytest.mark.parametrize("override", ["seed", "", "=5", "a..b=1", ".a=1", "a.=1", "--seed 5"])
-def test_an_override_without_key_or_value(override):
-    says = "is not of the form section.key=value, for example learner.num_passes=2"
-    assert mistake(override) == f"--set: {override!r} {says}"
-
-
 @pytest.mark.parametrize(
     "override",
     [
         *("env.kwargs.x=True", "env.kwargs.x=FALSE", "env.kwargs.x.y= False ", "env.kwargs.x=-.5"),
         *("env.kwargs.x=[1, True]", 'env.kwargs.x={"a": 1}', "env.kwargs.x=" + "[" * 5000),
         *("env.kwargs={x = None}", "env.wrappers=[{name='a:b', kwargs={x=True}}]"),
+        *("model.shared_torso=True", "report.sinks=[tensorboard]"),
     ],
+    ids=lambda override: override[:40],
 )
 def test_what_python_has_otherwise_than_toml_is_no_text(override):
     line = mistake(override)
     assert line.startswith(f"--set: {override.partition('=')[0]}: wants a value as TOML has it")
     assert line.endswith("if it is meant as text, put double quotes within single ones")
-    # Where keys have types these tell.
-    assert mistake("model.shared_torso=True").endswith('wants true or false, got "True"')
-
-
-def test_overrides_that_make_no_sense_hide_no_other_mistake(toml):
-    toml.write_text("sede = 1\n[env]\nid = 'X'\n")
-    lines = mistakes(toml, "nonsense", "env.id.x=1", "seed=-1", "xyzzy=", "seed=-2")
-    assert lines[:2] == [
-        "--set: 'nonsense' is not of the form section.key=value, for example learner.num_passes=2",
-        "--set: env.id.x: id is a value, without keys",
-    ]
-    assert sorted(lines[2:]) == [
-        "--set: seed: wants a whole number from 0 to 2147483647, got -2",
-        "--set: xyzzy: unknown key",
-        f"{toml}: sede: unknown key; did you mean seed?",
-    ]
-
-
-# -------------------- what cannot be written down again
-
-DEEP, VERY_DEEP, LONG = "[" * 300 + "]" * 300, "[" * 5000, "9" * 5000
-
-
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        (f"env.kwargs.x = {DEEP}", "env.kwargs.x: is nested more than 50 deep"),
-        (f"env.kwargs{'.a' * 300} = 1", "env.kwargs.a: is nested more than 50 deep"),
-        (f"env.kwargs.x = 0x{LONG}", "env.kwargs.x: a number in it is too long"),
-        ("env.kwargs.at = 07:32:00", "env.kwargs.at: wants no date or time of TOML, got 07:32:00"),
-        ("env.kwargs.at = [2024-01-02]", "env.kwargs.at: wants no date or time of TOML, got 2024"),
-        (
-            "env.wrappers = [{name='a:b', kwargs={when=2024-01-02}}]",
-            "env.wrappers.kwargs: wants no date or time of TOML, got 2024-01-02: put it in double",
-        ),
-    ],
-    ids=["list", "tables", "number", "time", "date", "within a list"],
-)
-def test_it_is_one_line_that_names_the_source_and_the_key(tmp_path, setting, told):
-    path = tmp_path / "my.toml"
-    path.write_text(f'env.id = "X"\n{setting}\n')
-    (line,) = mistakes(path)
-    assert line.startswith(f"{path}: {told}")
-    path.write_text('env.id = "X"\nenv.kwargs.y = 1\n')
-    (line,) = mistakes(path, setting)
-    assert line.startswith(f"--set: {told}")
-    assert len(line) < 300
-
-
-def test_what_python_gives_up_at_is_one_line_too(tmp_path):
-    path = tmp_path / "my.toml"
-    for value, why in (
-        (VERY_DEEP, "it is nested too deeply"),
-        (LONG, "a number in it is too long"),
-    ):
-        path.write_text(f'env.id = "X"\nseed = {value}\n')
-        assert mistakes(path) == [f"{path}: not a valid TOML file: {why}"]
-    assert mistake(f"seed={LONG}").startswith("--set: seed: wants a whole number from 0 to 214")
-    assert mistake("env.id=\udcff") == "--set: env.id: wants text in UTF-8"
-    path = tmp_path / "config.json"
-    path.write_text(f'{{"config": {{"env": {{"id": "X", "kwargs": {{"x": {DEEP}}}}}}}}}')
-    assert mistakes(path) == [f"{path}: env.kwargs.x: is nested more than 50 deep"]
 
 
 # -------------------- lockstep
@@ -228,17 +147,18 @@ def test_what_does_nothing_in_lockstep_is_refused_beside_it_and_not_in_a_preset(
 
 
 def written(path, config):
-    content = {"run_id": "7", "config": config}
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({"run_id": "7", "config": config}))
     return path
 
 
-def test_a_run_s_own_config_is_a_config(tmp_path):
-    for overrides in (["pace.mode=lockstep"], ["algorithm.lambda=0.9", "env.kwargs={a=[1, 2]}"]):
-        config = load_config(None, ["env.id=X", *overrides])
-        path = written(tmp_path / "config.json", config.model_dump(mode="json", by_alias=True))
-        assert load_config(path) == config
-        assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
+@pytest.mark.parametrize(
+    "overrides", [["pace.mode=lockstep"], ["algorithm.lambda=0.9", "env.kwargs={a=[1, 2]}"]]
+)
+def test_a_run_s_own_config_is_a_config(tmp_path, overrides):
+    config = load_config(None, ["env.id=X", *overrides])
+    path = written(tmp_path / "config.json", config.model_dump(mode="json", by_alias=True))
+    assert load_config(path) == config
+    assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
 
 
 def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):
@@ -250,20 +170,10 @@ def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):
         f"{path}: learner.num_pases: unknown key; did you mean learner.num_passes?",
         f"{path}: learner.queue_size: wants a whole number from 1 up, got 0",
     ]
-    config["learner"] = {}
-    written(path, config)
+    written(path, config | {"learner": {}})
     # What does not go together may be of either.
     (line,) = mistakes(path, "actor.num_envs=17")
     assert line.startswith(f"--set and {path}: learner.batch_columns (16) must")
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"config": 3}', "env.id = 'X'"])
-def test_another_json_file_is_no_config(tmp_path, text):
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    assert mistakes(path) == [f"{path}: is not the config.json of a run, nor a TOML file"]
-
-
-def test_without_sources_a_mistake_is_the_configs():
-    with pytest.raises(ConfigError, match=r"^config: seed: wants .* got -1$"):
-        validate_config({"env": {"id": "X"}, "seed": -1})
+    for text in ("", "[]", "{}", '{"config": 3}', "env.id = 'X'"):
+        path.write_text(text)
+        assert mistakes(path) == [f"{path}: is not the config.json of a run"]

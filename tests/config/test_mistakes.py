@@ -5,7 +5,7 @@ import pytest
 from impala_async.config.mistakes import SYNONYMS, key_like
 from tests.config.made import mistake, mistakes
 
-UNKNOWN = {
+MEANT = {
     "learner.num_pases": "learner.num_passes",
     "algorithm.gama": "algorithm.gamma",
     "algorithm.lambda_": "algorithm.lambda",
@@ -26,27 +26,26 @@ UNKNOWN = {
     "algorithm.Lr": "algorithm.lr",
     "SEED": "seed",
     "trajectory.bptt_horizon": "trajectory.rows",
-    "ent_coef": "algorithm.entropy_cost",
+    "lerner": "learner",
+    "xyzzy": None,
+    "algorithm.foo": None,
+    "env.wrappers[0].nome": None,
 }
 
 
 def test_unknown_keys_are_refused_with_a_suggestion():
-    for key, meant in UNKNOWN.items():
-        assert mistake(f"{key}=1") == f"--set: {key}: unknown key; did you mean {meant}?"
-    for override, section, meant in (
-        ("lerner.num_passes=2", "lerner", "learner"),
-        ("leaner.thread=5", "leaner", "learner"),
+    for key, meant in MEANT.items():
+        assert key_like(key) == meant
+    assert mistake("learner.num_pases=1") == (
+        "--set: learner.num_pases: unknown key; did you mean learner.num_passes?"
+    )
+    for override, says in (
+        ("lerner.num_passes=2", "lerner: unknown key; did you mean learner?"),
         # A name in an unknown section is a hint too.
-        ("ppo.clip_range=1", "ppo", "algorithm.clip"),
+        ("ppo.clip_range=1", "ppo: unknown key; did you mean algorithm.clip?"),
+        ("foo.bar=1", "foo: unknown key"),
     ):
-        assert mistake(override) == f"--set: {section}: unknown key; did you mean {meant}?"
-
-
-def test_a_key_like_no_other_gets_no_suggestion():
-    for key in ("xyzzy", "foo", "algorithm.foo"):
-        assert mistake(f"{key}=1") == f"--set: {key}: unknown key"
-    assert mistake("foo.bar=1") == "--set: foo: unknown key"
-    assert key_like("xyzzy") is None
+        assert mistake(override) == f"--set: {says}"
 
 
 def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
@@ -58,31 +57,29 @@ def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("model.hidden_sizes=64", "wants a list, for example [64, 64], or none, got 64"),
-        ("model.hidden_sizes=[]", "wants a list, for example [64, 64], or none, got []"),
-        ("model.hidden_sizes=[true, 64]", "wants numbers, got [true, 64]"),
-        ("policies.names=5", 'wants a list, for example ["main", "past"], got 5'),
+        ("model.hidden_sizes=64", "wants a list like [64, 64] that is not empty, or none, got 64"),
+        ("model.hidden_sizes=[]", "wants a list like [64, 64] that is not empty, or none, got []"),
+        ("policies.names=5", 'wants a list like ["main", "past"], got 5'),
+        ("env.wrappers='a:C'", 'wants a list like ["package.module:Name"], got "a:C"'),
         ("learner.threads=1.5", "wants a whole number from 1 to 1024, got 1.5"),
-        ("learner.threads=x", 'wants a whole number from 1 to 1024, got "x"'),
         ("learner.threads=none", "wants a whole number from 1 to 1024, got none"),
         ("learner.num_passes=x", 'wants a whole number from 1 up, got "x"'),
+        ("seed=0x" + "9" * 5000, "to 2147483647, got one that is too long or too deep to be shown"),
         ("stop.env_steps=x", 'wants a whole number over 0, or none, got "x"'),
         ("algorithm.gamma=2", "wants a number from 0 to 1, got 2"),
         ("algorithm.lr=nan", "wants a number over 0, got NaN"),
-        ("algorithm.reward_scale=false", "wants a number, got false"),
-        ("stop.mean_return=true", "wants a number, got true"),
-        ("model.shared_torso=7", "wants true or false, got 7"),
-        ("model.shared_torso=[1]", "wants true or false, or none, got [1]"),
+        ("stop.mean_return=true", "wants a number, or none, got true"),
+        ("model.shared_torso=7", "wants true or false, or none, got 7"),
         ("model.activation=gelu", 'wants tanh or relu, or none, got "gelu"'),
         ("algorithm.optimizer=sgd", 'wants adam, adamw, rmsprop or rmsprop_tf, got "sgd"'),
         ("env.id=''", 'wants text that is not empty, got ""'),
         ("learner.device=5", "wants text, got 5"),
-        ("env.kwargs=5", "wants a table, for example {size = 5}, got 5"),
-        ("policies.copies=5", 'wants a table, for example {past = "main"}, got 5'),
+        ("env.kwargs=5", "wants a table like {size = 5}, got 5"),
         ("learner=5", "wants keys of its own, not a value, got 5"),
-        ("algorithm=ppo", 'a value, got "ppo"; did you mean algorithm.name=ppo?'),
+        ("algorithm=ppo", 'a value, got "ppo"; did you mean algorithm.name="ppo"?'),
         ("bind=5555", "not a value, got 5555; did you mean bind.data=5555?"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_what_is_wanted_is_told_in_a_users_words(override, says):
     line = mistake(override)
@@ -90,12 +87,19 @@ def test_what_is_wanted_is_told_in_a_users_words(override, says):
     assert line.endswith(says)
 
 
-def test_one_item_of_a_list_is_named_and_a_long_value_cut_short():
-    assert mistake("model.hidden_sizes=[64, 'x']") == (
-        '--set: model.hidden_sizes[1]: wants a whole number, got "x"'
-    )
+def test_a_place_within_a_value_is_named_and_a_long_value_cut_short():
+    for override, says in (
+        ("model.hidden_sizes=[64, 'x']", 'model.hidden_sizes[1]: wants a whole number, got "x"'),
+        ("policies.copies={a=5}", "policies.copies.a: wants a string, got 5"),
+        (
+            "env.wrappers=[{name='a:C', kwargs=1}]",
+            "env.wrappers[0].kwargs: wants a dictionary, got",
+        ),
+        ("report.sinks=['wandb', {kwargs={}}]", "report.sinks[1].name: required"),
+        ("report.sinks=[1]", "report.sinks[0]: wants keys of its own, not a value, got 1"),
+    ):
+        assert mistake(override).startswith(f"--set: {says}")
     line = mistake(f"env.kwargs='{'x' * 5000}'")
-    assert line.startswith('--set: env.kwargs: wants a table, for example {size = 5}, got "xxx')
     assert line.endswith("x...")
     assert len(line) < 300
 
@@ -109,12 +113,18 @@ def test_an_environment_is_required_and_the_hint_says_how(toml):
         assert mistakes(toml) == [f"{toml}: {says}"]
 
 
-def test_all_mistakes_are_told_at_once_each_with_its_source(toml):
+@pytest.mark.parametrize("override", ["seed", "", "=5", "a..b=1", ".a=1", "a.=1", "--seed 5"])
+def test_all_mistakes_are_told_at_once_each_with_its_source(toml, override):
     toml.write_text("sede = 1\n[env]\nid = ''\n[learner]\nmax_lag = 0\n")
-    assert sorted(mistakes(toml, "actor.sampler=best", "algorithm.lr=-1", "pace.lag=1")) == [
-        '--set: actor.sampler: wants auto, serial, vector or parallel, got "best"',
+    overrides = ("env.id.x=1", "seed=-1", "actor.compress=best", "seed=-2", "algorithm.lr=-1")
+    first, second, *others = mistakes(toml, override, *overrides)
+    form = "is not of the form section.key=value, for example learner.num_passes=2"
+    assert first == f"--set: {override!r} {form}"
+    assert second == "--set: env.id.x: id is a value, without keys"
+    assert sorted(others) == [
+        '--set: actor.compress: wants auto, on or off, got "best"',
         "--set: algorithm.lr: wants a number over 0, got -1",
-        "--set: pace: lag (1) does nothing where mode is async: drop it, or set mode = lockstep",
+        "--set: seed: wants a whole number from 0 to 2147483647, got -2",
         f'{toml}: env.id: wants text that is not empty, got ""',
         f"{toml}: learner.max_lag: wants a whole number from 1 to 10000, got 0",
         f"{toml}: sede: unknown key; did you mean seed?",

@@ -3,114 +3,139 @@
 import json
 
 import pytest
-from pydantic import ValidationError
 
-from impala_async.config.load import load_config, validate_config
-from impala_async.config.run import SINKS, ActorSettings, LearnerSection
+from impala_async.config.load import validate_config
+from impala_async.config.run import ONLY_WHERE, ActorSettings
 from impala_async.wire.codec import decode_settings, encode_settings
-from tests.config.made import LOCKSTEP, complaint, config_of, mistake
+from tests.config.made import complaint, config_of, mistake
 
-PPO = {"algorithm__name": "ppo"}
+PPO, VTRACE = "algorithm.name=ppo", "algorithm.returns=vtrace"
+LOCKSTEP = "pace.mode=lockstep"
 
 
-# -------------------- fields that must agree
+# -------------------- keys that must agree
+
+PARTS = "algorithm.num_minibatches"
 
 
 @pytest.mark.parametrize(
     ("key", "bound", "settings", "says"),
     [
         (
-            "learner__max_lag",
+            "learner.max_lag",
             8,
-            {"learner__minibatch_buffer_size": 2, "learner__num_passes": 5},
-            "learner.max_lag (7) must be at least minibatch_buffer_size * (num_passes - 1) * "
-            "algorithm.num_minibatches = 8",
+            "learner.minibatch_buffer_size=2 learner.num_passes=5",
+            f"{PARTS} = 8",
         ),
+        ("learner.max_lag", 20, f"{PPO} {PARTS}=4 learner.num_passes=6", f"{PARTS} = 20"),
         (
-            "learner__max_lag",
-            20,
-            {**PPO, "algorithm__num_minibatches": 4, "learner__num_passes": 6},
-            "algorithm.num_minibatches = 20",
-        ),
-        (
-            "learner__batch_columns",
-            16,
-            {"actor__num_envs": 16},
-            "learner.batch_columns (15) must be at least actor.num_envs (16)",
-        ),
-        (
-            "learner__batch_columns",
-            6,
-            {**PPO, "actor__num_envs": 2, "algorithm__num_minibatches": 6},
-            "algorithm.num_minibatches (6) must not exceed learner.batch_columns (5)",
-        ),
-        (
-            "learner__num_passes",
-            3,
-            {"learner__init_num_passes": 3},
-            "learner: init_num_passes (3) must not exceed num_passes (2)",
-        ),
-        (
-            "learner__max_lag",
+            "learner.max_lag",
             9,
-            {"learner__publish_every_updates": 9},
-            "learner: publish_every_updates (9) must not exceed max_lag (8)",
+            "learner.publish_every_updates=9",
+            "(9) must not exceed max_lag (8)",
         ),
+        ("learner.batch_columns", 16, "actor.num_envs=16", "be at least actor.num_envs (16): an"),
+        ("learner.batch_columns", 6, f"{PPO} actor.num_envs=2 {PARTS}=6", f"{PARTS} (6) must not"),
+        ("learner.num_passes", 3, "learner.init_num_passes=3", "must not exceed num_passes (2)"),
     ],
 )
 def test_a_bound_between_keys(key, bound, settings, says):
-    config_of(**settings, **{key: bound})
-    assert says in complaint(**settings, **{key: bound - 1})
+    config_of(f"{settings} {key}={bound}")
+    text = complaint(f"{settings} {key}={bound - 1}")
+    assert says in text
+    assert f"{key.partition('.')[2]} ({bound - 1})" in text
+
+
+# Where another key has these values, a key may have that one; where it has the others, it may not.
+USES = """
+actor.num_workers=2 | actor.sampler | parallel auto | serial
+actor.num_workers=2 | actor.sampler | parallel | vector
+algorithm.rho_bar=2 | algorithm.name | impala appo a.b:C | ppo a2c
+algorithm.c_bar=none | algorithm.name | impala appo a.b:C | ppo a2c
+algorithm.returns=vtrace algorithm.rho_bar=2 | algorithm.name | ppo |
+algorithm.returns=vtrace algorithm.c_bar=2 | algorithm.name | ppo |
+algorithm.pg_rho_bar=2 | algorithm.name | impala appo a.b:C | ppo a2c
+algorithm.clip=0.3 | algorithm.name | appo ppo a.b:C | impala a2c
+algorithm.num_minibatches=2 | algorithm.name | appo ppo a.b:C | impala a2c
+algorithm.is_clip=3 | algorithm.name | appo a.b:C | impala ppo
+algorithm.tau=0.5 | algorithm.name | appo a.b:C | impala ppo
+algorithm.target_update_every_updates=2 | algorithm.name | appo a.b:C | impala ppo
+algorithm.kl_coeff=1 | algorithm.name | appo a.b:C | impala ppo
+algorithm.name=appo algorithm.kl_target=0.02 | algorithm.kl_coeff | 0.1 | 0
+algorithm.optimizer_options.decay=0.9 | algorithm.optimizer | rmsprop rmsprop_tf | adam adamw
+algorithm.optimizer_options.momentum=0.9 | algorithm.optimizer | rmsprop rmsprop_tf | adam adamw
+algorithm.optimizer_options.weight_decay=0.1 | algorithm.optimizer | adamw | adam rmsprop
+learner.minibatch_buffer_size=2 | pace.mode | async | lockstep
+learner.publish_every_updates=2 | pace.mode | async | lockstep
+learner.num_passes=3 learner.init_num_passes=1 | pace.mode | async | lockstep
+model.width=2 | model.name | impala_resnet | mlp a.b:C
+model.core_size=64 | model.core | lstm gru | none
+pace.lag=1 | pace.mode | lockstep | async
+pace.on_loss=stop | pace.mode | lockstep | async
+policies.mapping=a:b | policies.names | ['a','b'] | []
+policies.train=['a'] | policies.names | ['a','b'] | []
+policies.copy_every_updates=3 policies.copies={b='a'} | policies.names | ['a','b'] | []
+policies.names=['a','b'] policies.copy_every_updates=3 | policies.copies | {b='a'} | {}
+"""
+ROWS = [[cell.strip() for cell in row.split("|")] for row in USES.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("setting", "choice", "fine", "idle"), ROWS)
+def test_a_key_that_does_nothing_is_refused_and_its_default_never(setting, choice, fine, idle):
+    for value in fine.split():
+        config = config_of(f"{setting} {choice}={value}")
+        # A resolved config holds all keys, so the defaults must go with everything.
+        assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+    key, _, _ = setting.split()[-1].partition("=")
+    for value in idle.split():
+        text = complaint(f"{setting} {choice}={value}")
+        assert f"--set: {key} (" in text
+        assert "does nothing w" in text
+        assert ": drop it, or set " in text
+
+
+def test_each_such_key_is_tried_and_the_fix_is_named():
+    assert {row[0].split()[-1].partition("=")[0] for row in ROWS} == ONLY_WHERE.keys()
+    for settings, says in (
+        (
+            "algorithm.clip=0.3",
+            "algorithm.name is impala: drop it, or set algorithm.name = appo or",
+        ),
+        (f"{PPO} algorithm.rho_bar=2", "algorithm.returns is gae: drop it, or set algorithm.ret"),
+        (
+            "model.core_size=64",
+            "where model.core is none: drop it, or set model.core = lstm or gru",
+        ),
+        ("policies.mapping=a:b", "without policies.names: drop it, or set policies.names"),
+    ):
+        assert says in complaint(settings)
 
 
 def test_a_batch_has_the_columns_of_all_agents_once_they_are_known():
-    def broken(agents, **settings):
-        return list(config_of(**settings).broken_columns(agents))
+    def broken(agents, settings=""):
+        return list(config_of(settings).broken_columns(agents))
 
     (line,) = broken(3)
     assert "learner.batch_columns (16) must be at least actor.num_envs * 3 agents (24)" in line
-    (line,) = broken(3, **LOCKSTEP)
+    (line,) = broken(3, LOCKSTEP)
     assert "(16) must be train.num_actors * actor.num_envs * 3 agents (48)" in line
-    (line,) = broken(1, **LOCKSTEP, learner__batch_columns=32)
+    (line,) = broken(1, f"{LOCKSTEP} learner.batch_columns=32")
     assert "(32) must be train.num_actors * actor.num_envs (16)" in line
-    assert broken(1) == broken(2) == broken(1, **LOCKSTEP) == []
-    assert broken(3, **LOCKSTEP, learner__batch_columns=48) == []
+    assert broken(1) == broken(2) == broken(1, LOCKSTEP) == []
+    assert broken(3, f"{LOCKSTEP} learner.batch_columns=48") == []
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
-        ("wandb", 'report.sinks: wants a list, for example ["package.module:Name"] or'),
-        ('[{name = "wandb", project = "mine"}]', "report.sinks: wants a list"),
-        ('["wandbb"]', f"sinks must be one of {', '.join(SINKS)}, or package.module:Name of your"),
-        ('["my/sinks:Own"]', "got 'my/sinks:Own'"),
-    ],
-)
-def test_what_names_no_sink_is_refused(typed, says):
-    assert says in mistake(f"report.sinks={typed}")
-
-
-def test_sinks_are_names_and_tables():
-    typed = 'report.sinks=["tensorboard", {name = "wandb", kwargs = {project = "mine"}}, "a.b:C"]'
-    config = load_config(None, ["env.id=X", typed])
-    assert [sink.name for sink in config.report.sinks] == ["tensorboard", "wandb", "a.b:C"]
-    assert config.report.sinks[1].kwargs == {"project": "mine"}
-    assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+def test_a_sink_is_one_of_ours_or_of_a_module():
+    config_of('report.sinks=["tensorboard",{name="wandb",kwargs={project="mine"}},"a.b:C"]')
+    says = "sinks must be one of tensorboard, wandb, or package.module:Name of your own, got 'my/s"
+    assert says in mistake('report.sinks=["my/sinks:Own"]')
 
 
 # -------------------- what is read off a config
 
 
-def test_sections_are_frozen():
-    config = config_of()
-    with pytest.raises(ValidationError):
-        config.learner.num_passes = 2
-    with pytest.raises(ValidationError):
-        config.learner = LearnerSection()
-
-
 def test_what_an_actor_is_told():
-    config = config_of(seed=3, actor__num_envs=2, learner__max_lag=7, env__kwargs={"a": 1})
+    config = config_of("seed=3 actor.num_envs=2 learner.max_lag=7 env.kwargs.a=1")
     settings = ActorSettings.of(config)
     shared = config.model_dump(include=ActorSettings.model_fields.keys() - {"max_lag"})
     assert settings.model_dump() == {**shared, "max_lag": 7}
@@ -133,57 +158,57 @@ def test_an_argument_of_an_environment_may_be_infinite():
 @pytest.mark.parametrize(
     ("settings", "trained", "says"),
     [
-        ({"stop__env_steps": 1000}, 999, None),
-        ({"stop__env_steps": 1001}, 0, "goes on to stop.env_steps (1,001) without learning"),
-        ({"stop__env_steps": 3000}, 1500, "is over at env step 1,500: algorithm.lr stays 0, so"),
-        ({}, 0, "goes on without learning: raise that, or set algorithm.lr_end over 0"),
-        ({"stop__wall_s": 5}, 0, "goes on without learning"),
-        ({"stop__mean_return": 5}, 999, None),
-        ({"stop__mean_return": 5}, 1000, "is over at env step 1,000: algorithm.lr stays 0, so"),
-        ({"algorithm__lr_end": 1e-4}, 1000, "lr stays 0.0001; raise it to go on from there"),
-        ({"stop__updates": 5}, 0, None),
-        ({"stop__mean_return": 5, "stop__env_steps": 2000}, 0, "to stop.env_steps (2,000)"),
-        ({"algorithm__lr_end": 1e-4}, 0, None),
-        ({"algorithm__lr_end": None, "algorithm__entropy_cost_end": 0}, 0, None),
+        ("stop.env_steps=1000", 999, None),
+        ("stop.env_steps=1001", 0, "goes on to stop.env_steps (1,001) without learning"),
+        ("stop.env_steps=3000", 1500, "is over at env step 1,500: raise it to go on from there; "),
+        ("", 0, "goes on without learning: raise that, or set algorithm.lr_end over 0"),
+        ("stop.wall_s=5", 0, "goes on without learning"),
+        ("stop.mean_return=5", 999, None),
+        ("stop.mean_return=5", 1000, "is over at env step 1,000: raise it to go on from there; al"),
+        ("algorithm.lr_end=1e-4", 1000, "(1,000) is over at env step 1,000: raise it to go on f"),
+        ("stop.updates=5", 0, None),
+        ("stop.mean_return=5 stop.env_steps=2000", 0, "to stop.env_steps (2,000)"),
+        ("algorithm.lr_end=1e-4", 0, None),
+        ("algorithm.lr_end=none algorithm.entropy_cost_end=0", 0, None),
     ],
 )
 def test_a_rate_of_0_before_the_end_and_a_schedule_that_is_over_are_told(settings, trained, says):
-    rates = {"algorithm__lr_end": 0, "algorithm__schedule_env_steps": 1000}
-    warnings = config_of(**{**rates, **settings}).warnings(trained)
+    config = config_of(f"algorithm.lr_end=0 algorithm.schedule_env_steps=1000 {settings}")
+    warnings = config.warnings(trained)
     assert len(warnings) == (says is not None)
     assert not warnings or says in warnings[0]
 
 
 GAE = "returns by GAE take it for new: set pace.mode to lockstep and pace.lag to 0"
-LAGGED = {**LOCKSTEP, "pace__lag": 1}
-THREE = {"algorithm__num_minibatches": 3}
+LAGGED = f"{LOCKSTEP} pace.lag=1"
+FIVE = "learner.num_passes=5"
 
 
 @pytest.mark.parametrize(
     ("settings", "lag", "says"),
     [
-        ({}, 0, None),
-        ({"learner__queue_size": 6}, 0, None),
-        ({"learner__queue_size": 7}, 9, "learner.minibatch_buffer_size or"),
-        ({"learner__num_passes": 2, "learner__minibatch_buffer_size": 2}, 10, "about 8: lower"),
-        ({**PPO, "algorithm__returns": "vtrace", **THREE}, 12, "or algorithm.num_minibatches"),
-        ({**PPO, "algorithm__returns": "vtrace"}, 0, None),
+        ("", 0, None),
+        ("learner.queue_size=6", 0, None),
+        ("learner.queue_size=7", 9, "learner.minibatch_buffer_size or"),
+        ("learner.num_passes=2 learner.minibatch_buffer_size=2", 10, "about 8: lower"),
+        (f"{PPO} {VTRACE} algorithm.num_minibatches=3", 12, "or algorithm.num_minibatches"),
+        (f"{PPO} {VTRACE}", 0, None),
         # However short the queues are: nothing corrects these for what acted.
-        ({**PPO, "learner__queue_size": 1}, 3, f"{GAE}, or algorithm.returns to vtrace"),
-        ({"algorithm__name": "a2c", "learner__queue_size": 1}, 3, GAE),
-        ({**PPO, **LOCKSTEP, "algorithm__num_minibatches": 8, "learner__num_passes": 50}, 0, None),
-        ({**PPO, **LAGGED}, 2, f"{GAE}, or algorithm.returns to vtrace"),
-        ({"algorithm__name": "a2c", **LAGGED}, 2, GAE),
-        ({**LOCKSTEP, "learner__num_passes": 8}, 0, None),
-        ({**LOCKSTEP, "learner__num_passes": 9}, 9, "lower learner.num_passes or pace.lag"),
-        ({**LAGGED, "learner__num_passes": 4}, 0, None),
-        ({**LAGGED, "learner__num_passes": 5}, 10, "V-trace holds to about 8: lower"),
+        (f"{PPO} learner.queue_size=1", 3, f"{GAE}, or algorithm.returns to vtrace"),
+        ("algorithm.name=a2c learner.queue_size=1", 3, GAE),
+        (f"{PPO} {LOCKSTEP} algorithm.num_minibatches=8 learner.num_passes=50", 0, None),
+        (f"{PPO} {LAGGED}", 2, f"{GAE}, or algorithm.returns to vtrace"),
+        (f"algorithm.name=a2c {LAGGED}", 2, GAE),
+        (f"{LOCKSTEP} learner.num_passes=8", 0, None),
+        (f"{LOCKSTEP} learner.num_passes=9", 9, "lower learner.num_passes or pace.lag"),
+        (f"{LAGGED} learner.num_passes=4", 0, None),
+        (f"{LAGGED} {FIVE}", 10, "V-trace holds to about 8: lower"),
         # Its clip bounds what passes can do.
-        ({**LAGGED, "learner__num_passes": 5, "algorithm__name": "appo"}, 0, None),
+        (f"{LAGGED} {FIVE} algorithm.name=appo", 0, None),
     ],
 )
 def test_a_long_way_from_acting_to_learning_is_warned_of(settings, lag, says):
-    warnings = config_of(**settings).warnings()
+    warnings = config_of(settings).warnings()
     assert len(warnings) == (says is not None)
     if says is not None:
         assert warnings[0].startswith(f"a trajectory may be {lag} updates old")
@@ -193,15 +218,14 @@ def test_a_long_way_from_acting_to_learning_is_warned_of(settings, lag, says):
 
 @pytest.mark.parametrize("mode", ["lockstep", "async"])
 def test_passes_that_a2c_cannot_correct_are_warned_of(mode):
-    def warnings(**settings):
-        found = config_of(pace__mode=mode, **settings).warnings()
+    def warnings(settings):
+        found = config_of(f"pace.mode={mode} {settings}").warnings()
         return [warning for warning in found if warning.startswith("learner.num_passes")]
 
-    (warning,) = warnings(algorithm__name="a2c", learner__num_passes=8)
+    (warning,) = warnings("algorithm.name=a2c learner.num_passes=8")
     assert warning.startswith("learner.num_passes (8): a2c has no ratio")
     assert warning.endswith("set learner.num_passes to 1, or algorithm.name to ppo")
-    assert warnings(algorithm__name="a2c") == []
-    assert warnings(**PPO, learner__num_passes=8) == []
+    assert warnings("algorithm.name=a2c") == warnings(f"{PPO} learner.num_passes=8") == []
 
 
 # -------------------- lockstep
@@ -209,52 +233,24 @@ def test_passes_that_a2c_cannot_correct_are_warned_of(mode):
 
 @pytest.mark.parametrize(("actors", "envs"), [(2, 8), (3, 5), (1, 1), (4, 1024)])
 def test_a_batch_of_lockstep_holds_every_actor_once(actors, envs):
-    settings = {**LOCKSTEP, "train__num_actors": actors, "actor__num_envs": envs}
-    config = config_of(**settings)
+    settings = f"{LOCKSTEP} train.num_actors={actors} actor.num_envs={envs}"
+    config = config_of(settings)
     assert config.learner.batch_columns == actors * envs
-    assert config_of(**settings, learner__batch_columns=actors * envs) == config
+    assert config_of(f"{settings} learner.batch_columns={actors * envs}") == config
     # Of environments with two agents, perhaps.
     if actors * envs < 4096:
-        config_of(**settings, learner__batch_columns=2 * actors * envs)
+        config_of(f"{settings} learner.batch_columns={2 * actors * envs}")
     # As it is written into the run folder, and read again.
     assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (
-            {"learner__batch_columns": 24},
-            "must be train.num_actors * actor.num_envs (16), as it is",
-        ),
-        (
-            {"train__num_actors": 1024},
-            "actor.num_envs (8192) is a batch, and that has at most 4096",
-        ),
-        ({"learner__minibatch_buffer_size": 2}, "learner.minibatch_buffer_size (2) must be 1"),
-        ({"learner__publish_every_updates": 2}, "learner.publish_every_updates (2) must be 1"),
-        (
-            {"learner__num_passes": 3, "learner__init_num_passes": 1},
-            "learner.init_num_passes (1) does nothing",
-        ),
-        (
-            {**PPO, "algorithm__num_minibatches": 17},
-            "algorithm.num_minibatches (17) must not exceed learner.batch_columns (16)",
-        ),
-    ],
-)
-def test_what_lockstep_cannot_have_is_refused(settings, says):
-    assert says in complaint(**LOCKSTEP, **settings)
-
-
-def test_what_only_lockstep_knows_is_refused_without_it():
-    for key, value in (("lag", 1), ("on_loss", "stop")):
-        text = complaint(**{f"pace__{key}": value})
-        assert f"pace: {key} ({value}) does nothing where mode is async: drop it, or set" in text
-        config_of(**LOCKSTEP, **{f"pace__{key}": value})
-
-
-def test_in_lockstep_one_batch_waits_at_most():
-    """So no memory is kept for more, whatever a preset says."""
-    assert config_of(**LOCKSTEP, learner__queue_size=9).learner.queue_size == 1
-    config_of(**LOCKSTEP, learner__num_passes=3, learner__init_num_passes=3)
+def test_in_lockstep_one_batch_waits_and_no_other_size_goes():
+    # So no memory is kept for more, whatever a preset says.
+    preset = {"pace": {"mode": "lockstep"}, "learner": {"queue_size": 9}}
+    assert config_of(**preset).learner.queue_size == 1
+    for settings, says in (
+        ("learner.batch_columns=24", "must be train.num_actors * actor.num_envs (16), as it is"),
+        ("train.num_actors=1024", "(8192), as it is when it is not set, or that times the agents"),
+        (f"{PPO} {PARTS}=17", f"{PARTS} (17) must not exceed learner.batch_columns (16)"),
+    ):
+        assert says in complaint(f"{LOCKSTEP} {settings}")

@@ -1,5 +1,6 @@
 """Real processes for the end-to-end tests: started by their doors, watched through their files."""
 
+import hashlib
 import json
 import os
 import signal
@@ -15,8 +16,14 @@ import psutil
 
 from tests.e2e.zygote import Forked
 
+CARTPOLE = "configs/cartpole.toml"
+ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
+QUICK_LEASE = ("learner.lease_s=2",)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 POLL_S = 0.02
+# What cannot depend on the clock where data comes in an order: of the summary, of the last report.
+COUNTED = ("env_steps_trained", "updates", "lag_quantiles")
+LEARNED = ("loss/total", "loss/policy", "loss/value", "grad/norm", "policy/entropy", "lag/mean")
 Report = dict[str, Any]
 Found = TypeVar("Found")
 
@@ -63,14 +70,24 @@ class Door:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {within_s} s:\n{self.log}") from None
 
-    def signal(self, number: int) -> None:
+    def fails(self, code: int, is_environments: bool = False) -> str:
+        """The one line in which it says why; a fault of an environment is told with its place."""
+        assert self.wait_exit() == code, self.log
+        assert ("Traceback" in self.log) == is_environments, self.log
+        (error,) = (line for line in self.log.splitlines() if line.startswith("error: "))
+        return error
+
+    def tell(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def end(self) -> None:
+    def ends(self, number: int = signal.SIGTERM, code: int = 0, within_s: float = 15.0) -> None:
+        """In good order, as it is asked to."""
+        self.tell(number)
+        assert self.wait_exit(within_s) == code, self.log
+
+    def kill(self) -> None:
         """Whatever state it is in."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
+        self.process.kill()
         self.process.wait()
 
 
@@ -81,12 +98,26 @@ class Site:
         self.folder = folder
         self.run_dir = folder / "run"
         self._doors: list[Door] = []
+        self._reports: list[Report] = []
+        self._num_read = 0
 
     def open(self, door: str, *flags: str, is_started: bool = False, **environment: str) -> Door:
         log = self.folder / f"{door}-{len(self._doors)}.log"
         opened = Door(log, door, *flags, is_started=is_started, **environment)
         self._doors.append(opened)
         return opened
+
+    def train(self, *settings: str, config: str | None = None, **how: Any) -> Door:
+        flags = ["--config", config] if config else []
+        return self.open("train", "--run-dir", str(self.run_dir), *flags, *given(settings), **how)
+
+    def trained(self, *settings: str, **how: Any) -> dict[str, Any]:
+        """The summary of a training that ended well and refused nothing."""
+        door = self.train(*settings, **how)
+        assert door.wait_exit(90) == 0, door.log
+        assert all(identities_hold(report) for report in self.reports())
+        assert self.summary["rejected"] == 0
+        return self.summary
 
     def learner(
         self,
@@ -107,16 +138,19 @@ class Site:
         changes = ["learner.report_every_s=0.2"]
         if not resume:
             changes += ["bind.data=tcp://127.0.0.1:*", "bind.weights=tcp://127.0.0.1:*"]
-        for setting in (*changes, *settings):
-            flags += ["--set", setting]
-        door = self.open("learner", *flags, **environment)
-        wait_until(f"the learner serves:\n{door.log}", lambda: self.serves(door))
+        door = self.open("learner", *flags, *given((*changes, *settings)), **environment)
+        wait_until(f"the learner serves:\n{door.log}", lambda: self._serves(door))
         return door
 
-    def serves(self, learner: Door) -> bool:
+    @property
+    def same_ports(self) -> list[str]:
+        """Settings by which the next learner is found where the last one was."""
+        return [f"bind.{name}={self.service[f'{name}_url']}" for name in ("data", "weights")]
+
+    def _serves(self, learner: Door) -> bool:
         if learner.process.poll() is not None:
             raise AssertionError(f"the learner ended:\n{learner.log}")
-        service = self.read("service.json")
+        service = self._read("service.json")
         return bool(service) and service["pid"] == learner.process.pid
 
     def actor(self, *flags: str, **environment: str) -> Door:
@@ -124,23 +158,38 @@ class Site:
 
     @property
     def service(self) -> dict[str, Any]:
-        service = self.read("service.json")
+        service = self._read("service.json")
         assert service, "no learner serves"
         return service
 
-    def read(self, name: str) -> dict[str, Any] | None:
+    @property
+    def summary(self) -> dict[str, Any]:
+        summary = self._read("summary.json")
+        assert summary, "no run has ended"
+        return summary
+
+    def _read(self, name: str) -> dict[str, Any] | None:
         path = self.run_dir / name
         return json.loads(path.read_text()) if path.exists() else None
 
+    def checkpoints(self) -> list[Path]:
+        """The oldest first."""
+        found = (self.run_dir / "checkpoints").glob("ckpt-*")
+        return sorted(found, key=lambda path: [int(part) for part in path.name.split("-")[1:]])
+
     def reports(self) -> list[Report]:
+        """All whole ones so far."""
         path = self.run_dir / "metrics.jsonl"
-        if not path.exists():
-            return []
-        whole = path.read_text().rpartition("\n")[0]
-        return [json.loads(line) for line in whole.splitlines()]
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._num_read)
+                *lines, begun = file.read().split(b"\n")
+                self._num_read = file.tell() - len(begun)
+            self._reports += map(json.loads, lines)
+        return self._reports
 
     def wait_report(
-        self, what: str, holds: Callable[[Report], bool], within_s: float = 20.0
+        self, what: str, holds: Callable[[Report], bool], within_s: float = 40.0
     ) -> Report:
         """The first new report of which something holds."""
         num_before = len(self.reports())
@@ -154,18 +203,50 @@ class Site:
             logs = "\n".join(f"--- {door.log_path.name}\n{door.log}" for door in self._doors)
             raise AssertionError(f"{error}\n{self.reports()[-1:]}\n{logs}") from None
 
+    def outcome(self) -> dict[str, Any]:
+        """All that is equal, to the last bit, in two runs that trained on the same data."""
+        summary, last = self.summary, self.reports()[-1]
+        assert identities_hold(last)
+        return {
+            **{name: summary[name] for name in COUNTED},
+            **{name: last[name] for name in LEARNED},
+            **{
+                path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in self.checkpoints()[-1].glob("*.safetensors")
+            },
+        }
+
     def close(self) -> None:
         for door in self._doors:
-            door.end()
+            door.kill()
 
 
 @contextmanager
 def site(folder: Path) -> Iterator[Site]:
+    folder.mkdir(exist_ok=True)
     opened = Site(folder)
     try:
         yield opened
     finally:
         opened.close()
+
+
+def given(settings: tuple[str, ...]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def module(folder: Path, name: str, text: str) -> dict[str, str]:
+    """The environment of a process that finds a user's own module."""
+    (folder / f"{name}.py").write_text(text)
+    return {"PYTHONPATH": f"{folder}:{Path.cwd()}"}
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whoever inherits an ended orphan may be slow to collect it: a zombie is not alive."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def cpu_share(process: subprocess.Popen[bytes], over_s: float) -> float:
@@ -177,7 +258,7 @@ def cpu_share(process: subprocess.Popen[bytes], over_s: float) -> float:
 
 
 def identities_hold(report: Report) -> bool:
-    """The accounts of CONTRACTS, whatever moment the report is from."""
+    """The accounts balance, whatever moment the report is from."""
     t = {
         name: report[f"trajectories/{name}"]
         for name in ("received", "admitted", "rejected", "trained", "dropped", "in_slots")

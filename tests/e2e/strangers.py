@@ -9,8 +9,8 @@ import threading
 import time
 
 from impala_async.config.run import RunConfig
+from impala_async.policy import build_policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.team import build_policy
 from impala_async.weights import Version
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (

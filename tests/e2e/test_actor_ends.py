@@ -1,4 +1,4 @@
-"""How an actor process ends: told to, whatever it is doing, or by its environment."""
+"""An actor that is told to end does, whatever it is doing."""
 
 import signal
 import time
@@ -55,7 +55,7 @@ def ends_soon(
 ) -> None:
     """With a session, it says goodbye."""
     told_at = time.monotonic()
-    actor.signal(signal.SIGTERM)
+    actor.tell(signal.SIGTERM)
     if scene is not None and session is not None:
         bye = scene.learner.data.find(Bye)
         assert bye.message.session == session.id
@@ -83,27 +83,3 @@ def test_sigterm_ends_it_soon_whatever_it_does(site: Site, scene: Scene) -> None
     unrolling = start(site, scene)
     session = unroll(scene, settings_for("Slow", rows=1000, sampler="serial", step_s=0.05))
     ends_soon(unrolling, 0, scene, session)
-
-
-def test_an_environment_that_raises_ends_its_actor_and_nobody_else(site: Site) -> None:
-    learner = site.learner("env.id=bench.probes:Failing", "env.kwargs={after=3000}")
-    first = site.actor()
-    assert first.wait_exit() == 2
-    (error,) = [line for line in first.log.splitlines() if line.startswith("error: ")]
-    assert "Failing failed in step: RuntimeError: this probe fails as it was told to" in error
-    # Where it failed is told too: it may be the user's own.
-    assert "probes.py" in first.log
-    assert learner.process.poll() is None
-    updates = site.wait_report("it left", lambda r: r["num_actors"] == 0)["updates"]
-    assert updates > 0
-    site.actor()
-    site.wait_report("training goes on", lambda r: r["updates"] > updates)
-
-
-def test_an_actor_at_the_weights_port_is_told_the_way(site: Site) -> None:
-    learner = site.learner("env.id=bench.probes:Counting")
-    lost = site.open("actor", "--learner", site.service["weights_url"])
-    assert lost.wait_exit(within_s=20.0) == 78
-    (error,) = [line for line in lost.log.splitlines() if line.startswith("error: ")]
-    assert "this is the weights port of a learner: dial its data port" in error
-    assert learner.process.poll() is None

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.e2e.harness import Site
+from tests.e2e.harness import Site, module
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -58,21 +58,16 @@ SETTINGS = (
 def test_all_of_them_work_together_and_in_a_resumed_run(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = site.run_dir.parent / "own"
-    folder.mkdir()
-    (folder / "own_wrapper.py").write_text(WRAPPER)
-    (folder / "own_learning.py").write_text(LEARNING)
-    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-    flags = [part for setting in SETTINGS for part in ("--set", setting)]
-    door = site.open("train", "--run-dir", str(site.run_dir), *flags)
-    assert door.wait_exit(120) == 0, door.log
+    module(site.folder, "own_wrapper", WRAPPER)
+    module(site.folder, "own_learning", LEARNING)
+    monkeypatch.setenv("PYTHONPATH", str(site.folder), prepend=os.pathsep)
+    site.trained(*SETTINGS)
     more = ("--resume", "--set", "stop.env_steps=8000")
     door = site.open("train", "--run-dir", str(site.run_dir), *more)
     assert door.wait_exit(120) == 0, door.log
     first, *lines = (site.run_dir / "lines.txt").read_text().splitlines()
     assert first == "from 0"
-    again = [line for line in lines if line.startswith("from ")]
-    assert len(again) == 1
-    assert int(again[0].removeprefix("from ")) >= 4000
+    (again,) = (line for line in lines if line.startswith("from "))
+    assert int(again.removeprefix("from ")) >= 4000
     # The wrapper halves each reward of 1, and the config of CartPole scales it.
     assert float(lines[-1]) == pytest.approx(0.05)

@@ -4,16 +4,23 @@ import os
 import pty
 import re
 import signal
-import subprocess
 import sys
-from pathlib import Path
+from contextlib import suppress
 
 import psutil
 import pytest
 
 from tests import matrix
-from tests.e2e.harness import Door, Site, identities_hold, wait_until
-from tests.e2e.zygote import children
+from tests.e2e.harness import (
+    ENDLESS,
+    Site,
+    given,
+    identities_hold,
+    is_alive,
+    module,
+    wait_until,
+)
+from tests.e2e.zygote import Forked, children
 
 pytestmark = pytest.mark.e2e
 
@@ -21,19 +28,6 @@ SUMMARY_KEYS = {
     *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
     *("lag_quantiles", "dropped", "bottleneck", "exit_reason", "num_actors"),
 }
-
-
-def train(site: Site, *settings: str, is_started: bool = False) -> Door:
-    flags = [part for setting in settings for part in ("--set", setting)]
-    return site.open("train", "--run-dir", str(site.run_dir), *flags, is_started=is_started)
-
-
-def is_alive(process: psutil.Process) -> bool:
-    """Whoever inherits an ended orphan may be slow to collect it: a zombie is not alive."""
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def plays(site: Site, policy: str, num_episodes: int) -> None:
@@ -47,10 +41,9 @@ def plays(site: Site, policy: str, num_episodes: int) -> None:
 
 @pytest.mark.parametrize("seed", matrix.SEEDS)
 def test_cartpole_is_solved(site: Site, seed: int) -> None:
-    door = train(site, f"seed={seed}")
+    door = site.train(f"seed={seed}")
     assert door.wait_exit(100) == 0, door.log
-    summary = site.read("summary.json")
-    assert summary is not None
+    summary = site.summary
     assert summary.keys() >= SUMMARY_KEYS
     assert summary["exit_reason"] == "mean_return"
     assert summary["mean_return_100"] >= 475
@@ -62,59 +55,27 @@ def test_cartpole_is_solved(site: Site, seed: int) -> None:
     assert picture.startswith(b"\x89PNG")
     assert "mean return of 100 episodes" in door.log
     plays(site, str(site.run_dir), 5)
-    (newest, *_) = sorted((site.run_dir / "checkpoints").glob("ckpt-*"), reverse=True)
-    plays(site, str(newest), 2)
+    plays(site, str(site.checkpoints()[-1]), 2)
     assert children() == []
 
 
-def test_every_batch_has_three_passes_and_counts_once(site: Site) -> None:
-    settings = ("stop.mean_return=none", "stop.env_steps=40000", "learner.num_passes=3")
-    door = train(site, *settings)
-    assert door.wait_exit(60) == 0, door.log
-    last = site.reports()[-1]
-    assert last["passes/done"] == 3 * last["trajectories/trained"] + last["passes/partial"]
-    rows = 50 * last["trajectories/trained"]
-    # Masked rows are no steps; what was dropped at the end was counted at its first pass.
-    dropped = 50 * last["trajectories/dropped"]
-    assert 0.9 * rows < last["env_steps_trained"] <= rows + dropped
-    assert last["updates"] >= 3 * (last["trajectories/trained"] // 16)
-
-
 def test_no_child_outlives_a_killed_parent(site: Site) -> None:
-    door = train(site, "stop.mean_return=none", "stop.env_steps=none")
-    site.wait_report("training", lambda r: r["updates"] > 5, 40)
+    door = site.train(*ENDLESS)
+    site.wait_report("training", lambda r: r["updates"] > 5)
     family = psutil.Process(door.process.pid).children(recursive=True)
     # The learner, what watches it, and two actors.
     assert len(family) == 4
-    door.signal(signal.SIGKILL)
-    door.wait_exit()
+    door.kill()
     wait_until("all have ended", lambda: not any(map(is_alive, family)), within_s=2.0)
 
 
 def test_ctrl_c_ends_everybody_in_good_order(site: Site) -> None:
-    door = train(site, "stop.mean_return=none", "stop.env_steps=none", is_started=True)
-    site.wait_report("training", lambda r: r["updates"] > 5, 40)
-    door.signal(signal.SIGINT)
-    assert door.wait_exit(15) == 130, door.log
-    # The learner says it in its log, with or without `train`.
-    (line,) = [line for line in door.log.splitlines() if "INFO ended (interrupted) after" in line]
-    assert line.endswith(f"; run folder: {site.run_dir}")
+    door = site.train(*ENDLESS, is_started=True)
+    site.wait_report("training", lambda r: r["updates"] > 5)
+    door.ends(signal.SIGINT, 130)
     assert "CartPole-v1: ended (interrupted)" in door.log
+    assert f"\nrun folder: {site.run_dir}\n" in door.log
     assert children() == []
-
-
-@pytest.mark.parametrize("number", matrix.ENDS_OF_ACTORS)
-def test_an_actor_that_was_ended_is_started_again(site: Site, number: int) -> None:
-    door = train(site, "stop.mean_return=none", "stop.env_steps=none")
-    site.wait_report("two actors", lambda r: r["num_actors"] == 2, 40)
-    pids = wait_until("three children", lambda: psutil.Process(door.process.pid).children())
-    actor = next(p for p in pids if os.readlink(f"/proc/{p.pid}/fd/1").endswith("actor-0.log"))
-    os.kill(actor.pid, number)
-    wait_until("a new actor", lambda: "starting it again" in door.log)
-    site.wait_report("a third session", lambda r: r["sessions/opened"] >= 3, 30)
-    site.wait_report("two at work", lambda r: r["num_actors"] == 2)
-    door.signal(signal.SIGTERM)
-    assert door.wait_exit(15) == 0
 
 
 FLAKY = """
@@ -135,41 +96,48 @@ class Flaky(CartPoleEnv):
 """
 
 
-def test_an_environment_that_raises_once_does_not_end_the_run(site: Site) -> None:
-    # As long as the actor that ends is noticed meanwhile.
-    flags = ("--set", "env.id=flaky:Flaky", "--set", "stop.env_steps=150000")
-    environment = {"PYTHONPATH": f"{site.folder}:{Path.cwd()}"}
-    (site.folder / "flaky.py").write_text(FLAKY.format(flag=str(site.folder / "flaked")))
-    door = site.open("train", "--run-dir", str(site.run_dir), *flags, **environment)
-    assert door.wait_exit(60) == 0, door.log
-    assert "ended with exit code 2 (" in door.log
+@pytest.mark.parametrize("number", matrix.ENDS_OF_ACTORS)
+def test_an_actor_that_fails_or_was_ended_is_started_again(site: Site, number: int) -> None:
+    flaky = FLAKY.format(flag=site.folder / "flaked")
+    door = site.train("env.id=flaky:Flaky", *ENDLESS, **module(site.folder, "flaky", flaky))
+    wait_until("an actor fails", lambda: "ended with exit code 2 (" in door.log, 40.0)
     assert "the simulator crashed" in "".join(
         log.read_text() for log in (site.run_dir / "actors").iterdir()
     )
+    site.wait_report("two actors", lambda r: r["num_actors"] == 2)
+    opened = site.reports()[-1]["sessions/opened"]
+    pids = psutil.Process(door.process.pid).children()
+    actor = next(p for p in pids if os.readlink(f"/proc/{p.pid}/fd/1").endswith("actor-0.log"))
+    num_restarts = door.log.count("starting it again")
+    os.kill(actor.pid, number)
+    wait_until("a new actor", lambda: door.log.count("starting it again") > num_restarts)
+    site.wait_report("a new session", lambda r: r["sessions/opened"] > opened)
+    site.wait_report("two at work", lambda r: r["num_actors"] == 2)
+    door.ends()
 
 
 def test_a_terminal_that_nobody_reads_holds_up_no_training(site: Site) -> None:
-    settings = ("env.id=CartPole-v1", "train.num_actors=1", "learner.report_every_s=0.02")
-    flags = [part for setting in settings for part in ("--set", setting)]
+    often = ("env.id=CartPole-v1", "train.num_actors=1", "learner.report_every_s=0.02")
     ours, its = pty.openpty()
-    door = subprocess.Popen(
-        [sys.executable, "-m", "impala_async.train", "--run-dir", str(site.run_dir), *flags],
-        **{"stdin": its, "stdout": its, "stderr": its, "start_new_session": True},
+    door = Forked(
+        [sys.executable, "-m", "impala_async.train", "--run-dir", str(site.run_dir), *given(often)],
+        **dict.fromkeys(("stdin", "stdout", "stderr"), its),
         env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
     )
-    os.close(its)
     try:
-        # A terminal holds 68 KB at most, and each report is drawn there with some hundred bytes.
-        site.wait_report("updates", lambda report: report["updates"] > 0, 60.0)
-        wait_until("250 reports", lambda: len(site.reports()) > 250, 60.0)
-        last = site.reports()[-1]["updates"]
+        site.wait_report("training", lambda report: report["updates"] > 0)
+        full = os.open(os.ttyname(its), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        os.close(its)
+        with os.fdopen(full, "wb", buffering=0) as terminal:
+            while terminal.write(bytes(4096)):
+                pass
+        num_reports, last = len(site.reports()), site.reports()[-1]["updates"]
+        wait_until("ten that are not shown", lambda: len(site.reports()) > num_reports + 10)
         site.wait_report("more", lambda report: report["updates"] > last + 20)
         door.send_signal(signal.SIGTERM)
         while door.poll() is None:
-            try:
+            with suppress(OSError):  # everybody has closed it
                 os.read(ours, 1 << 16)
-            except OSError:  # everybody has closed it
-                break
         assert door.wait(30) == 0
     finally:
         os.close(ours)

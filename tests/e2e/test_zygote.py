@@ -26,7 +26,8 @@ shown = {
     "path": named,
     "folder": os.getcwd(),
     "environment": dict(os.environ),
-    "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd") if fd != "3"),
+    "fds": sorted(os.listdir("/proc/self/fd")),
+    "passed": os.read(int(sys.argv[1]), 9).decode(),
     "tasks": len(os.listdir("/proc/self/task")),
     "leads": os.getpgrp() == os.getpid(),
     "parent": os.getppid(),
@@ -45,8 +46,12 @@ def ask(
     make: type["subprocess.Popen[bytes]"], folder: Path, end: str, group: int
 ) -> tuple[int, dict[str, Any], str]:
     (folder / "shows.py").write_text(SHOWS.replace("{end}", end))
+    passed, ours = os.pipe()
+    os.write(ours, b"passed on")
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
     process = make(
-        [sys.executable, "-m", "shows", "--set", "a=b c"],
+        [sys.executable, "-m", "shows", str(passed), "--set", "a=b c"],
+        pass_fds=[passed],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OF": "this start"},
         stdin=subprocess.PIPE,
@@ -54,6 +59,9 @@ def ask(
         stderr=subprocess.PIPE,
         process_group=group,
     )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    os.close(passed)
+    os.close(ours)
     out, error = process.communicate(b"to hear", timeout=60)
     return process.returncode, json.loads(out), error.decode()
 

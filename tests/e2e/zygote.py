@@ -10,6 +10,7 @@ imported already. A test that is about these starts an interpreter.
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -26,14 +27,13 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import psutil
 
 import impala_async
-from impala_async.launch import local
 
 # Beside all modules of the package: what they import only when they need it.
 IMPORTED_LATE = (
@@ -50,19 +50,19 @@ ALONE = {
 }
 CLONE_PARENT = 0x8000
 NR_CLONE = {"x86_64": 56, "aarch64": 220}
-MOST_BYTES = 1 << 18
+MOST_BYTES, MOST_DESCRIPTORS = 1 << 18, 64
 OWN_GROUP, SAME_GROUP = 0, -1
-# More than anybody has workers for: each has ports of its own.
-NUM_SHARES = 64
+OURS = ("impala_async.", "bench.")
 ROOT = Path(__file__).resolve().parents[2]
 # Where an interpreter finds modules that is told nothing.
 OWN_PATHS: list[str] = []
+Started = subprocess.Popen
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
-_start_interpreter = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 class Job(NamedTuple):
-    """What a new process is given, besides its descriptors."""
+    """What a new process is given, and the numbers of its descriptors."""
 
     program: str
     """A module, or a file of Python."""
@@ -70,14 +70,16 @@ class Job(NamedTuple):
     environment: dict[str, str]
     folder: str
     process_group: int
+    blocked: Sequence[int]
+    numbers: Sequence[int]
 
 
 @functools.cache
-def _zygote() -> tuple[socket.socket, int]:
+def zygote() -> tuple[socket.socket, int]:
     """This process's end of a socket to it, and its pid. It ends when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        process = subprocess.Popen(
+        process = Started(
             [sys.executable, "-m", __name__, str(theirs.fileno())],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -91,31 +93,31 @@ def _zygote() -> tuple[socket.socket, int]:
     return ours, process.pid
 
 
-def use_own_ports() -> None:
-    """Two workers of pytest must not choose the same port at the same time."""
-    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    local.PORTS = local.PORTS[number % NUM_SHARES :: NUM_SHARES]
-
-
 def children() -> list[psutil.Process]:
     """The processes that this one has started, and theirs; the zygote is not one of them."""
-    own_pid = _zygote()[1] if _zygote.cache_info().currsize else None
+    own_pid = zygote()[1] if zygote.cache_info().currsize else None
     found = psutil.Process().children(recursive=True)
     return [process for process in found if process.pid != own_pid]
 
 
-class Forked(subprocess.Popen[bytes]):
-    """A child of this process that the zygote has forked: `python PROGRAM FLAG ...`."""
+class Forked(Started):
+    """A child of this process: the zygote has forked `python PROGRAM FLAG ...`.
+
+    Another command is started, so that this may be Popen itself.
+    """
 
     def _execute_child(self, *given: Any) -> None:
-        _execute(self, given, self._ask)
+        args = _SIGNATURE.bind(self, *given).arguments["args"]
+        if args[0] == sys.executable and args[1] != "-c":
+            _execute(self, given, self._ask)
+        else:
+            _start(self, *given)
 
     @staticmethod
-    def _ask(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
-        assert not [*kept], "the zygote passes on no descriptor"
-        zygote, _ = _zygote()
-        socket.send_fds(zygote, [json.dumps(job).encode()], streams)
-        answer = zygote.recv(MOST_BYTES)
+    def _ask(job: Job, descriptors: Sequence[int]) -> int:
+        asking, _ = zygote()
+        socket.send_fds(asking, [json.dumps(job).encode()], descriptors)
+        answer = asking.recv(MOST_BYTES)
         assert answer, "the zygote has ended: what it said is on stderr"
         return int(answer)
 
@@ -126,12 +128,14 @@ def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any)
     environment = os.environ if asked["env"] is None else asked["env"]
     program, *flags = asked["args"][1 + (asked["args"][1] == "-m") :]
     folder = os.path.abspath(asked["cwd"] or ".")
-    job = Job(program, flags, dict(environment), folder, asked["process_group"])
-    streams = [
-        number if asked[name] < 0 else asked[name]
-        for number, name in enumerate(("p2cread", "c2pwrite", "errwrite"))
-    ]
-    popen.pid = start(job, streams, asked["pass_fds"])
+    blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+    streams, kept = ("p2cread", "c2pwrite", "errwrite"), asked["pass_fds"]
+    job = Job(
+        *(program, flags, dict(environment), folder),
+        *(asked["process_group"], blocked, [*range(len(streams)), *kept]),
+    )
+    own = [number if asked[name] < 0 else asked[name] for number, name in enumerate(streams)]
+    popen.pid = start(job, [*own, *kept])
     popen._child_created = True  # type: ignore[attr-defined]
     popen._close_pipe_fds(  # type: ignore[attr-defined]
         *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
@@ -142,20 +146,23 @@ def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any)
 def _execute_within(popen: "subprocess.Popen[bytes]", *given: Any) -> None:
     """Popen in a forked process: it forks too, where no thread could hold a lock meanwhile."""
     args = _SIGNATURE.bind(popen, *given).arguments["args"]
-    is_ours = [*args[:2]] == [sys.executable, "-m"] and args[2].startswith("impala_async.")
+    is_ours = [*args[:2]] == [sys.executable, "-m"] and args[2].startswith(OURS)
     # The thread that waits for the end of its parent holds nothing.
     num_idle = sum(each.name == "lifeline" for each in threading.enumerate())
     if is_ours and len(os.listdir("/proc/self/task")) == 1 + num_idle:
         _execute(popen, given, _fork)
     else:
-        _start_interpreter(popen, *given)
+        _start(popen, *given)
 
 
-def _fork(job: Job, streams: Sequence[int], kept: Iterable[int]) -> int:
+def _fork(job: Job, descriptors: Sequence[int]) -> int:
     sys.stdout.flush()
+    # A signal that is heard while Python forks is told to nobody.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
     if pid == 0:
-        _become(job, streams, kept)
+        _become(job, descriptors)
         _run(job)
     return pid
 
@@ -167,7 +174,6 @@ def main(fd: int) -> None:
             importlib.import_module(name)
     named = {os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
-    use_own_ports()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be lost in a fork"
     subprocess.Popen._execute_child = _execute_within  # type: ignore[attr-defined]
@@ -175,16 +181,16 @@ def main(fd: int) -> None:
     gc.freeze()
     with socket.socket(fileno=fd) as asking:
         while True:
-            message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
+            message, descriptors, _, _ = socket.recv_fds(asking, MOST_BYTES, MOST_DESCRIPTORS)
             if not message:
                 return
             job = Job(*json.loads(message))
             if (pid := _clone_parent()) == 0:
                 break
             asking.send(str(pid).encode())
-            for stream in streams:
-                os.close(stream)
-    _become(job, streams, ())
+            for descriptor in descriptors:
+                os.close(descriptor)
+    _become(job, descriptors)
     _run(job)
 
 
@@ -210,7 +216,7 @@ def _clone_parent() -> int:
     return int(pid)
 
 
-def _become(job: Job, streams: Sequence[int], kept: Iterable[int]) -> None:
+def _become(job: Job, descriptors: Sequence[int]) -> None:
     """Take over what exec would have given; the process that it came from is forgotten."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a started program ignores it too
@@ -218,14 +224,18 @@ def _become(job: Job, streams: Sequence[int], kept: Iterable[int]) -> None:
             signal.signal(number, signal.default_int_handler if is_python else signal.SIG_DFL)
     if job.process_group != SAME_GROUP:
         os.setpgid(0, job.process_group)
-    moved = [os.dup(stream) for stream in streams]
-    for number, stream in enumerate(moved):
-        os.dup2(stream, number)
+    signal.pthread_sigmask(signal.SIG_SETMASK, job.blocked)
+    free = max(job.numbers) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, free) for descriptor in descriptors]
+    for number, descriptor in zip(job.numbers, moved, strict=True):
+        os.dup2(descriptor, number)
     for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number not in kept:
+        if number not in job.numbers:
             _close(number)
-    for number in kept:
-        os.set_inheritable(number, True)
+    # Those of the zygote believe that they can seek, or that nobody reads line by line.
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     logging.root.handlers.clear()
     _seed_anew()
     os.chdir(job.folder)

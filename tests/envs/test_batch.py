@@ -5,20 +5,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import CountingVector
+from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import (
-    EnvBatch,
-    as_flag,
-    as_flags,
-    as_reward,
-    as_rewards,
-    spread_seed,
-)
+from impala_async.envs.batch import BOOL, FLOAT, as_numbers, spread_seed
 from impala_async.envs.describe import try_steps
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
@@ -27,7 +20,7 @@ from tests.envs.test_agents import Lives
 MANY = np.array([True, False])
 
 
-def step(envs: EnvBatch, num_steps: int = 1) -> None:
+def step(envs, num_steps=1):
     for _ in range(num_steps):
         envs.step({"": np.zeros(envs.num_envs, np.int32)})
 
@@ -35,34 +28,32 @@ def step(envs: EnvBatch, num_steps: int = 1) -> None:
 # -------------------- rewards and flags
 
 
-def test_a_reward_is_any_number_and_a_flag_any_truth() -> None:
+def test_a_reward_is_any_number_and_a_flag_any_truth():
     for value in (1.5, 3, True, np.float16(1.5), np.int8(3), np.array([2.5])):
-        assert as_reward(value) == value
+        assert as_numbers(value, "reward", FLOAT) == value
     for value in (True, np.True_, 1, 1.0, np.array([True]), np.ones((), int)):
-        assert as_flag(value, "terminated") is True
-        assert as_flag(value * 0, "terminated") is False
-    assert as_rewards([1, 2.5], "rewards", 2).tolist() == [1, 2.5]
-    assert as_flags(MANY, "terminated", 2) is MANY
-    assert as_flags([1, 0], "terminated", 2).tolist() == [True, False]
+        assert as_numbers(value, "terminated", BOOL)
+        assert not as_numbers(value * 0, "terminated", BOOL)
+    assert as_numbers([1, 2.5], "rewards", FLOAT, 2).tolist() == [1, 2.5]
+    assert as_numbers(MANY, "terminated", BOOL, 2) is MANY
+    assert as_numbers([1, 0], "terminated", BOOL, 2).tolist() == [True, False]
 
 
-def test_another_reward_or_flag_is_refused() -> None:
-    got = r"got .+ \(\w+\)$"
-    for value in ("1.5", None, MANY, [1.0, 2.0], [[1], [2, 3]], 1j, {}, Box(0, 1)):
-        with pytest.raises(EnvError, match=rf"^reward in step: wants a number, {got}"):
-            as_reward(value)
-    for value in ("False", None, MANY, 2, np.nan, [], {}):
-        with pytest.raises(EnvError, match=rf"^truncated in step: wants True or False, {got}"):
-            as_flag(value, "truncated")
-    for values in (np.float32(1), [1.0], ["1", "2"], [None, 1.0]):
-        with pytest.raises(EnvError, match=rf"^rewards .* a number for each of 2 columns, {got}"):
-            as_rewards(values, "rewards", 2)
-    for values in (True, [True], ["True", "False"], [None, True], [2, 0]):
-        with pytest.raises(EnvError, match=r"^truncated in step: wants True or False"):
-            as_flags(values, "truncated", 2)
+def test_another_reward_or_flag_is_refused():
+    number, truth, got = "wants a number", "wants True or False", r"got .+ \(\w+\)$"
+    each = "for each of 2 columns"
+    for dtype, num_columns, says, values in (
+        (FLOAT, None, number, ("1.5", None, MANY, [1.0, 2.0], [[1], [2, 3]], 1j, {}, Box(0, 1))),
+        (BOOL, None, truth, ("False", None, MANY, 2, np.nan, [], {})),
+        (FLOAT, 2, f"{number} {each}", (np.float32(1), [1.0], ["1", "2"], [None, 1.0])),
+        (BOOL, 2, f"{truth} {each}", (True, [True], ["True", "False"], [None, True], [2, 0])),
+    ):
+        for value in values:
+            with pytest.raises(EnvError, match=rf"^x in step: {says}, {got}"):
+                as_numbers(value, "x", dtype, num_columns)
 
 
-def changed(result: Any, at: int, value: Any) -> Any:
+def changed(result, at, value):
     return (*result[:at], value, *result[at + 1 :])
 
 
@@ -74,18 +65,16 @@ class Odd(gym.Env[Any, Any]):
 
     action_space = Discrete(2)
 
-    def __init__(
-        self, space: Space[Any], sound: Any, then: Any, at: int = 1, length: int = 9, place: int = 0
-    ) -> None:
+    def __init__(self, space, sound, then, at=1, length=9, place=0):
         self.observation_space = space
         self._sound, self._then, self._at, self._length = sound, then, at, length
         self._place = place
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         self._age = 0
         return self._sound, {}
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self._age += 1
         result = self._sound, 0.0, self._age == self._length, False, {}
         return result if self._age < self._at else changed(result, self._place, self._then)
@@ -94,19 +83,19 @@ class Odd(gym.Env[Any, Any]):
 class OddAgents(Lives):
     """The same as two agents, of whom only the second one gives the other value."""
 
-    def __init__(self, space: Space[Any], *given: Any, length: int = 9, **more: Any) -> None:
+    def __init__(self, space, *given, length=9, **more):
         super().__init__((length, length))
         self._obs_space, self._given = space, given
         self._odd = Odd(space, *given, length=length, **more)
 
-    def observation_space(self, agent: str) -> Space[Any]:
+    def observation_space(self, agent):
         return self._obs_space
 
-    def reset(self, *args: Any, **kwargs: Any) -> Any:
+    def reset(self, *args, **kwargs):
         self._odd.reset()
         return super().reset(*args, **kwargs)
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         result, odd = super().step(actions), self._odd.step(None)
         if self._odd._age >= self._odd._at:
             place = self._odd._place
@@ -114,18 +103,18 @@ class OddAgents(Lives):
                 result[place]["agent_1"] = odd[place]
         return result
 
-    def _show(self, agent: str) -> Any:
+    def _show(self, agent):
         return self._given[0]
 
 
 class OddVector(CountingVector):
     """The same for the second of two columns, or with one value for all of them."""
 
-    def __init__(self, place: int, then: Any, is_for_all: bool = False) -> None:
+    def __init__(self, place, then, is_for_all=False):
         super().__init__(2, (99, 99))
         self._place, self._then, self._is_for_all, self._age = place, then, is_for_all, 0
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         result = super().step(actions)
         self._age += 1
         if self._age < 3:
@@ -146,12 +135,12 @@ ZEROS, BLACK = np.zeros(4, np.float32), np.zeros(4, np.uint8)
         *[(place, "t", value) for place in (2, 3) for value in ("False", None, 3)],
     ],
 )
-def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, value: Any) -> None:
+def test_rewards_and_flags_are_looked_at_in_every_step(place, name, value):
     given = NUMBERS, ZEROS, value, 3
     for envs in (
-        SerialEnvs([Odd(*given, place=place)], name="my:Env"),
-        AgentEnvs([OddAgents(*given, place=place)], name="my:Env"),
-        VectorEnvs(OddVector(place, value), name="my:Env"),
+        SerialEnvs([Odd(*given, place=place)], EnvSection(id="my:Env")),
+        AgentEnvs([OddAgents(*given, place=place)], EnvSection(id="my:Env")),
+        VectorEnvs(OddVector(place, value), EnvSection(id="my:Env")),
     ):
         envs.reset(0)
         step(envs, 2)
@@ -160,7 +149,7 @@ def test_rewards_and_flags_are_looked_at_in_every_step(place: int, name: str, va
 
 
 @pytest.mark.parametrize("value", [np.ones(1, np.float32), 1.0])
-def test_a_vector_gives_no_number_for_all_columns(value: Any) -> None:
+def test_a_vector_gives_no_number_for_all_columns(value):
     for at in range(4):
         envs = VectorEnvs(OddVector(at, value, is_for_all=True))
         envs.reset(0)
@@ -169,7 +158,7 @@ def test_a_vector_gives_no_number_for_all_columns(value: Any) -> None:
             step(envs)
 
 
-def test_spread_seeds_leave_room_for_columns() -> None:
+def test_spread_seeds_leave_room_for_columns():
     seeds = [spread_seed(seed) for seed in range(500)]
     assert np.diff(np.sort(seeds)).min() > 4
     assert min(seeds) >= 0
@@ -180,7 +169,7 @@ def test_spread_seeds_leave_room_for_columns() -> None:
 # -------------------- observations
 
 
-def batch(kind: str, *args: Any, **kwargs: Any) -> EnvBatch:
+def batch(kind, *args, **kwargs):
     if kind == "agents":
         return AgentEnvs([OddAgents(*args, **kwargs)])
     if kind == "serial":
@@ -198,9 +187,7 @@ BROKEN = [
 
 @pytest.mark.parametrize(("space", "sound", "then", "says"), BROKEN)
 @pytest.mark.parametrize("kind", ["serial", "agents"])
-def test_shapes_and_dtypes_are_looked_at_in_every_step(
-    kind: str, space: Space[Any], sound: Any, then: Any, says: str
-) -> None:
+def test_shapes_and_dtypes_are_looked_at_in_every_step(kind, space, sound, then, says):
     envs = batch(kind, space, sound, then, at=4)
     envs.reset(0)
     step(envs, 3)
@@ -210,7 +197,7 @@ def test_shapes_and_dtypes_are_looked_at_in_every_step(
         try_steps(batch(kind, space, sound, then))
 
 
-def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too() -> None:
+def test_the_first_step_of_an_agent_that_comes_late_is_looked_at_too():
     env = OddAgents(NUMBERS, ZEROS, np.ones(1, np.float32), at=4)
     env._starts = (0, 3)
     envs = AgentEnvs([env])
@@ -225,7 +212,7 @@ NO_CARDS = np.zeros((2, 2), np.int16)
 
 
 @pytest.mark.parametrize("kind", ["serial", "agents", "next_step", "same_step"])
-def test_what_fits_is_fine(kind: str) -> None:
+def test_what_fits_is_fine(kind):
     """A list, wider floats and narrower integers; the first and the last choice."""
     for space, sound, then in (
         (NUMBERS, ZEROS, [0.5, 0, 1, 0]),
@@ -260,9 +247,7 @@ BEYOND = [
 
 @pytest.mark.parametrize(("space", "sound", "then", "says"), BEYOND)
 @pytest.mark.parametrize("kind", ["serial", "agents", "next_step", "same_step"])
-def test_a_category_that_is_none_is_named_whenever_it_comes(
-    kind: str, space: Space[Any], sound: Any, then: Any, says: str
-) -> None:
+def test_a_category_that_is_none_is_named_whenever_it_comes(kind, space, sound, then, says):
     # Also in the last observation of an episode.
     for length in (40, 99):
         envs = batch(kind, space, sound, then, at=40, length=length)
@@ -276,9 +261,9 @@ def test_a_category_that_is_none_is_named_whenever_it_comes(
     assert str(caught.value).endswith(f": {says}")
 
 
-def test_only_the_batched_final_observations_of_ended_columns_count() -> None:
+def test_only_the_batched_final_observations_of_ended_columns_count():
     class Batched(SyncVectorEnv):
-        def step(self, actions: Any) -> Any:
+        def step(self, actions):
             *most, infos = super().step(actions)
             return *most, {"final_obs": np.array([4, 77])} if infos else {}
 

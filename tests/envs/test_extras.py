@@ -5,13 +5,10 @@ A package that is not installed skips its tests; pyproject.toml has an extra for
 
 import importlib
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.describe import random_actions
@@ -27,7 +24,7 @@ WITHOUT_WORDS = [
     }
 ]
 # What must be installed, the settings, names and shapes of the observation's leaves.
-CASES: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
+CASES = [
     ("mujoco", {"id": "HalfCheetah-v5"}, {"": (17,)}),
     ("mujoco", {"id": "Hopper-v5", "squash_actions": True}, {"": (11,)}),
     ("Box2D", {"id": "LunarLander-v3"}, {"": (8,)}),
@@ -59,12 +56,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, tuple[int, ...]]]] = [
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(tmp_path, monkeypatch):
     """MuJoCo writes its log into the current folder."""
     monkeypatch.chdir(tmp_path)
 
 
-def need(package: str) -> None:
+def need(package):
     with warnings.catch_warnings():
         # Box2D's module crashes the process where one of its import's warnings is an error.
         warnings.simplefilter("ignore")
@@ -79,9 +76,7 @@ def need(package: str) -> None:
 @pytest.mark.parametrize(
     ("package", "settings", "leaves"), CASES, ids=[str(case[1]) for case in CASES]
 )
-def test_environments_of_other_packages(
-    package: str, settings: dict[str, Any], leaves: dict[str, tuple[int, ...]], sampler: SamplerName
-) -> None:
+def test_environments_of_other_packages(package, settings, leaves, sampler):
     need(package)
     envs = build_envs(sampler, EnvSection(**settings), 2)
     assert {leaf.name: leaf.shape for leaf in envs.obs_spec.leaves} == leaves
@@ -122,13 +117,13 @@ def test_environments_of_other_packages(
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(package: str, env_id: str, sampler: Any, says: str) -> None:
+def test_what_does_not_fit_is_refused(package, env_id, sampler, says):
     need(package)
     with pytest.raises(EnvError, match=says):
         build_envs(sampler, EnvSection(id=env_id), 2)
 
 
-def test_three_agents_spread_in_each_of_two_environments() -> None:
+def test_three_agents_spread_in_each_of_two_environments():
     need("mpe2")
     section = EnvSection(id="mpe2.simple_spread_v3:parallel_env", kwargs={"max_cycles": 5})
     envs = build_envs("auto", section, 2)
@@ -147,7 +142,7 @@ def test_three_agents_spread_in_each_of_two_environments() -> None:
     envs.close()
 
 
-def test_a_minatar_game_shows_bits() -> None:
+def test_a_minatar_game_shows_bits():
     need("minatar")
     envs = build_envs("auto", EnvSection(id="MinAtar/Breakout-v1"), 2)
     assert isinstance(envs, SerialEnvs)

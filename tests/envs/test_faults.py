@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from bench.probes import Counting
+from impala_async.config.env import EnvSection
 from impala_async.envs import faults
 from impala_async.envs.faults import (
     RUNNING,
@@ -30,7 +30,7 @@ from impala_async.processes import Interrupted
 
 
 @pytest.fixture(autouse=True)
-def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_runs(monkeypatch):
     monkeypatch.setattr(faults.faulthandler, "dump_traceback_later", lambda *_, **__: None)
     RUNNING.place[0] = 0
     yield
@@ -38,16 +38,14 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     RUNNING.place[0] = 0
 
 
-def in_step(**kwargs: Any) -> Blame:
+def in_step(**kwargs):
     return Blame("Some-v1", "in step", **kwargs)
 
 
 # -------------------- what they raise
 
 
-def test_whatever_is_raised_becomes_an_env_error_with_its_cause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_whatever_is_raised_becomes_an_env_error_with_its_cause(monkeypatch):
     # As in every process of ours, where a signal is no KeyboardInterrupt.
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
     blame = in_step()
@@ -68,7 +66,7 @@ def test_whatever_is_raised_becomes_an_env_error_with_its_cause(
         assert str(caught.value) == f"Some-v1 failed in step: {says}"
 
 
-def test_our_own_errors_pass_with_the_name_of_the_environment() -> None:
+def test_our_own_errors_pass_with_the_name_of_the_environment():
     for error, says in (
         (EnvError("Some-v1: mine"), "Some-v1: mine"),
         (EnvError("mine"), "Some-v1: mine"),
@@ -83,7 +81,7 @@ def test_our_own_errors_pass_with_the_name_of_the_environment() -> None:
     assert str(with_id(EnvError("my:Env: it failed"), "my:Env")) == "my:Env: it failed"
 
 
-def test_what_gymnasium_misses_is_told_with_the_extra() -> None:
+def test_what_gymnasium_misses_is_told_with_the_extra():
     for package, extra in (("mujoco", "mujoco"), ("Box2D", "box2d")):
         error = gym.error.DependencyNotInstalled("not installed")
         error.__cause__ = ModuleNotFoundError(name=package)
@@ -95,12 +93,12 @@ def test_what_gymnasium_misses_is_told_with_the_extra() -> None:
         )
 
 
-def test_all_are_closed_although_one_fails() -> None:
+def test_all_are_closed_although_one_fails():
     class Closing:
-        def __init__(self, error: Exception | None = None) -> None:
+        def __init__(self, error=None):
             self.error, self.num_closed = error, 0
 
-        def close(self) -> None:
+        def close(self):
             self.num_closed += 1
             if self.error:
                 raise self.error
@@ -118,14 +116,14 @@ OBS = np.zeros(3, np.float32)
 class Wrong(Counting):
     """Gives what it is told to, from the third step on."""
 
-    def __init__(self, step: Any = None, reset: Any = None) -> None:
+    def __init__(self, step=None, reset=None):
         super().__init__(length=100)
         self.gives, self.begins, self.num_steps = step, reset, 0
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         return super().reset(seed=seed) if self.begins is None else self.begins
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         self.num_steps += 1
         return super().step(action) if self.num_steps < 3 else self.gives
 
@@ -133,26 +131,26 @@ class Wrong(Counting):
 class NoSeed(gym.Env[Any, Any]):
     observation_space, action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
 
-    def reset(self) -> Any:  # type: ignore[override]
+    def reset(self):
         return OBS, {}
 
-    def step(self) -> Any:  # type: ignore[override]
+    def step(self):
         raise AssertionError
 
 
 class NoAction(NoSeed):
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:  # type: ignore[override]
+    def reset(self, *, seed=None, options=None):
         return OBS, {}
 
 
 class AsksWrongly(NoAction):
     """What it calls itself is its own affair."""
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:  # type: ignore[override]
-        return NoSeed.reset(self, seed=seed)  # type: ignore[call-arg]
+    def reset(self, *, seed=None, options=None):
+        return NoSeed.reset(self, seed=seed)
 
 
-def limited(env: Any) -> Any:
+def limited(env):
     return gym.wrappers.TimeLimit(env, 5)
 
 
@@ -174,12 +172,10 @@ RESET = "wants `def reset(self, *, seed=None, options=None)`, which returns (obs
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_does_not_fit_its_caller_is_told_the_signature(
-    env: Any, begins: str, ends: str
-) -> None:
-    envs = SerialEnvs([env], name="my:Env")
+def test_what_does_not_fit_its_caller_is_told_the_signature(env, begins, ends):
+    envs = SerialEnvs([env], EnvSection(id="my:Env"))
 
-    def play() -> None:
+    def play():
         envs.reset(0)
         for _ in range(3):
             envs.step({"": np.zeros(1, np.int32)})
@@ -220,7 +216,7 @@ def test_a_process_that_an_environment_forks_does_not_come_back_from_its_call(ca
 # -------------------- what lasts
 
 
-def test_a_call_is_seen_while_it_runs() -> None:
+def test_a_call_is_seen_while_it_runs():
     blame = in_step()
     assert RUNNING.call is None
     with blame:
@@ -240,9 +236,9 @@ def test_a_call_is_seen_while_it_runs() -> None:
 class Watched:
     """A watch whose clock is set, looked at each half second from 0 on."""
 
-    def __init__(self, limit_s: float | None = None) -> None:
-        self.told: list[str] = []
-        self.ended: list[str] = []
+    def __init__(self, limit_s=None):
+        self.told = []
+        self.ended = []
         self.now = 0.0
         self.watch = Watch(
             self.told.append,
@@ -252,7 +248,7 @@ class Watched:
         )
         self.watch.limit(limit_s)
 
-    def look_until(self, second: float, call: Blame | None = None) -> None:
+    def look_until(self, second, call=None):
         if call is not None:
             RUNNING.call = (call, self.now)
         while self.now < second:
@@ -260,7 +256,7 @@ class Watched:
             self.watch.look()
 
 
-def test_a_step_that_hangs_is_told_of_by_environment_actor_and_seconds() -> None:
+def test_a_step_that_hangs_is_told_of_by_environment_actor_and_seconds():
     watched = Watched()
     RUNNING.place[0] = 4
     watched.look_until(21, in_step(num_envs=4))
@@ -271,7 +267,7 @@ def test_a_step_that_hangs_is_told_of_by_environment_actor_and_seconds() -> None
     assert len(watched.told) == 2
 
 
-def test_it_may_not_be_known_which_one_of_a_vector_hangs() -> None:
+def test_it_may_not_be_known_which_one_of_a_vector_hangs():
     watched, blame = Watched(), in_step(num_envs=4)
     blame.first = 8
     watched.look_until(10, blame)
@@ -285,7 +281,7 @@ def test_it_may_not_be_known_which_one_of_a_vector_hangs() -> None:
         ("to be made", "Some-v1 has taken 3 s so far to be made"),
     ],
 )
-def test_a_start_is_told_of_earlier(where: str, line: str) -> None:
+def test_a_start_is_told_of_earlier(where, line):
     watched = Watched()
     watched.look_until(3, Blame("Some-v1", where))
     assert watched.told == [line]
@@ -295,7 +291,7 @@ def test_a_start_is_told_of_earlier(where: str, line: str) -> None:
     assert len(watched.told) == 1
 
 
-def test_what_takes_too_long_is_ended() -> None:
+def test_what_takes_too_long_is_ended():
     watched = Watched(limit_s=30.0)
     watched.look_until(60, Blame("Some-v1", "to be made"))
     watched.look_until(120, in_step(is_here=False))
@@ -310,7 +306,7 @@ def test_what_takes_too_long_is_ended() -> None:
     )
 
 
-def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch):
     assert hang_now() == {}
     RUNNING.call = (Blame("Some-v1", "in reset"), time.monotonic())
     assert hang_now() == {}
@@ -325,6 +321,7 @@ def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch: pytest.Mon
 
 HANGING = """
 import ctypes, sys, time
+from impala_async.config.env import EnvSection
 from impala_async.envs import faults
 
 faults.LOOK_EVERY_S = 0.05
@@ -344,7 +341,7 @@ with faults.Blame("Some-v1", "in step", 4):
 
 
 @pytest.mark.parametrize(("lock", "code"), [("free", 70), ("held", 1)])
-def test_a_process_whose_environment_hangs_ends_with_its_stack(lock: str, code: int) -> None:
+def test_a_process_whose_environment_hangs_ends_with_its_stack(lock, code):
     command = [sys.executable, "-c", HANGING, lock]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == code

@@ -1,12 +1,10 @@
 import logging
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 from bench import probes
 from bench.probes import Counting, CountingVector, Probe
@@ -15,7 +13,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.section import Named
 from impala_async.envs import make as make_module
-from impala_async.envs.make import KINDS, build_envs, build_usual, make_env, make_vector_env, wrap
+from impala_async.envs.make import KINDS, build_envs, build_usual, make_env, wrap
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 
@@ -24,11 +22,11 @@ PROBES = "bench.probes"
 MODULE = "a_module_of_a_test"
 
 
-def section(env_id: str, **kwargs: Any) -> EnvSection:
+def section(env_id, **kwargs):
     return EnvSection(id=env_id, kwargs=kwargs)
 
 
-def fails(one: EnvSection, sampler: SamplerName = "serial", num_envs: int = 2) -> str:
+def fails(one, sampler="serial", num_envs=2):
     """The error of making these environments: one line."""
     with pytest.raises(EnvError) as caught:
         build_envs(sampler, one, num_envs)
@@ -37,7 +35,7 @@ def fails(one: EnvSection, sampler: SamplerName = "serial", num_envs: int = 2) -
     return str(caught.value)
 
 
-def acts(num_envs: int = 2) -> dict[str, Any]:
+def acts(num_envs=2):
     return {"": np.zeros(num_envs, np.int32)}
 
 
@@ -45,7 +43,7 @@ def acts(num_envs: int = 2) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
-def test_gymnasium_ids_are_made_with_their_time_limit_and_without_the_checker(env_id: str) -> None:
+def test_gymnasium_ids_are_made_with_their_time_limit_and_without_the_checker(env_id):
     env = made = make_env(section(env_id, max_episode_steps=3))
     env.reset(seed=0)
     assert [env.step(0)[3] for _ in range(3)] == [False, False, True]
@@ -55,20 +53,20 @@ def test_gymnasium_ids_are_made_with_their_time_limit_and_without_the_checker(en
         made = made.env
 
 
-def test_a_class_or_factory_is_called_with_its_arguments(module: ModuleType) -> None:
-    module.make = lambda length: Counting(length + 1)  # type: ignore[attr-defined]
+def test_a_class_or_factory_is_called_with_its_arguments(module):
+    module.make = lambda length: Counting(length + 1)
     for env_id, is_over in ((f"{PROBES}:Counting", True), (f"{MODULE}:make", False)):
         env = make_env(section(env_id, length=1))
         env.reset()
         assert env.step(np.int64(0))[2] == is_over
 
 
-def test_an_old_version_and_one_without_a_number_say_what_they_are() -> None:
+def test_an_old_version_and_one_without_a_number_say_what_they_are():
     with pytest.warns(UserWarning, match="Using the latest versioned environment"):
         env = make_env(section("CartPole"))
     assert env.spec.id == "CartPole-v1"
     with pytest.warns(UserWarning, match="Using the latest versioned environment"):
-        vector = make_vector_env(section("CartPole"), 2)
+        vector = build_envs("vector", section("CartPole"), 2)
     assert vector.num_envs == 2
     vector.close()
     with pytest.warns(DeprecationWarning, match="out of date"):
@@ -76,32 +74,32 @@ def test_an_old_version_and_one_without_a_number_say_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["serial", "vector", "auto"])
-def test_what_is_wrong_with_a_name_or_an_argument_is_told_by_any_sampler(sampler: Any) -> None:
+def test_what_is_wrong_with_a_name_or_an_argument_is_told_by_any_sampler(sampler):
     assert "Did you mean: `CartPole`?" in fails(section("CartPoe-v1"), sampler)
     assert "'max_steps'" in fails(section("CartPole-v1", max_steps=2), sampler)
 
 
-def test_a_failing_constructor_keeps_its_cause() -> None:
+def test_a_failing_constructor_keeps_its_cause():
     assert "'lenth'" in fails(section(f"{PROBES}:Counting", lenth=2))
     with pytest.raises(EnvError, match=r"to be made with kwargs .*'lots'") as caught:
         make_env(section(f"{PROBES}:ActionReward", num_actions="lots"))
     assert caught.value.__cause__ is not None
 
 
-def test_those_made_so_far_are_closed_when_a_later_one_fails(module: ModuleType) -> None:
+def test_those_made_so_far_are_closed_when_a_later_one_fails(module):
     closed, made = [], []
 
     class Third(Counting):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             if len(made) == 2:
                 raise RuntimeError("no third one")
             made.append(self)
 
-        def close(self) -> None:
+        def close(self):
             closed.append(self)
 
-    module.Third = Third  # type: ignore[attr-defined]
+    module.Third = Third
     assert "no third one" in fails(section(f"{MODULE}:Third"), num_envs=4)
     assert closed == made
 
@@ -122,31 +120,29 @@ def test_those_made_so_far_are_closed_when_a_later_one_fails(module: ModuleType)
         ),
     ],
 )
-def test_an_unsupported_environment_is_closed(
-    module: ModuleType, spaces: dict[str, Any], settings: dict[str, Any], says: str
-) -> None:
+def test_an_unsupported_environment_is_closed(module, spaces, settings, says):
     closed = []
 
     class Odd(Counting):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             vars(self).update(spaces)
 
-        def close(self) -> None:
+        def close(self):
             closed.append(self)
 
     class OddVector(SyncVectorEnv):
-        def __init__(self, num_envs: int) -> None:
+        def __init__(self, num_envs):
             super().__init__([Odd] * num_envs)
 
-    module.Odd, module.OddVector = Odd, OddVector  # type: ignore[attr-defined]
+    module.Odd, module.OddVector = Odd, OddVector
     for name in ("Odd", "OddVector"):
         assert says in fails(EnvSection(id=f"{MODULE}:{name}", **settings), "auto")
         assert len(closed) == 2
         closed.clear()
 
 
-def test_probes_are_found_by_name() -> None:
+def test_probes_are_found_by_name():
     kinds = [kind for kind in vars(probes).values() if isinstance(kind, type)]
     names = [kind.__name__ for kind in kinds if kind.__module__ == PROBES and kind is not Probe]
     assert len(names) >= 10
@@ -160,7 +156,7 @@ def test_probes_are_found_by_name() -> None:
 # -------------------- what a sampler steps
 
 
-def no_metadata(num_envs: int) -> CountingVector:
+def no_metadata(num_envs):
     env = CountingVector(num_envs)
     env.metadata = {}
     return env
@@ -175,7 +171,7 @@ def no_metadata(num_envs: int) -> CountingVector:
         (f"{PROBES}:CountingVector", {"vector": "vector", "auto": "vector"}),
     ],
 )
-def test_each_sampler_steps_what_it_can(env_id: str, stepped: dict[str, str]) -> None:
+def test_each_sampler_steps_what_it_can(env_id, stepped):
     kinds = {"serial": SerialEnvs, "vector": VectorEnvs}
     # Workers step single environments where there are any.
     workers = stepped.get("serial") or stepped.get("vector")
@@ -195,7 +191,7 @@ def test_each_sampler_steps_what_it_can(env_id: str, stepped: dict[str, str]) ->
     envs.close()
 
 
-def test_vectors_are_made_with_their_arguments_and_time_limits() -> None:
+def test_vectors_are_made_with_their_arguments_and_time_limits():
     envs = build_envs("vector", section("CartPole-v1", max_episode_steps=4), 3)
     envs.reset(0)
     actions = {"": np.array([0, 1, 0], np.int32)}
@@ -207,9 +203,7 @@ def test_vectors_are_made_with_their_arguments_and_time_limits() -> None:
     assert envs.step(acts(3)).terminated.tolist() == [True, False, True]
 
 
-def test_vector_code_that_cannot_be_used_is_told_and_auto_falls_back(
-    register: Callable[..., str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_vector_code_that_cannot_be_used_is_told_and_auto_falls_back(register, caplog):
     # The arguments of the second one suit the single environment only.
     register("NoMode-v0", entry_point=Counting, vector_entry_point=no_metadata)
     register("Other-v0", entry_point=Counting, vector_entry_point=CountingVector)
@@ -224,9 +218,9 @@ def test_vector_code_that_cannot_be_used_is_told_and_auto_falls_back(
         assert why in caplog.text
 
 
-def test_a_vector_of_the_wrong_kind_or_size_is_refused(module: ModuleType) -> None:
-    module.too_many = lambda num_envs: CountingVector(num_envs + 1)  # type: ignore[attr-defined]
-    module.none = lambda num_envs: Counting()  # type: ignore[attr-defined]
+def test_a_vector_of_the_wrong_kind_or_size_is_refused(module):
+    module.too_many = lambda num_envs: CountingVector(num_envs + 1)
+    module.none = lambda num_envs: Counting()
     must = "and must make a gymnasium.vector.VectorEnv of 2"
     says = fails(section(f"{MODULE}:too_many"), "auto")
     assert says == f"{MODULE}:too_many made a CountingVector of 3 environments, {must}"
@@ -240,30 +234,30 @@ def test_a_vector_of_the_wrong_kind_or_size_is_refused(module: ModuleType) -> No
 class Add(gym.Wrapper[Any, Any, Any, Any]):
     """Adds to the reward."""
 
-    def __init__(self, env: Any, summand: float = 1.0) -> None:
+    def __init__(self, env, summand=1.0):
         super().__init__(env)
         self.summand = summand
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         obs, reward, *rest = self.env.step(action)
-        return obs, reward + self.summand, *rest  # type: ignore[operator]
+        return obs, reward + self.summand, *rest
 
 
 class Double(Add):
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         obs, reward, *rest = self.env.step(action)
-        return obs, reward * 2, *rest  # type: ignore[operator]
+        return obs, reward * 2, *rest
 
 
-def no_env(env: Any) -> object:
+def no_env(env):
     return object()
 
 
-def named(name: str, **kwargs: Any) -> Named:
+def named(name, **kwargs):
     return Named(name=f"{HERE}:{name}", kwargs=kwargs)
 
 
-def test_the_first_wrapper_is_the_innermost() -> None:
+def test_the_first_wrapper_is_the_innermost():
     for wrappers, reward in (
         ([], 1),
         ([named("Add"), named("Double")], 4),
@@ -285,13 +279,11 @@ def test_the_first_wrapper_is_the_innermost() -> None:
     ],
     ids=str,
 )
-def test_a_wrapper_that_fails_is_named_and_the_environment_closed(
-    wrapper: Named, text: str
-) -> None:
+def test_a_wrapper_that_fails_is_named_and_the_environment_closed(wrapper, text):
     closed = []
 
     class Closing(Counting):
-        def close(self) -> None:
+        def close(self):
             closed.append(self)
 
     with pytest.raises(EnvError) as caught:
@@ -301,7 +293,7 @@ def test_a_wrapper_that_fails_is_named_and_the_environment_closed(
     assert len(closed) == 1
 
 
-def test_wrappers_go_around_single_environments_alone(module: ModuleType) -> None:
+def test_wrappers_go_around_single_environments_alone(module):
     cartpole = EnvSection(id="CartPole-v1", wrappers=(named("Add"),))
     envs = build_envs("auto", cartpole, 2)
     assert isinstance(envs, SerialEnvs)
@@ -312,11 +304,11 @@ def test_wrappers_go_around_single_environments_alone(module: ModuleType) -> Non
     assert "nor be put into env.wrappers: drop these" in fails(vector, "auto")
 
     # A function may wrap the vector that it makes, as the docs advise.
-    def tenfold(num_envs: int) -> VectorEnv[Any, Any, Any]:
+    def tenfold(num_envs):
         made = CountingVector(num_envs=num_envs)
         return gym.wrappers.vector.TransformReward(made, lambda rewards: 10 * rewards)
 
-    module.tenfold = tenfold  # type: ignore[attr-defined]
+    module.tenfold = tenfold
     envs = build_envs("auto", section(f"{MODULE}:tenfold"), 2)
     envs.reset(0)
     assert envs.step(acts()).rewards.tolist() == [10, 10]
@@ -328,23 +320,23 @@ def test_wrappers_go_around_single_environments_alone(module: ModuleType) -> Non
 class Other:
     """An environment of another library: it has its own names for everything."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.inner = gym.make("CartPole-v1", disable_env_checker=True)
 
 
-def other_env() -> Other:
+def other_env():
     return Other()
 
 
-def watched(env: Other) -> Other:
+def watched(env):
     return env
 
 
-def step_others(envs: list[Any], options: Any, name: str) -> SerialEnvs:
-    return SerialEnvs([env.inner for env in envs], options, name)
+def step_others(envs, section):
+    return SerialEnvs([env.inner for env in envs], section)
 
 
-def test_a_new_kind_is_a_line_of_the_table_and_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_is_a_line_of_the_table_and_its_batch(monkeypatch):
     one = EnvSection(id=f"{HERE}:other_env", wrappers=[named("watched")])
     assert "made a Other, which is no gymnasium.Env and no parallel environment of " in fails(one)
     kind = ("environment of others", lambda env: isinstance(env, Other), step_others)
@@ -360,10 +352,10 @@ PAIR = PoliciesSection(names=("main", "other"))
 LIVES = "tests.envs.test_agents:Lives"
 
 
-def test_agents_are_dealt_policies_whatever_the_sampler_may_be() -> None:
+def test_agents_are_dealt_policies_whatever_the_sampler_may_be():
     for sampler in ("auto", "serial"):
         one = EnvSection(id=LIVES, last_action=True)
-        envs = build_envs(sampler, one, 2, PAIR)  # type: ignore[arg-type]
+        envs = build_envs(sampler, one, 2, PAIR)
         assert [leaf.name for leaf in envs.obs_spec.leaves] == ["", "policy", "last_action"]
         assert set(envs.reset(0)["policy"].tolist()) == {0, 1}
         envs.close()
@@ -373,6 +365,6 @@ def test_agents_are_dealt_policies_whatever_the_sampler_may_be() -> None:
     ("env_id", "sampler"),
     [("CartPole-v1", "auto"), ("CartPole-v1", "vector"), (f"{PROBES}:Counting", "serial")],
 )
-def test_a_single_agent_has_one_policy(env_id: str, sampler: Any) -> None:
+def test_a_single_agent_has_one_policy(env_id, sampler):
     with pytest.raises(EnvError, match=r"policies.names: .* has a single agent.*drop the section"):
         build_envs(sampler, section(env_id), 2, PAIR)

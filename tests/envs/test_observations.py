@@ -1,8 +1,5 @@
-from typing import Any
-
 import numpy as np
 import pytest
-from gymnasium import Space
 from gymnasium.spaces import (
     Box,
     Dict,
@@ -17,7 +14,8 @@ from gymnasium.spaces import (
 )
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from impala_async.envs.observations import ObsRows, obs_leaves
+from impala_async.envs.batch import ObsRows
+from impala_async.envs.spaces import obs_leaves
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 
@@ -30,7 +28,7 @@ ALL = Dict(
         "both": Tuple((Discrete(3, start=-1), Dict({"many": MultiDiscrete([[2, 3], [4, 5]])}))),
     }
 )
-PLAIN: list[tuple[Space[Any], ArraySpec]] = [
+PLAIN = [
     (Box(0, 1, (4,), np.float32), ArraySpec("", (4,), "float32")),
     (Box(0, 255, (84, 84, 4), np.uint8), ArraySpec("", (84, 84, 4), "uint8")),
     (Box(0, 1, (), np.float64), ArraySpec("", (), "float64")),
@@ -48,11 +46,11 @@ PLAIN: list[tuple[Space[Any], ArraySpec]] = [
 ]
 
 
-def leaves_of(space: Space[Any]) -> list[ArraySpec]:
+def leaves_of(space):
     return [leaf.spec for leaf in obs_leaves(space)]
 
 
-def test_a_space_is_its_leaves_in_the_order_of_gymnasium() -> None:
+def test_a_space_is_its_leaves_in_the_order_of_gymnasium():
     for space, spec in PLAIN:
         assert leaves_of(space) == [spec], space
     assert leaves_of(ALL) == [
@@ -84,7 +82,7 @@ def test_a_space_is_its_leaves_in_the_order_of_gymnasium() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_other_spaces_are_refused_on_one_line(space: Space[Any], named: str) -> None:
+def test_other_spaces_are_refused_on_one_line(space, named):
     with pytest.raises(EnvError) as caught:
         obs_leaves(space)
     assert named in str(caught.value)
@@ -93,7 +91,7 @@ def test_other_spaces_are_refused_on_one_line(space: Space[Any], named: str) -> 
 
 
 @pytest.mark.parametrize("space", [space for space, _ in PLAIN] + [ALL], ids=str)
-def test_samples_come_out_in_the_shapes_and_dtypes_of_the_spec(space: Space[Any]) -> None:
+def test_samples_come_out_in_the_shapes_and_dtypes_of_the_spec(space):
     space.seed(3)
     leaves = obs_leaves(space)
     samples = [space.sample() for _ in range(5)]
@@ -113,14 +111,14 @@ def test_samples_come_out_in_the_shapes_and_dtypes_of_the_spec(space: Space[Any]
             assert (array < np.reshape(leaf.spec.choices, leaf.spec.shape)).all()
 
 
-def test_categories_count_from_0() -> None:
+def test_categories_count_from_0():
     (leaf,) = obs_leaves(Discrete(3, start=-7))
     assert [int(leaf.of(value)) for value in (-7, np.int64(-6), -5)] == [0, 1, 2]
     (leaf,) = obs_leaves(MultiDiscrete([2, 3], start=[-1, 9]))
     assert leaf.of(np.array([[-1, 9], [0, 11]])).tolist() == [[0, 0], [1, 2]]
 
 
-def test_a_batched_observation_is_copied_only_for_its_dtype_and_to_be_written() -> None:
+def test_a_batched_observation_is_copied_only_for_its_dtype_and_to_be_written():
     batch = batch_space(ALL, 3).sample()
     flat = ObsRows(obs_leaves(ALL), 3).read(batch)
     assert flat["box"] is batch["box"]
@@ -155,14 +153,12 @@ def test_a_batched_observation_is_copied_only_for_its_dtype_and_to_be_written() 
         (Tuple((Discrete(2), BOX)), 1, "0: .* not there"),
     ],
 )
-def test_what_a_space_does_not_describe_is_refused(
-    space: Space[Any], obs: object, text: str
-) -> None:
+def test_what_a_space_does_not_describe_is_refused(space, obs, text):
     with pytest.raises(EnvError, match=text):
         ObsRows(obs_leaves(space), 1).write(0, obs)
 
 
-def test_a_batch_has_as_many_rows_as_were_asked_for_and_a_row_may_be_a_list() -> None:
+def test_a_batch_has_as_many_rows_as_were_asked_for_and_a_row_may_be_a_list():
     rows = ObsRows(obs_leaves(BOX), 2)
     with pytest.raises(EnvError, match=r"shape \(2, 4\)"):
         rows.read(np.zeros((3, 4), np.float32))
@@ -170,7 +166,7 @@ def test_a_batch_has_as_many_rows_as_were_asked_for_and_a_row_may_be_a_list() ->
     assert rows.arrays[""].tolist() == [[0, 0, 0, 0], [0, 0.5, 1, 0]]
 
 
-def test_numbers_of_a_larger_dtype_are_looked_at_in_every_row() -> None:
+def test_numbers_of_a_larger_dtype_are_looked_at_in_every_row():
     rows = ObsRows(obs_leaves(Box(-9, 9, (2,), np.int8)), 1)
     for fitting in (np.array([3, -4]), np.array([127, -128], np.int16)):
         rows.write(0, fitting)

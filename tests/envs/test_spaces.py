@@ -3,13 +3,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
-from impala_async.envs.spaces import SpaceOptions, Spaces
+from impala_async.config.env import EnvSection
+from impala_async.envs.spaces import Spaces
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ArraySpec, ObsSpec
@@ -22,7 +21,7 @@ NESTED = Dict(
         "buy": Dict({"what": MultiDiscrete([[2, 3], [4, 5]]), "if": MultiBinary(2)}),
     }
 )
-PARTS: list[tuple[Space[Any], list[ActionPart]]] = [
+PARTS = [
     (Discrete(3), [ActionPart("", "discrete", (3,))]),
     (Discrete(3, start=-1), [ActionPart("", "discrete", (3,))]),
     (Discrete(3, start=7, dtype=np.int8), [ActionPart("", "discrete", (3,))]),
@@ -58,13 +57,11 @@ PARTS: list[tuple[Space[Any], list[ActionPart]]] = [
 BOX = Box(-1, 1, (4,), np.float32)
 
 
-def spaces_of(action: Space[Any], **options: Any) -> Spaces:
-    return Spaces(BOX, action, SpaceOptions(**options))
+def spaces_of(action, **options):
+    return Spaces(BOX, action, EnvSection(id="some:Env", **options))
 
 
-def random_actions(
-    parts: tuple[ActionPart, ...], num_columns: int, rng: np.random.Generator
-) -> dict[str, NDArray[Any]]:
+def random_actions(parts, num_columns, rng):
     """As a policy chooses them: numbers go far beyond all bounds."""
     actions = {}
     for part in parts:
@@ -77,12 +74,12 @@ def random_actions(
     return actions
 
 
-def test_an_action_space_is_its_parts_of_which_numbers_alone_are_squashed() -> None:
+def test_an_action_space_is_its_parts_of_which_numbers_alone_are_squashed():
     for space, parts in PARTS:
         assert list(spaces_of(space).action_spec.parts) == parts, space
-    squashed = spaces_of(NESTED, is_squashed=True).action_spec.parts
+    squashed = spaces_of(NESTED, squash_actions=True).action_spec.parts
     assert [part.kind for part in squashed] == ["discrete", "discrete", "discrete", "squashed"]
-    assert Spaces(BOX, Discrete(3)).obs_spec == ObsSpec((ArraySpec("", (4,), "float32"),))
+    assert spaces_of(Discrete(3)).obs_spec == ObsSpec((ArraySpec("", (4,), "float32"),))
 
 
 @pytest.mark.parametrize(
@@ -98,12 +95,16 @@ def test_an_action_space_is_its_parts_of_which_numbers_alone_are_squashed() -> N
         (Box(0, 1, (0,), np.float32), {}, "no numbers"),
         (MultiDiscrete([]), {}, "no items"),
         (Dict([("a", Dict(b=Discrete(2))), ("a/b", Discrete(2))]), {}, "two parts called 'a/b'"),
-        (Dict(a=HALF_OPEN), {"is_squashed": True}, "at 'a' has no bounds to squash into"),
-        (Discrete(2), {"is_squashed": True}, "env.squash_actions: action space Discrete(2) has no"),
+        (Dict(a=HALF_OPEN), {"squash_actions": True}, "at 'a' has no bounds to squash into"),
+        (
+            Discrete(2),
+            {"squash_actions": True},
+            "squash_actions: action space Discrete(2) has no",
+        ),
     ],
     ids=str,
 )
-def test_other_spaces_are_refused_by_name(space: Space[Any], options: Any, named: str) -> None:
+def test_other_spaces_are_refused_by_name(space, options, named):
     with pytest.raises(EnvError) as caught:
         spaces_of(space, **options)
     assert named in str(caught.value)
@@ -113,16 +114,16 @@ def test_other_spaces_are_refused_by_name(space: Space[Any], options: Any, named
 class Recording(gym.Env[Any, Any]):
     """Keeps the actions that it gets, and refuses those that are not in its space."""
 
-    def __init__(self, space: Space[Any]) -> None:
+    def __init__(self, space):
         self.observation_space = Box(-1, 1, (1,), np.float32)
         self.action_space = space
-        self.actions: list[Any] = []
+        self.actions = []
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         return np.zeros(1, np.float32), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         assert self.action_space.contains(action)
         self.actions.append(action)
         return np.zeros(1, np.float32), 0.0, False, False, {}
@@ -132,10 +133,8 @@ class Recording(gym.Env[Any, Any]):
 @pytest.mark.parametrize("space", [space for space, _ in PARTS], ids=str)
 # gymnasium's own vector gives a number, not an array, for a Box without dimensions.
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
-def test_single_and_vector_environments_get_the_same_actions_of_their_space(
-    space: Space[Any], is_squashed: bool
-) -> None:
-    options = SpaceOptions(is_squashed=is_squashed)
+def test_single_and_vector_environments_get_the_same_actions_of_their_space(space, is_squashed):
+    options = EnvSection(id="some:Env", squash_actions=is_squashed)
     singles = [Recording(space) for _ in range(3)]
     columns = [Recording(space) for _ in range(3)]
     try:
@@ -144,8 +143,8 @@ def test_single_and_vector_environments_get_the_same_actions_of_their_space(
         assert is_squashed, "there is nothing to squash"
         return
     kinds = [lambda env=env: env for env in columns]
-    vector = VectorEnvs(SyncVectorEnv(kinds), options)  # type: ignore[arg-type]
-    whole, spaces = batch_space(space, 3), spaces_of(space, is_squashed=is_squashed)
+    vector = VectorEnvs(SyncVectorEnv(kinds), options)
+    whole, spaces = batch_space(space, 3), spaces_of(space, squash_actions=is_squashed)
     rng = np.random.default_rng(3)
     serial.reset(0)
     vector.reset(0)
@@ -160,7 +159,7 @@ def test_single_and_vector_environments_get_the_same_actions_of_their_space(
         assert len({str(action) for action in mine.actions}) > 1, "kept ones were overwritten"
 
 
-def test_choices_are_moved_to_the_start_in_the_dtype_of_the_space() -> None:
+def test_choices_are_moved_to_the_start_in_the_dtype_of_the_space():
     actions = spaces_of(Discrete(3, start=-1, dtype=np.int8)).batch({"": np.arange(3)})
     assert (actions.tolist(), actions.dtype) == ([-1, 0, 1], np.int8)
     given = {"": np.array([[[0, 2]], [[1, 0]]], np.int32)}
@@ -172,7 +171,7 @@ def test_choices_are_moved_to_the_start_in_the_dtype_of_the_space() -> None:
     assert [names[action] for action in each] == ["right", "left"]
 
 
-def test_numbers_are_clipped_or_squashed_into_their_own_bounds() -> None:
+def test_numbers_are_clipped_or_squashed_into_their_own_bounds():
     given = np.array([[-3, -3], [0.25, 4.5], [7, 77]], np.float32)
     clipped = spaces_of(BOUNDED).batch({"": given})
     assert clipped.tolist() == [[-1, 0], [0.25, 4.5], [1, 9]]
@@ -181,12 +180,12 @@ def test_numbers_are_clipped_or_squashed_into_their_own_bounds() -> None:
     open_end = spaces_of(HALF_OPEN).batch({"": given})
     assert open_end.tolist() == [[-3, 0], [0.25, 4.5], [1, 77]]
     given = np.array([[0, 0], [-50, 50], [0.5, -0.5]], np.float32)
-    squashed = spaces_of(BOUNDED, is_squashed=True).batch({"": given})
+    squashed = spaces_of(BOUNDED, squash_actions=True).batch({"": given})
     assert squashed[:2].tolist() == [[0, 4.5], [-1, 9]]
     np.testing.assert_allclose(squashed[2], [np.tanh(0.5), 4.5 - 4.5 * np.tanh(0.5)])
     # The widest bounds do not overflow.
     most = np.finfo(np.float32).max
-    widest = spaces_of(Box(-most, most, (1,), np.float32), is_squashed=True)
+    widest = spaces_of(Box(-most, most, (1,), np.float32), squash_actions=True)
     squashed = widest.batch({"": np.array([[0.0], [99.0], [-99.0]], np.float32)})
     assert squashed.tolist() == [[0.0], [most], [-most]]
 
@@ -194,13 +193,13 @@ def test_numbers_are_clipped_or_squashed_into_their_own_bounds() -> None:
 # -------------------- masks and stacks
 
 
-def flags(*shape: int, dtype: type = np.int8) -> Box:
+def flags(*shape, dtype=np.int8):
     return Box(0, 1, shape, dtype)
 
 
-def legal(obs: Space[Any], action: Space[Any], key: str | None = "auto") -> str | None:
+def legal(obs, action, key="auto"):
     """The leaf that is taken for the mask."""
-    return Spaces(obs, action, SpaceOptions(mask_key=key)).action_spec.legal
+    return Spaces(obs, action, EnvSection(id="some:Env", action_mask_key=key)).action_spec.legal
 
 
 @pytest.mark.parametrize(
@@ -217,7 +216,7 @@ def legal(obs: Space[Any], action: Space[Any], key: str | None = "auto") -> str 
     ],
     ids=str,
 )
-def test_a_mask_that_fits_is_found_by_itself_or_by_its_key(mask: Any, action: Any) -> None:
+def test_a_mask_that_fits_is_found_by_itself_or_by_its_key(mask, action):
     obs = Dict(look=BOX, action_mask=mask)
     assert legal(obs, action) == "action_mask"
     assert legal(obs, action, None) is None
@@ -239,9 +238,7 @@ def test_a_mask_that_fits_is_found_by_itself_or_by_its_key(mask: Any, action: An
     ],
     ids=str,
 )
-def test_one_that_does_not_fit_is_an_input_or_refused_where_it_is_named(
-    obs: Space[Any], action: Space[Any], why: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_that_does_not_fit_is_an_input_or_refused_where_it_is_named(obs, action, why, caplog):
     with pytest.raises(EnvError, match=r"^env\.action_mask_key: 'x' must be a key") as caught:
         legal(obs, action, "x")
     assert why in str(caught.value)
@@ -254,13 +251,13 @@ def test_one_that_does_not_fit_is_an_input_or_refused_where_it_is_named(
         legal(obs, action, "action_mask")
 
 
-def test_only_images_of_bytes_are_stacks() -> None:
+def test_only_images_of_bytes_are_stacks():
     image, small = Box(0, 255, (4, 8, 8), np.uint8), Box(0, 255, (8, 8), np.uint8)
     numbers = Box(-1, 1, (4, 8, 8))
     both = Dict(a=image, b=small, c=numbers)
-    stacked = SpaceOptions(is_stacked=True)
+    plain, stacked = (EnvSection(id="a:B", frame_stack=given) for given in ("auto", "on"))
     leaves = Spaces(both, Discrete(2), stacked).obs_spec.leaves
     assert [leaf.is_stack for leaf in leaves] == [True, False, False]
-    assert not any(leaf.is_stack for leaf in Spaces(both, Discrete(2)).obs_spec.leaves)
+    assert not any(leaf.is_stack for leaf in Spaces(both, Discrete(2), plain).obs_spec.leaves)
     with pytest.raises(EnvError, match=r"^env\.frame_stack: observation space Dict.* has no stack"):
         Spaces(Dict(b=small, c=numbers), Discrete(2), stacked)

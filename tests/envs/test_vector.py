@@ -1,16 +1,13 @@
 from copy import deepcopy
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from numpy.typing import NDArray
 
 from bench.probes import Counting, CountingVector, Failing, NotFinite
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import EnvBatch, Step
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
@@ -25,7 +22,7 @@ class NestedObs(gym.Env):
     Shows the same arrays every time, as an environment may.
     """
 
-    def __init__(self, length: int = 2) -> None:
+    def __init__(self, length=2):
         self._length = length
         self.observation_space = Dict(
             {"count": Box(-9, 9, (), np.int64), "a": Dict({"b": Box(0, 255, (2, 2), np.uint8)})}
@@ -34,58 +31,58 @@ class NestedObs(gym.Env):
         self.count = np.zeros((), np.int64)
         self.pixels = np.zeros((2, 2), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.count[...] = 0
         self.pixels[...] = 7
         return self._show(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+    def step(self, action):
         self.count += 1
         self.pixels += 1
         return self._show(), 0.5, bool(self.count == self._length), False, {}
 
-    def _show(self) -> dict:
+    def _show(self):
         return {"count": self.count, "a": {"b": self.pixels}}
 
 
-def acts(*actions: int) -> dict[str, NDArray[np.int32]]:
+def acts(*actions):
     return {"": np.array(actions, np.int32)}
 
 
-def copied(step: Step) -> tuple[Any, ...]:
+def copied(step):
     """A step that outlives the next one."""
     obs = {name: array.copy() for name, array in step.obs.items()}
     return obs, step.rewards.copy(), step.terminated.copy(), step.truncated.copy()
 
 
-def run(envs: EnvBatch, seed: int, num_steps: int) -> list[Any]:
+def run(envs, seed, num_steps):
     """Everything that random actions (always the same) lead to, from the reset on."""
     rng = np.random.default_rng(5)
     num_choices = envs.action_spec.parts[0].choices[0]
-    seen: list[Any] = [{name: array.copy() for name, array in envs.reset(seed).items()}]
+    seen = [{name: array.copy() for name, array in envs.reset(seed).items()}]
     for _ in range(num_steps):
         seen.append(copied(envs.step(acts(*rng.integers(num_choices, size=envs.num_envs)))))
     return seen
 
 
-def make_single(env_id: str, **kwargs: Any) -> gym.Env:
+def make_single(env_id, **kwargs):
     return gym.make(env_id, disable_env_checker=True, **kwargs)
 
 
-def cartpole_vector(num_envs: int, **kwargs: Any) -> VectorEnvs:
+def cartpole_vector(num_envs, **kwargs):
     mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
     return VectorEnvs(gym.make_vec("CartPole-v1", num_envs, vectorization_mode=mode, **kwargs))
 
 
-def pair(kind: Any) -> tuple[EnvBatch, EnvBatch]:
+def pair(kind):
     """One environment, single and as a vector."""
     return SerialEnvs([kind()]), VectorEnvs(SyncVectorEnv([kind]))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
-def test_serial_envs_are_bit_equal_to_gymnasiums_own_vector(env_id: str) -> None:
-    def single() -> gym.Env:
+def test_serial_envs_are_bit_equal_to_gymnasiums_own_vector(env_id):
+    def single():
         return make_single(env_id, max_episode_steps=23)
 
     serial = run(SerialEnvs([single() for _ in range(3)]), 7, 120)
@@ -94,7 +91,7 @@ def test_serial_envs_are_bit_equal_to_gymnasiums_own_vector(env_id: str) -> None
     assert any(step[3].any() for step in serial[1:]), "nothing was truncated"
 
 
-def test_so_they_are_with_nested_observations() -> None:
+def test_so_they_are_with_nested_observations():
     serial = run(SerialEnvs([NestedObs(), NestedObs()]), 7, 9)
     vector = run(VectorEnvs(SyncVectorEnv([NestedObs, NestedObs])), 7, 9)
     np.testing.assert_equal(serial, vector)
@@ -103,9 +100,9 @@ def test_so_they_are_with_nested_observations() -> None:
     assert serial[1][0]["a/b"].dtype == np.uint8
 
 
-def test_a_dict_of_one_box_is_not_a_plain_array() -> None:
+def test_a_dict_of_one_box_is_not_a_plain_array():
     class OneKey(gym.wrappers.TransformObservation):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(Counting(), lambda obs: {"": obs}, Dict({"": Box(0, 9, (3,))}))
 
     envs = SerialEnvs([OneKey()])
@@ -114,8 +111,8 @@ def test_a_dict_of_one_box_is_not_a_plain_array() -> None:
 
 
 @pytest.mark.parametrize("kind", ["serial", "vector"])
-def test_the_step_after_an_end_resets_and_ignores_the_action(kind: str) -> None:
-    envs: EnvBatch = SerialEnvs([Counting(1, column=0), Counting(2, column=1)])
+def test_the_step_after_an_end_resets_and_ignores_the_action(kind):
+    envs = SerialEnvs([Counting(1, column=0), Counting(2, column=1)])
     if kind == "vector":
         envs = VectorEnvs(CountingVector(2, (1, 2)))
     assert envs.autoreset is Mode.NEXT_STEP
@@ -141,7 +138,7 @@ def test_the_step_after_an_end_resets_and_ignores_the_action(kind: str) -> None:
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
-def test_both_flags_come_through(ends: Any) -> None:
+def test_both_flags_come_through(ends):
     for envs in (SerialEnvs([Counting(1, ends)]), VectorEnvs(CountingVector(1, (1,), ends=ends))):
         envs.reset(0)
         step = envs.step(acts(0))
@@ -149,7 +146,7 @@ def test_both_flags_come_through(ends: Any) -> None:
         assert bool(step.truncated[0]) == (ends != "terminated")
 
 
-def test_serial_envs_write_into_the_same_arrays_every_time_and_leave_nan_to_ingest() -> None:
+def test_serial_envs_write_into_the_same_arrays_every_time_and_leave_nan_to_ingest():
     envs = SerialEnvs([NotFinite(after=1)])
     envs.reset(0)
     first, second = envs.step(acts(0)), envs.step(acts(0))
@@ -158,30 +155,30 @@ def test_serial_envs_write_into_the_same_arrays_every_time_and_leave_nan_to_inge
     assert np.isnan(second.obs[""]).all()
 
 
-def test_the_environment_of_a_call_is_known_by_its_number() -> None:
-    def looking(kind: Any) -> Any:
-        class Looking(kind):  # type: ignore[misc]
-            def reset(self, **given: Any) -> Any:
+def test_the_environment_of_a_call_is_known_by_its_number():
+    def looking(kind):
+        class Looking(kind):
+            def reset(self, **given):
                 seen.append(RUNNING.place[0])
                 return super().reset(**given)
 
-            def step(self, action: Any) -> Any:
+            def step(self, action):
                 seen.append(RUNNING.place[0])
                 return super().step(action)
 
         return Looking
 
     for kind, batch, num_columns in ((Counting, SerialEnvs, 3), (Lives, AgentEnvs, 6)):
-        seen: list[int] = []
+        seen = []
         envs = batch([looking(kind)() for _ in range(3)])
         envs.reset(0, first_env=4)
         envs.step(acts(*[0] * num_columns))
         assert seen == [5, 6, 7, 5, 6, 7]
 
 
-def test_what_an_environment_raises_is_an_env_error_with_its_cause() -> None:
+def test_what_an_environment_raises_is_an_env_error_with_its_cause():
     class NoReset(Counting):
-        def _first(self) -> Any:
+        def _first(self):
             raise LookupError("no level left")
 
     for envs in pair(lambda: Failing(after=1, length=9)):
@@ -196,13 +193,13 @@ def test_what_an_environment_raises_is_an_env_error_with_its_cause() -> None:
 
 
 @pytest.mark.parametrize("obs", [np.zeros(2, np.float32), np.float32(0), "ab", {"a": 0}], ids=str)
-def test_an_environment_that_breaks_its_space_is_refused_at_reset(obs: Any) -> None:
+def test_an_environment_that_breaks_its_space_is_refused_at_reset(obs):
     class Wrong(Counting):
-        def _first(self) -> Any:
+        def _first(self):
             return obs
 
     class WrongVector(CountingVector):
-        def reset(self, **kwargs: Any) -> Any:
+        def reset(self, **kwargs):
             return obs, {}
 
     for envs in (SerialEnvs([Wrong()]), VectorEnvs(WrongVector(1))):
@@ -210,11 +207,11 @@ def test_an_environment_that_breaks_its_space_is_refused_at_reset(obs: Any) -> N
             envs.reset(0)
 
 
-def test_all_environments_are_closed_and_a_failure_is_told() -> None:
+def test_all_environments_are_closed_and_a_failure_is_told():
     closed = []
 
     class Closing(Counting):
-        def close(self) -> None:
+        def close(self):
             closed.append(self)
             if len(closed) == 1:
                 raise OSError("device is busy")
@@ -227,12 +224,12 @@ def test_all_environments_are_closed_and_a_failure_is_told() -> None:
     assert vector.closed
 
 
-def test_columns_and_neighbouring_seeds_differ_and_equal_seeds_do_not() -> None:
-    def start(kind: Any, seed: int) -> NDArray[Any]:
+def test_columns_and_neighbouring_seeds_differ_and_equal_seeds_do_not():
+    def start(kind, seed):
         envs = kind()
         obs = envs.reset(seed)[""].copy()
         envs.close()
-        return obs  # type: ignore[no-any-return]
+        return obs
 
     for kind in (
         lambda: cartpole_vector(4),
@@ -244,8 +241,8 @@ def test_columns_and_neighbouring_seeds_differ_and_equal_seeds_do_not() -> None:
 
 
 @pytest.mark.parametrize("is_vector", [False, True])
-def test_a_part_of_a_batch_has_the_seeds_of_the_whole(is_vector: bool) -> None:
-    def made(num_envs: int) -> SerialEnvs | VectorEnvs:
+def test_a_part_of_a_batch_has_the_seeds_of_the_whole(is_vector):
+    def made(num_envs):
         kinds = [lambda: gym.make("CartPole-v1")] * num_envs
         return VectorEnvs(SyncVectorEnv(kinds)) if is_vector else SerialEnvs([k() for k in kinds])
 
@@ -256,7 +253,7 @@ def test_a_part_of_a_batch_has_the_seeds_of_the_whole(is_vector: bool) -> None:
 # -------------------- vector envs
 
 
-def test_the_resetting_mode_is_read_from_the_metadata() -> None:
+def test_the_resetting_mode_is_read_from_the_metadata():
     env = CountingVector(2)
     for mode in (Mode.NEXT_STEP, Mode.SAME_STEP, "NextStep", "SameStep"):
         env.metadata = {"autoreset_mode": mode}
@@ -266,12 +263,12 @@ def test_the_resetting_mode_is_read_from_the_metadata() -> None:
         ({"autoreset_mode": Mode.DISABLED}, "AutoresetMode.DISABLED"),
         ({"autoreset_mode": "later"}, "later"),
     ):
-        env.metadata = metadata  # type: ignore[assignment]
+        env.metadata = metadata
         with pytest.raises(EnvError, match=f"is {found}; set it to AutoresetMode.NEXT_STEP or"):
             VectorEnvs(env)
 
 
-def test_final_observations_are_read_batched() -> None:
+def test_final_observations_are_read_batched():
     envs = VectorEnvs(CountingVector(2, (2, 3), autoreset="SameStep"))
     envs.reset(0)
     assert envs.step(acts(0, 0)).final_obs is None
@@ -281,19 +278,19 @@ def test_final_observations_are_read_batched() -> None:
     assert step.obs[""].tolist() == [[0, 1, 0], [1, 0, 2]]
 
 
-def test_final_observations_are_read_one_per_column_and_nested() -> None:
+def test_final_observations_are_read_one_per_column_and_nested():
     """A column that ends after its second step, and one that does after its third."""
 
     class Showing(gym.Wrapper):
         # SyncVectorEnv keeps the environment's own arrays, so let each show new ones.
-        def __init__(self, length: int) -> None:
+        def __init__(self, length):
             super().__init__(gym.wrappers.TimeLimit(NestedObs(length), 9))
 
-        def reset(self, **kwargs: Any) -> Any:
+        def reset(self, **kwargs):
             obs, info = self.env.reset(**kwargs)
             return deepcopy(obs), info
 
-        def step(self, action: Any) -> Any:
+        def step(self, action):
             obs, *rest = self.env.step(action)
             return deepcopy(obs), *rest
 
@@ -315,9 +312,9 @@ def test_final_observations_are_read_one_per_column_and_nested() -> None:
 @pytest.mark.parametrize(
     "infos", [{}, {"final_obs": np.array([None, None])}, {"final_obs": []}, [{}, {}], None]
 )
-def test_same_step_without_final_observations_is_refused(infos: Any) -> None:
+def test_same_step_without_final_observations_is_refused(infos):
     class Forgetful(CountingVector):
-        def step(self, actions: Any) -> Any:
+        def step(self, actions):
             return *super().step(actions)[:4], infos
 
     envs = VectorEnvs(Forgetful(2, (1, 2), autoreset="SameStep"))
@@ -326,9 +323,9 @@ def test_same_step_without_final_observations_is_refused(infos: Any) -> None:
         envs.step(acts(0, 0))
 
 
-def test_an_end_on_the_step_that_must_only_reset_is_refused() -> None:
+def test_an_end_on_the_step_that_must_only_reset_is_refused():
     class Ending(CountingVector):
-        def step(self, actions: Any) -> Any:
+        def step(self, actions):
             obs, rewards, _, truncated, infos = super().step(actions)
             return obs, rewards, np.array([True, False]), truncated, infos
 

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -30,8 +31,8 @@ from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
-from tests.examples.conftest import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 3, 4
 SETTINGS = Settings(lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
 DTYPES = pytest.mark.parametrize(

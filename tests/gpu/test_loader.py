@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from impala_async.learner.threads.loader import allocator_for
+from impala_async.learner.loader import allocator_for
 from tests.learner.device_cases import *  # noqa: F403
 from tests.learner.device_cases import DeviceBench, holds
 

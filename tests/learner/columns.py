@@ -2,8 +2,11 @@
 
 import numpy as np
 
+from impala_async.learner.slots import Arrival, SlotFiller
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, Bytes2D, ObsSpec, Schema
 from impala_async.trajectory import Columns, columns_over
+from impala_async.wire.messages import Data
+from impala_async.wire.peer import Peer, Watermark
 
 NUM_CHOICES = 3
 
@@ -50,6 +53,21 @@ def planes_of(schema: Schema, num_columns: int, seed: int = 0) -> Planes:
     columns.log_probs_CT[...] = -rng.uniform(0.1, 2.0, columns.log_probs_CT.shape)
     columns.mask_CT[...] = True
     return planes
+
+
+def room(filler: SlotFiller, columns: int, rank: int = 0, update: int = 0) -> Arrival | None:
+    """Room for a message, if there is any, before those that were given room are committed."""
+    peer = Peer(b"s" * 16, b"a" * 16, rank, Watermark(), 0.0, b"route", columns=columns)
+    return filler.assign(peer, Data(peer.session, 0, 1, update, 3, columns, 0, 0, None))
+
+
+def put(filler: SlotFiller, planes: Planes, rank: int = 0, update: int = 0) -> Arrival:
+    """A message of these columns, taken in."""
+    arrival = room(filler, len(planes.obs), rank, update)
+    assert arrival is not None
+    arrival.obs[:], arrival.small[:] = planes.obs, planes.small
+    filler.commit([arrival])
+    return arrival
 
 
 def same(taken: Columns, column: int, sent: Columns, sent_column: int = 0) -> bool:

@@ -1,30 +1,61 @@
-"""The loop that the learner runs on, and fixtures around `tests.learner.server_harness`."""
+"""The loop that the learner runs on, fixtures around `tests.learner.server_harness`, and the clock
+of a learner thread that runs on the test's own."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
+import torch
 import uvloop
 
+from impala_async.learner import learner_thread
 from tests.learner.server_harness import ServerHarness
 
 
-def pytest_asyncio_loop_factories(
-    config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(config, item):
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture
-async def make_harness() -> AsyncIterator[Callable[..., ServerHarness]]:
+async def make_harness():
     """Makes servers with open slots, by the settings of a test, and closes them at its end."""
     with ExitStack() as stack:
 
-        def make(*args: Any, **settings: Any) -> ServerHarness:
+        def make(*args, **settings):
             made = ServerHarness(*args, **settings)
             stack.callback(made.close)
             return made
 
         yield make
+
+
+class Clock:
+    """Time that passes only when a script says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+    def pass_s(self, seconds: float) -> Callable[[], None]:
+        def step() -> None:
+            self.now += seconds
+
+        return step
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(learner_thread, "time", made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def threads_of_torch():
+    num_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(num_threads)

@@ -13,12 +13,10 @@ import pytest
 import torch
 
 from impala_async.learner.handoff import ClosedError, IndexQueue
-from impala_async.learner.loop.filler import Arrival, SlotFiller
-from impala_async.learner.slots import Slot, allocate_slots
-from impala_async.learner.threads.loader import DeviceLoader, LoadedBatch, allocator_for
+from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
+from impala_async.learner.slots import Slot, SlotFiller, allocate_slots
 from impala_async.training.batch import Batch
-from impala_async.weights import Version
-from tests.learner.columns import Planes, big_schema, planes_of
+from tests.learner.columns import Planes, big_schema, planes_of, put
 from tests.learner.hand_actor import DEADLINE_S
 
 COLUMNS = 4
@@ -27,14 +25,7 @@ COLUMNS = 4
 class DeviceBench:
     """Owns the loader thread. `full` is fed by `put`; `released` are host slots that came back."""
 
-    def __init__(
-        self,
-        device: torch.device,
-        *,
-        num_slots: int = 3,
-        num_device_slots: int = 2,
-        is_drained: bool = False,
-    ) -> None:
+    def __init__(self, device, *, num_slots=3, num_device_slots=2, is_drained=False):
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, COLUMNS, num_slots, allocator_for(device))
         self.full = IndexQueue("full", num_slots)
@@ -58,11 +49,7 @@ class DeviceBench:
         """One batch into the next host slot."""
         self.until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
-        region = self.filler.assign(COLUMNS, 0)
-        assert region is not None
-        region.obs[:], region.small[:] = planes.obs, planes.small
-        valid_rows = planes.columns.mask_CT.sum(axis=1)
-        self.filler.commit([Arrival(0, region, valid_rows, Version(1, seed))])
+        put(self.filler, planes, update=seed)
         return planes
 
     def until(self, is_so: Callable[[], bool]) -> None:
@@ -157,7 +144,7 @@ class FakeCuda:
         return contextlib.nullcontext()
 
 
-def test_batches_come_in_order_and_are_what_was_put_in(device: torch.device) -> None:
+def test_batches_come_in_order_and_are_what_was_put_in(device):
     bench = DeviceBench(device)
     for seed in range(10):
         planes = bench.put(seed)
@@ -168,10 +155,12 @@ def test_batches_come_in_order_and_are_what_was_put_in(device: torch.device) -> 
         assert loaded.valid_rows_B.tolist() == [3] * 4
         bench.loader.release(loaded)
     assert bench.loader.load_timer.count == 10
+    report = bench.loader.report()
+    assert (report["queue/full_capacity"], report["queue/ready_capacity"]) == (3, 2)
     bench.close()
 
 
-def test_a_host_slot_comes_back_when_it_is_copied(device: torch.device) -> None:
+def test_a_host_slot_comes_back_when_it_is_copied(device):
     bench = DeviceBench(device, num_slots=1, num_device_slots=3)
     sent = [bench.put(seed) for seed in range(3)]
     # One host slot carried all three; nothing on the device changed with it.
@@ -181,7 +170,7 @@ def test_a_host_slot_comes_back_when_it_is_copied(device: torch.device) -> None:
     bench.close()
 
 
-def test_a_device_slot_is_not_filled_again_before_it_is_released(device: torch.device) -> None:
+def test_a_device_slot_is_not_filled_again_before_it_is_released(device):
     bench = DeviceBench(device, num_slots=3, num_device_slots=2)
     sent = [bench.put(seed) for seed in range(4)]
     first, second = bench.loader.get(timeout=5.0), bench.loader.get(timeout=5.0)
@@ -200,7 +189,7 @@ def test_a_device_slot_is_not_filled_again_before_it_is_released(device: torch.d
 
 
 @pytest.mark.parametrize("num_taken", [0, 1, 2])
-def test_at_the_close_every_batch_is_somewhere(device: torch.device, num_taken: int) -> None:
+def test_at_the_close_every_batch_is_somewhere(device, num_taken):
     bench = DeviceBench(device, num_slots=3, num_device_slots=2)
     for seed in range(5):
         bench.put(seed)
@@ -212,7 +201,7 @@ def test_at_the_close_every_batch_is_somewhere(device: torch.device, num_taken: 
         bench.loader.get(timeout=None)
 
 
-def test_a_drained_loader_hands_out_what_was_there_at_the_close(device: torch.device) -> None:
+def test_a_drained_loader_hands_out_what_was_there_at_the_close(device):
     bench = DeviceBench(device, is_drained=True)
     sent = [bench.put(seed) for seed in range(5)]
     bench.loader.close()
@@ -228,9 +217,7 @@ def test_a_drained_loader_hands_out_what_was_there_at_the_close(device: torch.de
 
 
 @pytest.mark.parametrize("is_closed_first", [True, False])
-def test_a_drained_loader_ends_when_nobody_takes_batches_any_more(
-    device: torch.device, is_closed_first: bool
-) -> None:
+def test_a_drained_loader_ends_when_nobody_takes_batches_any_more(device, is_closed_first):
     bench = DeviceBench(device, is_drained=True)
     for seed in range(5):
         bench.put(seed)
@@ -241,25 +228,3 @@ def test_a_drained_loader_ends_when_nobody_takes_batches_any_more(
     bench.join()
     assert isinstance(bench.ends[0], ClosedError)
     assert [taken, *sorted(bench.loader.leftovers())] == [1, 2, 3, 4, 5]
-
-
-def test_a_place_that_nobody_filled_is_not_alive(device: torch.device) -> None:
-    bench = DeviceBench(device, num_slots=1)
-    bench.slots[0].filled_B[1:3] = False
-    bench.put(0)
-    loaded = bench.loader.get(timeout=5.0)
-    # The host slot came back, and its next batch may be whole.
-    bench.until(lambda: bool(bench.released))
-    bench.slots[0].filled_B.fill(True)
-    assert loaded.alive_B.tolist() == [True, False, False, True]
-    bench.close()
-
-
-def test_its_report_has_both_queues(device: torch.device) -> None:
-    bench = DeviceBench(device)
-    bench.put(0)
-    bench.loader.get(timeout=5.0)
-    report = bench.loader.report()
-    assert report["queue/full_capacity"] == 3
-    assert report["queue/ready_capacity"] == 2
-    bench.close()

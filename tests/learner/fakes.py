@@ -21,8 +21,8 @@ from impala_async.learner.handoff import (
     LearnerReport,
     Mailbox,
 )
+from impala_async.learner.loader import LoadedBatch
 from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.threads.loader import LoadedBatch
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.step import StepResult
 from impala_async.weights import Version, Weights
@@ -51,8 +51,8 @@ class Listener:
         self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
-            reports=Mailbox(loop, self.reports.append),
-            captures=Mailbox(loop, self.captures.append),
+            reports=Inbox(loop, self.reports.append),
+            captures=Inbox(loop, self.captures.append),
             stops=Inbox(loop, self.stops.append),
             run_path=Path(),
         )
@@ -78,19 +78,16 @@ class FakeBatch:
         return "it is kept"
 
 
-def batch_of(
-    number: int,
-    updates: Iterable[int] = (0, 0, 0, 0),
-    valid_rows: Iterable[int] = (3, 3, 3, 3),
-) -> LoadedBatch:
+def batch_of(number, updates=(0, 0, 0, 0), valid_rows=(3, 3, 3, 3)):
     """A loaded batch, told by versions and valid rows of its columns."""
     updates_B = np.array(tuple(updates), np.int64)
+    mask_CT = np.arange(9) < np.array(tuple(valid_rows))[:, None]
     slot: Any = SimpleNamespace(
         batch=number,
         filled_B=np.ones(len(updates_B), np.bool_),
         updates_B=updates_B,
         ranks_B=np.zeros_like(updates_B),
-        valid_rows_B=np.array(tuple(valid_rows), np.int64),
+        columns=SimpleNamespace(mask_CT=mask_CT),
     )
     tensors: Any = FakeBatch(number)
     return LoadedBatch(number, tensors, slot)
@@ -105,6 +102,7 @@ class FakeLoader:
     def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
         self._script = list(script)
         self.released: list[int] = []
+        self.num_slots = 3
         self.is_abandoned = False
         self.timeouts: list[float | None] = []
         self.load_timer = TimerStat()
@@ -128,15 +126,6 @@ class FakeLoader:
     def num_waiting(self) -> int:
         return sum(isinstance(step, LoadedBatch) for step in self._script)
 
-    def leftovers(self) -> list[int]:
-        return []
-
-    def report(self) -> dict[str, object]:
-        return {}
-
-    def close(self) -> None:
-        self._script.clear()
-
     def abandon(self) -> None:
         self.is_abandoned = True
 
@@ -148,12 +137,7 @@ class FakeStep:
     makes `num_updates`.
     """
 
-    def __init__(
-        self,
-        nonfinite: Iterable[int] = (),
-        failing: Iterable[int] | None = None,
-        num_updates: int = 1,
-    ) -> None:
+    def __init__(self, nonfinite=(), failing=None, num_updates=1):
         self.policy = self
         self.tensors = (torch.zeros(3),)
         self.uses: list[tuple[int, list[bool], int]] = []
@@ -163,9 +147,7 @@ class FakeStep:
         self._num_updates = num_updates
         self._num_failed = 0
 
-    def run(
-        self, batch: Any, alive_B: torch.Tensor, env_steps_trained: int, *, is_first_pass: bool
-    ) -> StepResult:
+    def run(self, batch, alive_B, env_steps_trained, *, is_first_pass):
         is_failed_B = torch.zeros_like(alive_B)
         if len(self.uses) in self._nonfinite:
             is_failed_B[slice(None) if self._failing is None else self._failing] = True

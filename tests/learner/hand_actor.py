@@ -25,7 +25,7 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.sockets import Dealer, new_context
-from tests.learner.columns import Planes, planes_of
+from tests.learner.columns import planes_of
 
 MODEL = WeightsLayout((ArraySpec("w", (16,), "float32"),))
 LAYOUT = MODEL.digest
@@ -106,9 +106,7 @@ class Speaker:
         )
         return data._replace(**fields)
 
-    def data_of(
-        self, planes: Planes | None, episodes: Sequence[tuple[float, int]], **fields: Any
-    ) -> tuple[Planes, Data, list[Frame]]:
+    def data_of(self, planes, episodes, **fields):
         """One message with a good body, its header perhaps changed; the next has the next seq."""
         planes = planes or planes_of(self.schema, self.columns, seed=self.seq)
         header = self.header(columns=len(planes.obs), **fields)
@@ -192,14 +190,7 @@ class Actor(Speaker):
             while (frames := socket.receive(0)) is not None:
                 self.take(frames)
 
-    async def send(
-        self,
-        planes: Planes | None = None,
-        *,
-        episodes: Sequence[tuple[float, int]] = (),
-        is_waiting: bool = True,
-        **fields: Any,
-    ) -> Planes:
+    async def send(self, planes=None, *, episodes=(), is_waiting=True, **fields):
         """One message. Waits for credit and until it is settled, or for neither."""
         if is_waiting and "seq" not in fields:
             await self.credit()

@@ -155,9 +155,7 @@ MAX_ROUNDS = 1000
 class LockstepSimulation(PureLearner):
     """The learner's side, and everybody who talks to it."""
 
-    def __init__(
-        self, num_ranks: int, lag: int, *, first_update: int = 0, stops_at_loss: bool = False
-    ) -> None:
+    def __init__(self, num_ranks, lag, *, first_update=0, stops_at_loss=False):
         self.num_ranks, self.lag = num_ranks, lag
         self.num_losses = 0
         self.batches: list[list[Trajectory | None]] = []

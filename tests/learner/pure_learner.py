@@ -10,18 +10,16 @@ import numpy as np
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.admission import Admission
-from impala_async.learner.loop.filler import SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Answer, Publisher, Sessions
-from impala_async.learner.slots import Episodes, Slot, allocate_slots
+from impala_async.learner.slots import Episodes, Slot, SlotFiller, allocate_slots
 from impala_async.schema import Schema
 from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.codec import Frame
 from impala_async.wire.messages import Message, Welcome, pack, unpack
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import NO_FRAME
-from tests.learner.columns import Planes
 from tests.learner.hand_actor import MODEL, Speaker
 
 RUN_ID = b"run".ljust(16, b"-")
@@ -50,18 +48,18 @@ class PureLearner:
 
     def __init__(
         self,
-        schema: Schema,
+        schema,
         *,
-        columns: int = 4,
-        num_slots: int = 3,
-        is_open: bool = True,
-        lineage: Lineage | None = None,
-        max_lag: int = 50,
-        num_ranks: int | None = None,
-        lag: int = 0,
-        on_loss: Callable[[], None] | None = None,
-        recorder: Any = None,
-    ) -> None:
+        columns=4,
+        num_slots=3,
+        is_open=True,
+        lineage=None,
+        max_lag=50,
+        num_ranks=None,
+        lag=0,
+        on_loss=None,
+        recorder=None,
+    ):
         """With `num_ranks` it is in lockstep."""
         self.schema, self.columns, self.now = schema, columns, 0.0
         self.lineage = lineage or Lineage(0).resumed(1, 0)
@@ -169,9 +167,7 @@ class PureLearner:
 class HandActor(Speaker):
     """An actor made by hand over two routes of such a learner."""
 
-    def __init__(
-        self, learner: PureLearner, columns: int = 1, schema: Schema | None = None
-    ) -> None:
+    def __init__(self, learner, columns=1, schema=None):
         super().__init__(schema or learner.schema, columns)
         self.learner = learner
         self.route, self.pull_route = b"d" + self.uuid, b"w" + self.uuid
@@ -202,12 +198,7 @@ class HandActor(Speaker):
             return error.reason
         return ""
 
-    def send(
-        self,
-        planes: Planes | None = None,
-        episodes: Sequence[tuple[float, int]] = (),
-        **fields: Any,
-    ) -> Planes:
+    def send(self, planes=None, episodes=(), **fields):
         """One message, alone in its burst."""
         planes, _, frames = self.data_of(planes, episodes, **fields)
         self.say(*frames)

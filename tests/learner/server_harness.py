@@ -39,15 +39,7 @@ def config_of(schema: Schema, **sections: dict[str, Any]) -> RunConfig:
 class ServerHarness:
     """A server with open slots. Full slots wait in `full` until the test is done with them."""
 
-    def __init__(
-        self,
-        schema: Schema | None = None,
-        *,
-        num_slots: int = 3,
-        is_open: bool = True,
-        lineage: Lineage | None = None,
-        **sections: dict[str, Any],
-    ) -> None:
+    def __init__(self, schema=None, *, num_slots=3, is_open=True, lineage=None, **sections):
         self.schema = schema or small_schema()
         self.config = config_of(self.schema, **sections)
         self.full: list[int] = []

@@ -4,19 +4,15 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from impala_async.config.run import RunConfig
-from impala_async.learner.loop.saver import Restored, load_newest
+from impala_async.learner.loop.saver import load_newest
 from impala_async.learner.service import LearnerService
-from impala_async.metrics.jsonl import JsonlSink
 from impala_async.metrics.names import Value
+from impala_async.metrics.sinks import JsonlSink
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
-from impala_async.schema import Schema
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import Data, unpack
@@ -28,33 +24,20 @@ from tests.wire.pure_actor import PureActor
 
 SCHEMA = small_schema()
 COLUMNS = 2
-Trajectory = tuple[Version, int] | None
-"""Its version and its number, where they are not those of the moment when it goes."""
 
 
 class RandomActor(threading.Thread):
     """An actor that sends whatever it may, as if it had acted with the newest version."""
 
-    poll_s = 0.01
-
-    def __init__(
-        self,
-        url: str,
-        layout: WeightsLayout,
-        *,
-        mean_return: float = 1.0,
-        lockstep_lag: int | None = None,
-    ) -> None:
+    def __init__(self, url: str, layout: WeightsLayout, *, mean_return: float = 1.0) -> None:
         super().__init__(name="random_actor", daemon=True)
-        self.num_sent = 0
         self._url = url
         self._mean_return = mean_return
         self._is_over = threading.Event()
-        self._actor: PureActor[Trajectory] = PureActor(
+        self._actor: PureActor[None] = PureActor(
             *(id(self).to_bytes(16, "big"), SCHEMA, layout.digest, COLUMNS),
             say=lambda frames: self._socket.send(frames),
             encode=self._encode,
-            lockstep_lag=lockstep_lag,
             now=time.monotonic(),
         )
 
@@ -68,7 +51,7 @@ class RandomActor(threading.Thread):
         self._socket = Dealer(context, self._url)
         try:
             while not self._is_over.is_set():
-                frames = self._socket.receive(self.poll_s)
+                frames = self._socket.receive(0.01)
                 while frames is not None:
                     self._actor.hear(unpack(frames[0]), time.monotonic())
                     frames = self._socket.receive(0)
@@ -83,21 +66,16 @@ class RandomActor(threading.Thread):
 
     def _go_on(self) -> None:
         """Send while there is credit, always with one more in hand."""
-        outbox = self._actor.side.outbox
+        side = self._actor.side
         self._actor.tick(time.monotonic())
-        while outbox.num_unsent == 0 and not self.goodbyes and self._unroll():
+        while side.outbox.num_unsent == 0 and not self.goodbyes and side.put(None):
             self._actor.tick(time.monotonic())
 
-    def _unroll(self) -> bool:
-        """Have another trajectory in hand; False if it cannot be begun yet."""
-        return self._actor.side.put(None)
-
-    def _encode(self, seq: int, trajectory: Trajectory) -> list[Frame]:
+    def _encode(self, seq: int, trajectory: None) -> list[Frame]:
         side = self._actor.side
         planes = planes_of(SCHEMA, COLUMNS, seed=seq)
         version = max(side.named, Version(1, 0))
         header = Data(side.session, seq, *version, SCHEMA.rows, COLUMNS, 0, 0, None)
-        self.num_sent += 1
         return encode_data(header, planes.obs, planes.small, [(self._mean_return, 3)] * COLUMNS)
 
 
@@ -120,15 +98,7 @@ class LastSink:
 class ServiceRun:
     """One start of a service: its folder, its reports, and the task that runs it."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        config: RunConfig,
-        *,
-        schema: Schema | None,
-        restored: Restored | None,
-        make: Callable[..., LearnerService],
-    ) -> None:
+    def __init__(self, folder, config, *, schema, restored, make):
         self.folder = folder
         self.config = config
         self.sink = LastSink()
@@ -202,14 +172,7 @@ class ServiceRun:
 
 
 @asynccontextmanager
-async def service_run(
-    path: Path,
-    *,
-    schema: Schema | None = SCHEMA,
-    is_resumed: bool = False,
-    make: Callable[..., LearnerService] = LearnerService,
-    **sections: dict[str, Any],
-) -> AsyncIterator[ServiceRun]:
+async def service_run(path, *, schema=SCHEMA, is_resumed=False, make=LearnerService, **sections):
     """A service at work in a run folder, ended at the latest with the block."""
     folder = RunFolder(path)
     config = config_of(SCHEMA, **sections)

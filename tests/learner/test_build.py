@@ -1,5 +1,6 @@
 """From settings to a learner: how many slots, which device, and what is put together."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,17 +14,14 @@ from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner import build as module
 from impala_async.learner.build import (
     GIB,
-    Learner,
     build_learner,
     check_memory,
     find_layout,
-    max_waiting,
-    num_device_slots,
-    num_host_slots,
+    num_slots,
     pick_device,
 )
-from impala_async.learner.handoff import Progress
-from impala_async.learner.threads.loader import HostLoader
+from impala_async.learner.handoff import ClosedError, Progress
+from impala_async.learner.loader import HostLoader
 from impala_async.policy import Policy
 from impala_async.schema import (
     ActionPart,
@@ -35,8 +33,8 @@ from impala_async.schema import (
     recurrent_state,
 )
 from impala_async.training.batch import Batch
-from impala_async.training.state import TrainingState
 from impala_async.training.step import UpdateStep
+from impala_async.weights import Version
 from tests.learner.columns import small_schema
 from tests.learner.fakes import Listener
 from tests.learner.server_harness import config_of
@@ -45,36 +43,18 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
-    ("ring", "queue_size", "on_cpu", "on_gpu", "on_device", "waiting"),
-    [(1, 1, 3, 3, 2, 4), (1, 2, 4, 4, 2, 5), (4, 2, 7, 4, 5, 5), (2, 5, 8, 7, 3, 8)],
+    ("ring", "queue_size", "on_cpu", "on_gpu", "on_device"),
+    [(1, 1, 3, 3, 2), (1, 2, 4, 4, 2), (4, 2, 7, 4, 5), (2, 5, 8, 7, 3)],
 )
-def test_the_numbers_of_slots_and_of_batches_that_can_wait(
-    ring: int, queue_size: int, on_cpu: int, on_gpu: int, on_device: int, waiting: int
-) -> None:
+def test_the_numbers_of_slots(ring, queue_size, on_cpu, on_gpu, on_device):
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
-    assert num_host_slots(section, CPU) == on_cpu == max(ring + queue_size + 1, ring + 2)
-    assert num_host_slots(section, CUDA) == on_gpu
+    assert num_slots(section, CPU) == (on_cpu, 0) == (max(ring + queue_size + 1, ring + 2), 0)
+    assert num_slots(section, CUDA) == (on_gpu, on_device)
 
 
-@pytest.mark.parametrize(("ring", "queue_size", "num_slots", "most"), [(1, 1, 2, 4), (4, 2, 5, 5)])
-def test_the_number_of_device_slots_and_of_batches_that_can_wait(
-    ring: int, queue_size: int, num_slots: int, most: int
-) -> None:
-    section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)
-    assert num_device_slots(section) == num_slots
-    assert max_waiting(section, CUDA) == most
-    assert max_waiting(section, CPU) == queue_size + 1
-
-
-def build(
-    training: TrainingState | None = None,
-    *,
-    start: Progress | None = None,
-    listener: Listener | None = None,
-    **sections: dict[str, Any],
-) -> Learner:
+def build(training=None, *, start=None, listener=None, **sections):
     schema = small_schema()
-    return build_learner(
+    thread, layout = build_learner(
         config_of(schema, **sections),
         schema,
         start=start or Progress(1),
@@ -82,23 +62,36 @@ def build(
         channels=(listener or Listener()).channels,
         release=lambda index: None,
     )
+    # It is told of what is published.
+    weights = thread._snapshot.take(Version(1, 0))
+    assert weights is not None
+    assert weights.layout_digest == layout.digest
+    return thread
 
 
-def test_a_learner_on_a_cpu() -> None:
+def test_a_learner_on_a_cpu():
     learner = build(learner={"minibatch_buffer_size": 2, "queue_size": 3, "batch_columns": 5})
-    assert len(learner.slots) == 6 == learner.full.capacity
-    assert {len(slot.obs) for slot in learner.slots} == {5}
-    assert isinstance(learner.loader, HostLoader)
-    assert learner.bodies.keys() == {"learner"}
-    config = config_of(small_schema())
-    policy = Policy(small_schema(), config.model, seed=config.seed)
-    assert learner.layout == policy.layout
+    loader = learner.loader
+    assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
+    assert {len(slot.obs) for slot in loader.slots} == {5}
+    assert (type(loader), loader.bodies) == (HostLoader, {})
 
 
-def test_an_algorithm_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+def test_in_lockstep_what_is_full_at_the_end_is_trained(mode):
+    learner = build(pace={"mode": mode}, actor={"num_envs": 2}, train={"num_actors": 2})
+    learner.loader.full.put(0)
+    learner.loader.close()
+    assert len(learner.loader.leftovers()) == 1
+    learner.loader.full.put(1)
+    with pytest.raises(ClosedError) if mode == "async" else nullcontext():
+        learner.loader.get(timeout=0.0)
+
+
+def test_an_algorithm_is_tried_before_anything_runs(monkeypatch):
     prepared: list[tuple[Batch, int]] = []
 
-    def prepare(step: UpdateStep, batch: Batch) -> None:
+    def prepare(step, batch):
         prepared.append((batch, torch.get_num_threads()))
 
     monkeypatch.setattr(UpdateStep, "prepare", prepare)
@@ -110,7 +103,7 @@ def test_an_algorithm_is_tried_before_anything_runs(monkeypatch: pytest.MonkeyPa
     ((batch, num_threads),) = prepared
     assert num_threads == 2
     assert not batch.mask_BT.any()
-    first = Batch.over(learner.slots[0].columns)
+    first = Batch.over(learner.loader.slots[0].columns)
     assert batch.rewards_BT.data_ptr() == first.rewards_BT.data_ptr()
 
 
@@ -120,12 +113,12 @@ def step_of(**model: Any) -> UpdateStep:
     return UpdateStep(policy, config.algorithm, "cpu")
 
 
-def test_a_checkpoint_is_put_into_the_model() -> None:
+def test_a_checkpoint_is_put_into_the_model():
     step, listener = step_of(), Listener()
     start = Progress(2, update=5, env_steps_trained=10)
     learner = build(step.capture(), start=start, listener=listener, stop={"env_steps": 1})
     # Its stop is reached already, so the body ends at once.
-    learner.bodies["learner"]()
+    learner.run()
     assert listener.stops == ["env_steps"]
     (first,) = listener.weights
     assert first.version == (2, 5)
@@ -142,21 +135,20 @@ def test_a_checkpoint_is_put_into_the_model() -> None:
     ],
 )
 def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
-    precision: str, pace: dict[str, Any], is_coarse: bool
-) -> None:
+    precision, pace, is_coarse
+):
     listener, start = Listener(), Progress(1, update=5, env_steps_trained=10)
     settings = {"model": {"precision": precision}, "stop": {"env_steps": 1}, **pace}
     learner = build(start=start, listener=listener, **settings)
-    learner.bodies["learner"]()
+    learner.run()
     (first,) = listener.weights
     policy = Policy(small_schema(), config_of(small_schema(), **settings).model, seed=0)
     sent = policy.coarse_layout if is_coarse else policy.layout
-    assert learner.layout == sent
     assert first.layout_digest == sent.digest
     assert first.buffer.nbytes == sent.num_bytes
 
 
-def test_a_checkpoint_of_another_model_is_refused() -> None:
+def test_a_checkpoint_of_another_model_is_refused():
     with pytest.raises(CheckpointError):
         build(training=step_of(hidden_sizes=[5]).capture())
 
@@ -164,28 +156,28 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
 # -------------------- the device, and what its machine cannot hold
 
 
-def test_the_layout_is_known_before_the_model_is_built() -> None:
+def test_the_layout_is_known_before_the_model_is_built():
     schema = small_schema()
     config = config_of(schema)
     policy = Policy(schema, config.model, seed=0)
     assert find_layout(config.model, schema) == policy.layout.digest
 
 
-def test_auto_takes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_what_is_there(monkeypatch):
     for is_there, device in ((True, CUDA), (False, CPU)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
         assert pick_device("auto") == device
     assert pick_device("cpu") == CPU
 
 
-def test_a_device_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"^learner\.device: 'cuda:1' is not on .* has 1 GPUs"):
         pick_device("cuda:1")
 
 
 @pytest.fixture
-def free(monkeypatch: pytest.MonkeyPatch) -> None:
+def free(monkeypatch):
     """A machine with 4 GiB to spare."""
     free = SimpleNamespace(available=4 * GIB)
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
@@ -195,7 +187,7 @@ def check(schema: Schema, num_slots: int = 4, **sections: dict[str, Any]) -> Non
     check_memory(config_of(schema, learner={"batch_columns": 16}, **sections), schema, num_slots)
 
 
-def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free: None) -> None:
+def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free):
     wide = ObsSpec((ArraySpec("obs", (1 << 14,), "uint8"),))
     schema = replace(small_schema(), obs=wide, rows=63)
     check(schema, num_slots=220)
@@ -206,7 +198,7 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free: N
         check(schema, num_slots=256)
 
 
-def test_a_model_that_does_not_fit_is_refused_without_being_built(free: None) -> None:
+def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
     schema, names = small_schema(), ("main", "other", "third")
     wide_core = replace(schema, state=recurrent_state("lstm", 10**5))
     several = replace(schema, obs=ObsSpec((*schema.obs.leaves, policy_leaf(names))), policies=names)
@@ -223,16 +215,8 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free: None) ->
             check(too_large, model=model)
 
 
-def discrete(num_choices: int, legal: str | None = None) -> ActionSpec:
-    return ActionSpec((ActionPart("", "discrete", (num_choices,)),), legal=legal)
-
-
-def test_the_mask_of_legal_actions_needs_no_weights(free: None) -> None:
-    """It may be wider than all that the network sees."""
-    wide = ObsSpec((*small_schema().obs.leaves, ArraySpec("legal", (10**6,), "int8")))
-    schema = replace(small_schema(rows=1), obs=wide, action=discrete(10**6, "legal"))
-    model = {"hidden_sizes": [64, 64]}
-    check_memory(config_of(schema, learner={"batch_columns": 1}, model=model), schema, 1)
+def discrete(num_choices: int) -> ActionSpec:
+    return ActionSpec((ActionPart("", "discrete", (num_choices,)),))
 
 
 class Measures(torch.nn.Module):
@@ -245,5 +229,5 @@ class Measures(torch.nn.Module):
         self.size = int(torch.tensor(obs.leaves[0].shape).prod())
 
 
-def test_a_network_of_one_s_own_that_cannot_be_estimated_is_let_through(free: None) -> None:
+def test_a_network_of_one_s_own_that_cannot_be_estimated_is_let_through(free):
     check(small_schema(), model={"name": f"{__name__}:Measures", "hidden_sizes": None})

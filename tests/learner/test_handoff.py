@@ -10,23 +10,15 @@ from typing import Any
 
 import pytest
 
-from impala_async.config.run import StopSection
 from impala_async.errors import ServiceError
-from impala_async.learner import handoff
 from impala_async.learner.handoff import (
-    ByteQueue,
     ClosedError,
-    Flag,
     Inbox,
     IndexQueue,
-    LearnerReport,
     Mailbox,
-    Progress,
     on_thread,
 )
 from impala_async.metrics.report import merge
-from impala_async.weights import Version
-from tests.learner.fakes import InlineLoop
 from tests.learner.hand_actor import DEADLINE_S, until
 
 
@@ -46,7 +38,7 @@ def queue_of(*items: int, capacity: int = 3) -> IndexQueue:
     return made
 
 
-def test_a_queue_keeps_the_order_and_wakes_whoever_waits() -> None:
+def test_a_queue_keeps_the_order_and_wakes_whoever_waits():
     indices = queue_of(2, 0, 1)
     assert len(indices) == 3
     assert [indices.get(), indices.get(0.0), indices.get(1.0)] == [2, 0, 1]
@@ -57,7 +49,7 @@ def test_a_queue_keeps_the_order_and_wakes_whoever_waits() -> None:
     assert got == [5]
 
 
-def test_an_empty_queue_raises_after_the_timeout() -> None:
+def test_an_empty_queue_raises_after_the_timeout():
     for timeout in (0.0, 0.02):
         started = time.monotonic()
         with pytest.raises(queue.Empty):
@@ -65,20 +57,16 @@ def test_an_empty_queue_raises_after_the_timeout() -> None:
         assert time.monotonic() - started >= timeout
 
 
-def test_more_indices_than_slots_are_a_bug() -> None:
+def test_more_indices_than_slots_are_a_bug():
     with pytest.raises(AssertionError, match="full: more indices than slots"):
         queue_of(0, 1, capacity=1)
 
 
-def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts() -> None:
+def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts():
     for is_drained in (False, True):
         indices, ends = queue_of(), list[type[BaseException]]()
 
-        def wait(
-            timeout: float | None,
-            indices: IndexQueue = indices,
-            ends: list[type[BaseException]] = ends,
-        ) -> None:
+        def wait(timeout, indices=indices, ends=ends):
             try:
                 indices.get(timeout)
             except (ClosedError, queue.Empty) as error:
@@ -98,7 +86,7 @@ def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts() -> Non
     assert len(indices) == 0
 
 
-def test_a_drained_close_gives_out_what_is_there_unless_another_one_follows() -> None:
+def test_a_drained_close_gives_out_what_is_there_unless_another_one_follows():
     indices = queue_of(2, 1)
     indices.close(is_drained=True)
     assert [indices.get(), indices.get(0.0)] == [2, 1]
@@ -113,7 +101,7 @@ def test_a_drained_close_gives_out_what_is_there_unless_another_one_follows() ->
     assert indices.take_all() == [2]
 
 
-def test_a_queue_reports_its_three_numbers() -> None:
+def test_a_queue_reports_its_three_numbers():
     indices = IndexQueue("ready", 4)
     for index in range(3):
         indices.put(index)
@@ -126,36 +114,13 @@ def test_a_queue_reports_its_three_numbers() -> None:
     assert 0 <= wait_ms < 1000
 
 
-# -------------------- inbox, mailbox, flag
+# -------------------- inbox, mailbox
 
 
-async def test_an_inbox_delivers_everything_in_order_on_the_loop() -> None:
-    got: list[tuple[int, int]] = []
-    threads_seen: set[str] = set()
-
-    def take(value: tuple[int, int]) -> None:
-        threads_seen.add(threading.current_thread().name)
-        got.append(value)
-
-    inbox = Inbox(asyncio.get_running_loop(), take)
-
-    def post(sender: int) -> None:
-        for number in range(500):
-            inbox.post((sender, number))
-
-    threads = [in_thread(functools.partial(post, sender)) for sender in range(3)]
-    await until(lambda: len(got) == 1500)
-    for sender in range(3):
-        assert [n for s, n in got if s == sender] == list(range(500))
-    assert threads_seen == {threading.main_thread().name}
-    for thread in threads:
-        thread.join()
-
-
-async def test_a_mailbox_keeps_only_the_newest() -> None:
+async def test_a_mailbox_keeps_only_the_newest():
     got: list[int] = []
 
-    def take(value: int) -> None:
+    def take(value):
         got.append(value)
         # It may be filled again while it delivers.
         if 99 <= value < 102:
@@ -169,12 +134,12 @@ async def test_a_mailbox_keeps_only_the_newest() -> None:
     assert got == [99, 100, 101, 102]
 
 
-async def test_a_mailbox_never_loses_the_last() -> None:
+async def test_a_mailbox_never_loses_the_last():
     for last in range(0, 3000, 300):
         got: list[int] = []
         mailbox = Mailbox(asyncio.get_running_loop(), got.append)
 
-        def post(mailbox: Mailbox[int] = mailbox, last: int = last) -> None:
+        def post(mailbox=mailbox, last=last):
             for value in range(last + 1):
                 mailbox.post(value)
 
@@ -197,20 +162,10 @@ class EndedLoop:
         return self._is_closed
 
 
-def test_after_the_loop_nobody_listens() -> None:
+def test_after_the_loop_nobody_listens():
     Inbox(EndedLoop(is_closed=True), print).post(1)
     with pytest.raises(RuntimeError):
         Inbox(EndedLoop(is_closed=False), print).post(1)
-
-
-def test_a_flag_is_taken_once() -> None:
-    flag = Flag()
-    assert not flag.is_up
-    assert not flag.take()
-    flag.raise_()
-    assert flag.is_up
-    assert flag.take()
-    assert not flag.take()
 
 
 # -------------------- threads
@@ -221,15 +176,13 @@ class Boom(Exception):
 
 
 @pytest.mark.parametrize(
-    ("error", "reported"), [(None, None), (ClosedError("full"), None), (Boom("x"), Boom),
-                            (SystemExit(3), ServiceError)]
-)  # fmt: skip
-async def test_the_end_of_a_thread_reaches_the_loop(
-    error: BaseException | None, reported: type[BaseException] | None
-) -> None:
+    ("error", "reported"),
+    [(None, None), (ClosedError("full"), None), (Boom("x"), Boom), (SystemExit(3), ServiceError)],
+)
+async def test_the_end_of_a_thread_reaches_the_loop(error, reported):
     threads: list[threading.Thread] = []
 
-    def body() -> None:
+    def body():
         threads.append(threading.current_thread())
         if error is not None:
             raise error
@@ -246,7 +199,7 @@ async def test_the_end_of_a_thread_reaches_the_loop(
     assert thread is not threading.current_thread()
 
 
-async def test_one_that_waits_for_a_body_can_be_cancelled() -> None:
+async def test_one_that_waits_for_a_body_can_be_cancelled():
     may_end = threading.Event()
     waiting = asyncio.create_task(on_thread("save", lambda: may_end.wait(10) and None))
     await asyncio.sleep(0)
@@ -256,88 +209,4 @@ async def test_one_that_waits_for_a_body_can_be_cancelled() -> None:
     may_end.set()
 
 
-# -------------------- a byte queue
-
-
-def byte_queue_of(most_bytes: int) -> tuple[ByteQueue[str], list[str]]:
-    told: list[str] = []
-    loop: Any = InlineLoop()
-    return ByteQueue(most_bytes, Inbox(loop, lambda _: told.append("room"))), told
-
-
-def test_a_byte_queue_keeps_the_order_and_weighs() -> None:
-    queue, _ = byte_queue_of(1000)
-    for name in "abc":
-        queue.put(name, 2)
-    assert queue.waiting_bytes == 6
-    assert queue.get() == ["a", "b", "c"]
-    # What is being written waits still.
-    assert queue.waiting_bytes == 6
-    queue.put("d", 1)
-    assert queue.get() == ["d"]
-    assert queue.waiting_bytes == 1
-    queue, _ = byte_queue_of(8)
-    for name in "abcdefg":
-        queue.put(name, 1)
-    # A quarter at a time, and the one beyond it.
-    assert [queue.get(), queue.get(), queue.get()] == [["a", "b", "c"], ["d", "e", "f"], ["g"]]
-
-
-def test_a_byte_queue_is_behind_until_half_of_it_is_gone() -> None:
-    queue, told = byte_queue_of(10)
-    queue.put("a", 4)
-    assert not queue.is_behind
-    queue.put("b", 4)
-    queue.put("c", 4)
-    assert queue.is_behind
-    queue.get()
-    queue.get()
-    # 8 bytes are less than too many, but more than half.
-    assert (queue.waiting_bytes, queue.is_behind, told) == (8, True, [])
-    queue.get()
-    assert (queue.waiting_bytes, queue.is_behind, told) == (4, False, ["room"])
-
-
-def test_a_byte_queue_that_nobody_asked_about_tells_nobody() -> None:
-    queue, told = byte_queue_of(2)
-    queue.put("a", 9)
-    queue.put("b", 9)
-    queue.get()
-    queue.get()
-    queue.close()
-    with pytest.raises(ClosedError):
-        queue.get()
-    assert (told, queue.waiting_bytes) == ([], 0)
-
-
-def test_a_byte_queue_waits_a_moment_for_more_but_not_for_much(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(handoff, "BYTE_QUEUE_PAUSE_S", DEADLINE_S)
-    queue, _ = byte_queue_of(8)
-    got: list[list[str]] = []
-    thread = in_thread(lambda: got.append(queue.get()))
-    queue.put("a", 1)
-    time.sleep(0.05)
-    assert got == []
-    queue.put("b", 1)
-    thread.join(DEADLINE_S / 2)
-    assert got == [["a", "b"]]
-    # What is in it when it is closed is handed out first, and at once.
-    queue.put("c", 1)
-    queue.close()
-    assert queue.get() == ["c"]
-    with pytest.raises(ClosedError):
-        queue.get()
-
-
 # -------------------- what passes between the learner thread and the loop
-
-
-def test_progress_names_its_version_and_before_any_reading_nothing_else_is_known() -> None:
-    progress = Progress(3, update=7, env_steps_trained=900)
-    assert progress.version == Version(3, 7)
-    limits = ({"env_steps": 900}, {"env_steps": 901}, {"updates": 7}, {"updates": 8})
-    reached = [progress.reached(StopSection(**limit)) for limit in limits]
-    assert reached == ["env_steps", None, "updates", None]
-    assert LearnerReport(progress) == (progress, None, None, {}, ())

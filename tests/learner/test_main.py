@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import zmq
 
 from impala_async import learner
 from impala_async.learner import __main__ as door
 from impala_async.learner import probe
 from impala_async.wire import connections
-from impala_async.wire.sockets import NoSocketError
 
 # An interpreter that ends beneath such a thread is aborted by torch.
 DIES_AT_WORK = """
@@ -40,7 +40,7 @@ def start(path: Path) -> int:
     return door.main(["--run-dir", str(path), "--set", "env.id=CartPole-v1"])
 
 
-def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
     """A real limit, which no process may raise again."""
     command = f"ulimit -n 48; exec {sys.executable} -m impala_async.learner --run-dir run"
     root = Path(learner.__file__).parents[2]
@@ -57,9 +57,7 @@ def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path: Path) 
     assert os.listdir(tmp_path) == []
 
 
-def test_the_soft_limit_is_raised_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_soft_limit_is_raised_first(tmp_path, monkeypatch, capsys):
     asked: list[int] = []
     monkeypatch.setattr(connections, "most_descriptors", lambda: asked.append(1) or 63)
     assert start(tmp_path / "run") == 2
@@ -72,25 +70,20 @@ def test_the_soft_limit_is_raised_first(
     [
         (OSError(errno.EMFILE, "Too many open files"), True),
         (OSError(errno.ENFILE, "Too many open files in system"), True),
-        (NoSocketError("Too many open files"), True),
+        (zmq.ZMQError(errno.EMFILE), True),
         (OSError(errno.EIO, "Input/output error"), False),
         (MemoryError("of a tensor"), False),
     ],
     ids=["of the process", "of the system", "of ZeroMQ", "disk", "memory"],
 )
 def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descriptors(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    *,
-    is_short: bool,
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+    tmp_path, monkeypatch, capsys, error, *, is_short
+):
+    def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
-    monkeypatch.setattr(probe, "SpaceProbe", fail)
+    monkeypatch.setattr(probe, "begin_probe", fail)
     assert start(tmp_path / "run") == (2 if is_short else 70)
     said = capsys.readouterr().err
     if is_short:
@@ -99,7 +92,7 @@ def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descrip
     assert os.listdir(tmp_path) == []
 
 
-def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code() -> None:
+def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code():
     root = Path(learner.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", DIES_AT_WORK],

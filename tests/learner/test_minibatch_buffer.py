@@ -62,7 +62,7 @@ def spell(draw: Draw[Any]) -> str:
     return f"{draw.item}{'*' if draw.is_last_pass else ''}"
 
 
-def test_emission_also_from_a_source_that_is_empty_at_times() -> None:
+def test_emission_also_from_a_source_that_is_empty_at_times():
     for size, passes, init, emission in TABLE:
         for script in ("ABCDEFGH", ".A..B.C...D.E..F."):
             source = Script(script)
@@ -78,7 +78,7 @@ def test_emission_also_from_a_source_that_is_empty_at_times() -> None:
             assert set(source.timeouts) == {0.25}
 
 
-def test_a_queue_is_a_source_and_a_live_place_asks_it_for_nothing() -> None:
+def test_a_queue_is_a_source_and_a_live_place_asks_it_for_nothing():
     source: queue.Queue[object] = queue.Queue()
     for item in (0, "", None, False):
         # Items that are false are items.
@@ -95,29 +95,9 @@ def test_a_queue_is_a_source_and_a_live_place_asks_it_for_nothing() -> None:
     assert unlimited.timeouts == [None]
 
 
-def test_the_other_place_is_not_served_while_one_waits() -> None:
-    buffer = MinibatchBuffer(Script("A.B"), 2, 2)
-    assert spell(buffer.get()) == "A"
-    with pytest.raises(queue.Empty):
-        buffer.get()
-    assert [spell(buffer.get()) for _ in range(3)] == ["B", "A*", "B*"]
-
-
-def test_any_error_of_the_source_leaves_the_state_alone() -> None:
-    source = Script("A")
-    buffer = MinibatchBuffer(source, 1, 2, 1)
-    assert spell(buffer.get()) == "A*"
-    with pytest.raises(StopIteration):
-        buffer.get()
-    source.script = iter("B")
-    assert [spell(buffer.get()), spell(buffer.get())] == ["B", "B*"]
-
-
 @settings(deadline=None)
 @given(arguments, st.lists(st.booleans(), max_size=60), st.integers(0, 200))
-def test_every_item_gets_exactly_its_passes(
-    setting: tuple[int, int, int], is_empty: list[bool], num_gets: int
-) -> None:
+def test_every_item_gets_exactly_its_passes(setting, is_empty, num_gets):
     size, num_passes, init = setting
     source = Numbers(is_empty)
     buffer = MinibatchBuffer(source, size, num_passes, init)
@@ -146,7 +126,7 @@ def test_every_item_gets_exactly_its_passes(
     assert had.total() + init_short == num_passes * len(finished) + partial
 
 
-def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_alone() -> None:
+def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_alone():
     buffer = MinibatchBuffer(Script("ABCDE"), 3, 3, 2)
     assert buffer.drain() == []
     assert [spell(buffer.get()) for _ in range(4)] == ["A", "B", "C", "A*"]
@@ -172,7 +152,7 @@ def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_
         ({"timeout_s": float("nan")}, ["timeout_s", "nan"]),
     ],
 )
-def test_a_wrong_argument_is_named(wrong: dict[str, Any], names: list[str]) -> None:
+def test_a_wrong_argument_is_named(wrong, names):
     right: dict[str, Any] = {"size": 2, "num_passes": 3, "init_num_passes": 2, "timeout_s": 1.0}
     with pytest.raises(ConfigError) as error:
         MinibatchBuffer(Script("A"), **(right | wrong))

@@ -1,6 +1,5 @@
 """A real child describes a tiny environment, or says in one line why it cannot."""
 
-import ctypes
 import os
 import re
 import signal
@@ -8,18 +7,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from bench.probes import Counting
 from impala_async.config.model import ModelSection
-from impala_async.config.policies import PoliciesSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import ActorSection, EnvSection
 from impala_async.errors import EnvError
 from impala_async.learner import probe
-from impala_async.learner.probe import SpaceProbe
+from impala_async.learner.probe import begin_probe
 from impala_async.schema import (
     ActionPart,
     ActionSpec,
@@ -31,15 +29,20 @@ from impala_async.schema import (
 )
 
 PROBES = "bench.probes"
+MODEL = ModelSection()
+
+
+def begin(env, model=MODEL, sampler="auto", rows=7):
+    return begin_probe(env, ActorSection(sampler=sampler), model, ONE_POLICY, rows)
 
 
 @pytest.fixture
-def children(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+def children(monkeypatch):
     """The children that are started, real ones."""
     started: list[subprocess.Popen[bytes]] = []
 
     class Noted(subprocess.Popen):
-        def __init__(self, *args: object, **settings: object) -> None:
+        def __init__(self, *args, **settings):
             super().__init__(*args, **settings)
             started.append(self)
 
@@ -47,12 +50,10 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     return started
 
 
-def test_the_child_describes_the_spaces_and_ends(
-    children: list[subprocess.Popen[bytes]],
-) -> None:
+def test_the_child_describes_the_spaces_and_ends(children):
     env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_actions": 5})
     num_open = len(os.listdir("/proc/self/fd"))
-    schema = SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=7)
+    schema, _ = begin(env)()
     assert len(os.listdir("/proc/self/fd")) == num_open
     assert schema == Schema(
         ObsSpec((ArraySpec("", (1,), "float32"),)),
@@ -61,29 +62,6 @@ def test_the_child_describes_the_spaces_and_ends(
     )
     assert [child.poll() for child in children] == [0]
     assert "gymnasium" not in children[0].args
-
-
-class Forking(Counting):
-    """Its first reset makes a child that runs on, of which Python is not told."""
-
-    has_forked = False
-
-    def reset(self, **how: Any) -> Any:
-        if not Forking.has_forked:
-            Forking.has_forked = True
-            if ctypes.PyDLL(None).fork() != 0:
-                os.wait()
-        return super().reset(**how)
-
-
-def test_an_environment_that_forks_is_named_with_the_likely_cause(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    env = EnvSection(id=f"{__name__}:Forking")
-    with pytest.raises(EnvError) as caught:
-        SpaceProbe(env, ActorSection(sampler="serial"), ModelSection()).schema(rows=7)
-    says = "the process that tried the environment answered nonsense, probably as it forked, and "
-    assert str(caught.value).startswith(f"{env.id}: {says}")
 
 
 class Daemon(Counting):
@@ -99,14 +77,12 @@ class Daemon(Counting):
         os.wait()
 
 
-def test_an_environment_whose_daemon_lives_on_is_described(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_whose_daemon_lives_on_is_described(monkeypatch, capfd):
     """It holds what its parent answers to, and the answer counts."""
     monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 45.0)
     try:
-        found = SpaceProbe(EnvSection(id=f"{__name__}:Daemon"), ActorSection(), ModelSection())
-        assert found.schema(rows=7).rows == 7
+        schema, _ = begin(EnvSection(id=f"{__name__}:Daemon"))()
+        assert schema.rows == 7
     finally:
         daemons = re.findall(r"daemon (\d+)", capfd.readouterr().err)
         for daemon in map(int, daemons):
@@ -114,36 +90,35 @@ def test_an_environment_whose_daemon_lives_on_is_described(
     assert daemons
 
 
-def test_the_environment_is_never_imported_here() -> None:
+def test_the_environment_is_never_imported_here():
     """In a process of its own, where no other test has imported anything."""
     code = (
         "import sys\n"
         "from impala_async.config.run import ActorSection, EnvSection\n"
         "from impala_async.config.model import ModelSection\n"
-        "from impala_async.learner.probe import SpaceProbe\n"
+        "from impala_async.config.policies import ONE_POLICY\n"
+        "from impala_async.learner.probe import begin_probe\n"
         f"env = EnvSection(id='{PROBES}:Counting')\n"
         "actor = ActorSection(sampler='serial')\n"
-        "SpaceProbe(env, actor, ModelSection(core='gru')).schema(3)\n"
+        "begin_probe(env, actor, ModelSection(core='gru'), ONE_POLICY, 3)()\n"
         "assert not {'gymnasium', 'torch', 'zmq'} & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(probe.__file__).parents[2])
 
 
-def test_an_environment_that_cannot_be_made_is_one_line() -> None:
+def test_an_environment_that_cannot_be_made_is_one_line():
     env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_acts": 5})
     with pytest.raises(EnvError, match="num_acts") as error:
-        SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=7)
+        begin(env)()
     assert "\n" not in str(error.value)
     env = EnvSection(id=f"{PROBES}:ActionReward")
     with pytest.raises(EnvError, match=r"env\.id: .*: a column of .* lower trajectory\.rows"):
-        SpaceProbe(env, ActorSection(), ModelSection()).schema(rows=10**9)
+        begin(env, rows=10**9)()
 
 
-def test_a_child_whose_learner_is_interrupted_says_nothing(
-    children: list[subprocess.Popen[bytes]], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_child_whose_learner_is_interrupted_says_nothing(children, capfd):
     """It hears of it as well."""
-    SpaceProbe(EnvSection(id=f"{PROBES}:Counting"), ActorSection(), ModelSection())
+    begin(EnvSection(id=f"{PROBES}:Counting"))
     (child,) = children
     child.send_signal(signal.SIGINT)
     assert child.wait(30) == -signal.SIGINT
@@ -165,37 +140,29 @@ class Env(Counting):
     ("text", "timeout_s", "code", "says"),
     [
         ("import time\ntime.sleep(30)", 0.05, -9, "made:Env was not made and tried within 0 s"),
-        ("import os\nos._exit(0)", 60, 0, "the process that made it ended with exit code 0; what"),
         ("import os\nos.abort()", 60, -6, "the process that made it died of SIGABRT; what it"),
         (THREADED, 60, 0, None),
     ],
-    ids=["hangs", "exits", "aborts", "leaves a thread"],
+    ids=["hangs", "aborts", "leaves a thread"],
 )
 def test_the_child_ends_however_its_environment_does(
-    children: list[subprocess.Popen[bytes]],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    text: str,
-    timeout_s: float,
-    code: int,
-    says: str | None,
-) -> None:
+    children, monkeypatch, capfd, tmp_path, text, timeout_s, code, says
+):
     (tmp_path / "made.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", timeout_s)
-    found = SpaceProbe(EnvSection(id="made:Env"), ActorSection(), ModelSection())
+    wait = begin(EnvSection(id="made:Env"))
     if says is None:
-        found.schema(rows=7)
+        wait()
         assert "without what the environment left running: Thread physics" in capfd.readouterr().err
     else:
         with pytest.raises(EnvError, match=rf"^env\.id: .*{says}"):
-            found.schema(rows=7)
+            wait()
     assert [child.poll() for child in children] == [code]
 
 
-def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
+def test_it_ends_with_a_learner_that_is_killed(tmp_path):
     """While the environment is made, and though that learner was nobody's child."""
     (tmp_path / "hanging.py").write_text(
         "import os, time\n\nos.write(2, b'%d\\n' % os.getpid())\ntime.sleep(100)\n"
@@ -204,8 +171,10 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
         "import time\n"
         "from impala_async.config.run import ActorSection, EnvSection\n"
         "from impala_async.config.model import ModelSection\n"
-        "from impala_async.learner.probe import SpaceProbe\n"
-        "probe = SpaceProbe(EnvSection(id='hanging:Env'), ActorSection(), ModelSection())\n"
+        "from impala_async.config.policies import ONE_POLICY\n"
+        "from impala_async.learner.probe import begin_probe\n"
+        "sections = EnvSection(id='hanging:Env'), ActorSection(), ModelSection(), ONE_POLICY\n"
+        "wait = begin_probe(*sections, 7)\n"
         "time.sleep(100)\n"
     )
     paths = [str(tmp_path), str(Path(probe.__file__).parents[2])]
@@ -226,12 +195,11 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core() -> None:
+def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core():
     policies = PoliciesSection(names=("main", "other"))
     env, model = EnvSection(id="tests.envs.test_agents:Lives"), ModelSection(core="lstm")
-    found = SpaceProbe(env, ActorSection(), model, policies)
-    schema = found.schema(rows=7)
+    schema, num_columns = begin_probe(env, ActorSection(), model, policies, 7)()
     assert schema.policies == ("main", "other")
     assert schema.obs.leaves[-1] == policy_leaf(schema.policies)
     assert schema.state == recurrent_state("lstm", 256)
-    assert found.num_columns > 1
+    assert num_columns > 1

@@ -6,27 +6,27 @@ import logging
 import os
 import signal
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from impala_async import output
 from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
-from impala_async.learner import build, service
+from impala_async.learner import build, learner_thread, service
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
-from impala_async.learner.threads import learner_thread
 from impala_async.metrics.names import undeclared
+from impala_async.models.flat import Snapshot
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
 from impala_async.training.checkpoint import newest_checkpoint
-from impala_async.training.snapshot import Snapshot
+from impala_async.wire.messages import ByeOk
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
-from tests.learner.service_run import SCHEMA, ServiceRun, service_run
+from tests.learner.service_run import ServiceRun, service_run
 
 SUMMARY = {
     *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
@@ -75,7 +75,7 @@ def fill_disk(run: ServiceRun) -> None:
 @pytest.mark.parametrize(
     "learner", [{}, {"num_passes": 3, "minibatch_buffer_size": 2, "init_num_passes": 1}]
 )
-async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, Any]) -> None:
+async def test_a_run_to_its_goal(tmp_path, learner):
     learner = {**learner, "report_every_s": 0.05}
     async with service_run(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
         place = await run.place()
@@ -105,14 +105,13 @@ async def test_a_run_to_its_goal(tmp_path: Path, learner: dict[str, Any]) -> Non
 
 
 async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(service, "TELL_EVERY_S", 0.01)
-    monkeypatch.setattr(service, "Wait", lambda tell: Wait(tell, after_s=0.05))
+    monkeypatch.setattr(output, "Wait", lambda tell: Wait(tell, after_s=0.0))
     has_gone, write = threading.Event(), Saver._write
 
-    def write_late(*arguments: Any) -> None:
+    def write_late(*arguments):
         assert has_gone.wait(20)
         write(*arguments)
 
@@ -128,8 +127,8 @@ async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
 
 
 async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(build.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
     async with service_run(tmp_path) as run:
         with pytest.raises(ConfigError, match=r"^cannot train on .* GiB are free"):
@@ -137,8 +136,8 @@ async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
 
 
 async def test_the_first_actor_that_does_not_want_too_much_memory_brings_the_spaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     async with service_run(tmp_path, schema=None, stop={"env_steps": 300}) as run:
         greedy = await run.actor()
         await greedy.hello()
@@ -155,7 +154,7 @@ async def test_the_first_actor_that_does_not_want_too_much_memory_brings_the_spa
     assert told[-1]["bottleneck"].startswith("waiting: the learner builds")
 
 
-async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Path) -> None:
+async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path):
     settings = {"report_every_s": 0.05, "lease_s": 1.0}
     async with service_run(tmp_path, learner=settings) as run:
         await run.place()
@@ -172,19 +171,8 @@ async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path: Pa
     assert run.summary["lag_quantiles"] == []
 
 
-async def test_without_ever_knowing_the_spaces(tmp_path: Path) -> None:
-    async with service_run(tmp_path, schema=None, learner={"report_every_s": 0.05}) as run:
-        await run.place()
-        await until(lambda: bool(run.sink.lines))
-        run.service.stop("terminated")
-        assert await run.end() == EXIT_DONE
-    assert run.summary["exit_reason"] == "terminated"
-    assert run.summary.keys() >= SUMMARY
-    assert all(report.keys() >= REPORT for report in run.reports)
-
-
 @pytest.mark.parametrize("stop", [{"mean_return": 7.5}, {"wall_s": 0.2}, {"updates": 9}])
-async def test_any_limit_ends_a_run(tmp_path: Path, stop: dict[str, float]) -> None:
+async def test_any_limit_ends_a_run(tmp_path, stop):
     async with service_run(tmp_path, stop=stop) as run:
         await run.start_actors(1, mean_return=7.5)
         assert await run.end() == EXIT_DONE
@@ -207,13 +195,7 @@ async def test_any_limit_ends_a_run(tmp_path: Path, stop: dict[str, float]) -> N
         (GIVE_UP, "actor_failed", EXIT_DONE),
     ],
 )
-async def test_a_signal_ends_a_run_in_good_order(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    reason: str,
-    code: int,
-) -> None:
+async def test_a_signal_ends_a_run_in_good_order(tmp_path, monkeypatch, number, reason, code):
     # The tests may run under nohup.
     monkeypatch.setattr(service, "REQUESTS", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     async with service_run(tmp_path) as run:
@@ -223,6 +205,17 @@ async def test_a_signal_ends_a_run_in_good_order(
         assert await run.end() == code
         assert all(s.goodbyes == ["restarting"] for s in run.random_actors)
     check_end(run, reason)
+
+
+async def test_in_lockstep_a_lost_actor_may_end_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "GOODBYE_S", 0.01)
+    pace = {"mode": "lockstep", "on_loss": "stop"}
+    sections = {"pace": pace, "learner": {"batch_columns": 2}, "train": {"num_actors": 2}}
+    async with service_run(tmp_path, **sections) as run:
+        lost, _ = [await (await run.actor()).join() for _ in range(2)]
+        await lost.say(ByeOk(lost.session))
+        assert await run.end() == EXIT_TRY_AGAIN
+    check_end(run, "actor_lost")
 
 
 class SlowToStop(LearnerService):
@@ -235,33 +228,14 @@ class SlowToStop(LearnerService):
                 thread.join()
 
 
-async def test_the_last_state_is_saved_however_slow_the_loop_is(tmp_path: Path) -> None:
+async def test_the_last_state_is_saved_however_slow_the_loop_is(tmp_path):
     async with service_run(tmp_path, stop={"env_steps": 300}, make=SlowToStop) as run:
         await run.start_actors(1)
         assert await run.end() == EXIT_DONE
     check_end(run, "env_steps")
 
 
-async def test_checkpoints_are_written_on_the_way(tmp_path: Path) -> None:
-    async with service_run(tmp_path, checkpoint={"every_s": 0.05, "keep": 2}) as run:
-        await run.start_actors(1)
-        seen: set[str] = set()
-
-        def has_seen_three() -> bool:
-            seen.update(path.name for path in run.folder.checkpoints.glob("ckpt-*"))
-            return len(seen) >= 3
-
-        await until(has_seen_three, "three checkpoints")
-        run.service.stop("terminated")
-        await run.end()
-    check_end(run, "terminated")
-    # The newest two, and the best.
-    assert len(list(run.folder.checkpoints.glob("ckpt-*"))) <= 3
-
-
-async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(tmp_path, caplog):
     async with service_run(tmp_path, checkpoint={"every_s": 0.05}) as run:
         fill_disk(run)
         await run.start_actors(1)
@@ -276,9 +250,7 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(
 
 
 @pytest.mark.parametrize("stop", [{"env_steps": 100}, {}], ids=["at its goal", "terminated"])
-async def test_an_end_whose_checkpoint_is_not_written_is_no_success(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, stop: dict[str, int]
-) -> None:
+async def test_an_end_whose_checkpoint_is_not_written_is_no_success(tmp_path, caplog, stop):
     async with service_run(tmp_path, stop=stop) as run:
         fill_disk(run)
         await run.start_actors(1)
@@ -292,12 +264,8 @@ async def test_an_end_whose_checkpoint_is_not_written_is_no_success(
 
 @pytest.mark.parametrize("is_seen_first", [True, False], ids=["in mid-run", "at its end"])
 async def test_a_run_that_loses_its_folder_ends_without_success(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    is_seen_first: bool,
-) -> None:
+    tmp_path, monkeypatch, caplog, *, is_seen_first
+):
     monkeypatch.setattr(service, "REAP_EVERY_S", 0.02 if is_seen_first else 1.0)
     async with service_run(tmp_path / "run") as run:
         await run.start_actors(1)
@@ -312,7 +280,7 @@ async def test_a_run_that_loses_its_folder_ends_without_success(
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-async def test_a_recording_of_nothing_is_no_success(tmp_path: Path, *, is_empty: bool) -> None:
+async def test_a_recording_of_nothing_is_no_success(tmp_path, *, is_empty):
     recorder = Recorder(tmp_path / "recording", b"run")
     make = functools.partial(LearnerService, recorder=recorder)
     async with service_run(tmp_path / "run", make=make) as run:
@@ -322,7 +290,7 @@ async def test_a_recording_of_nothing_is_no_success(tmp_path: Path, *, is_empty:
         assert await run.end() == (EXIT_TRY_AGAIN if is_empty else EXIT_DONE)
 
 
-async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path: Path) -> None:
+async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path):
     (tmp_path / "service.json").mkdir()
     async with service_run(tmp_path) as run:
         with pytest.raises(ConfigError, match="--run-dir: cannot write to"):
@@ -337,7 +305,7 @@ async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path
     assert list(run.folder.checkpoints.iterdir()) == []
 
 
-async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> None:
+async def test_a_session_ends_with_its_lease_however_short(tmp_path):
     settings = {"lease_s": 1.0, "report_every_s": 0.05}
     async with service_run(tmp_path, learner=settings) as run:
         actor = await run.actor()
@@ -349,19 +317,7 @@ async def test_a_session_ends_with_its_lease_however_short(tmp_path: Path) -> No
         assert run.number("credit/granted_columns") == 0
 
 
-async def test_a_stop_before_the_first_turn_of_the_loop(tmp_path: Path) -> None:
-    async with service_run(tmp_path) as run:
-        run.service.stop("terminated")
-        run.service.stop("later")
-        assert await run.end() == EXIT_DONE
-        await asyncio.sleep(0)
-    check_end(run, "terminated")
-    assert SCHEMA.rows == run.config.trajectory.rows
-
-
-async def test_a_run_without_numbers_ends_with_what_it_had_learned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path, monkeypatch):
     monkeypatch.setattr(learner_thread, "MOST_SKIPPED_IN_A_ROW", 3)
     async with service_run(tmp_path, algorithm={"reward_scale": 1e30}) as run:
         await run.start_actors(1)
@@ -376,8 +332,8 @@ async def test_a_run_without_numbers_ends_with_what_it_had_learned(
 
 
 async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(Snapshot, "take", lambda snapshot, version: None)
     async with service_run(tmp_path) as run:
         fill_disk(run)

@@ -3,8 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from impala_async.config.learner import LearnerSection
 from impala_async.errors import ConfigError, ServiceError
 from impala_async.launch import local
 from impala_async.learner import service, watchdog
+from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.server import ActorServer
-from impala_async.learner.threads.loader import HostLoader
 from tests.learner.hand_actor import until
 from tests.learner.service_run import SCHEMA, ServiceRun, service_run
 
@@ -30,7 +29,7 @@ def boom(*_: object) -> None:
 
 
 @pytest.fixture
-def released() -> Iterator[threading.Event]:
+def released():
     """Set at the end of the test, for threads that were made to hang."""
     event = threading.Event()
     yield event
@@ -76,15 +75,11 @@ def stop(run: ServiceRun) -> None:
     ],
 )
 async def test_a_death_ends_the_run_at_once_with_its_cause(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    broken: str | None,
-    act: Callable[[ServiceRun], Awaitable[None] | None],
-    what: str,
-) -> None:
+    tmp_path, monkeypatch, broken, act, what
+):
     died_at: list[float] = []
 
-    def die(*_: object, **__: object) -> None:
+    def die(*_, **__):
         died_at.append(time.monotonic())
         boom()
 
@@ -103,18 +98,16 @@ async def test_a_death_ends_the_run_at_once_with_its_cause(
     assert death.__cause__.__traceback__ is not None
 
 
-def test_an_update_that_is_no_hang_is_waited_for_at_the_end() -> None:
+def test_an_update_that_is_no_hang_is_waited_for_at_the_end():
     assert LearnerSection().stuck_end_s <= service.THREAD_END_S < watchdog.END_WITHIN_S
     assert watchdog.END_WITHIN_S + service.SAVE_WITHIN_S < local.LEARNER_END_S
 
 
-async def test_a_thread_that_does_not_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: threading.Event
-) -> None:
+async def test_a_thread_that_does_not_end(tmp_path, monkeypatch, released):
     monkeypatch.setattr(service, "THREAD_END_S", 0.1)
     is_stuck = threading.Event()
 
-    def hang(*_: object, **__: object) -> None:
+    def hang(*_, **__):
         is_stuck.set()
         released.wait()
 
@@ -128,7 +121,7 @@ async def test_a_thread_that_does_not_end(
     assert "learner" in str(death)
 
 
-async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path: Path) -> None:
+async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path):
     """Only the first actor brings the spaces here, and with them the first look at the device."""
     async with service_run(tmp_path, schema=None, learner={"device": "cuda:99"}) as run:
         await run.start_actors(1)
@@ -137,9 +130,7 @@ async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", ["open", "announce"])
-async def test_a_start_that_fails_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+async def test_a_start_that_fails_leaves_nothing_open(tmp_path, monkeypatch, what):
     monkeypatch.setattr(service.LearnerService, f"_{what}", boom)
     closed: list[Any] = []
     close: Callable[[Any], None] = ActorServer.close

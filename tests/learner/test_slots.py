@@ -9,20 +9,18 @@ import numpy as np
 import pytest
 
 from impala_async.learner import slots as module
-from impala_async.learner.loop.filler import Arrival, SlotFiller
-from impala_async.learner.slots import Slot, allocate_slots, touched_memory
-from impala_async.weights import Version
-from tests.learner.columns import big_schema, planes_of
+from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.metrics.report import merge
+from tests.learner.columns import big_schema, planes_of, put, room, small_schema
 
 B = 4
-V = Version(1, 5)
 MMAP, TRIM, ARENAS = -3, -1, -8
 
 
-def test_planes_are_allocated_once_each_and_never_again() -> None:
+def test_planes_are_allocated_once_each_and_never_again():
     sizes: list[int] = []
 
-    def allocate(num_bytes: int) -> np.ndarray:
+    def allocate(num_bytes):
         sizes.append(num_bytes)
         return touched_memory(num_bytes)
 
@@ -35,13 +33,10 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     filler.open(slots, submitted.append)
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
     planes = planes_of(schema, 3)
-    valid_rows = planes.columns.mask_CT.sum(axis=1)
 
-    def fill(num_messages: int) -> None:
+    def fill(num_messages):
         for _ in range(num_messages):
-            region = filler.assign(3, 0)
-            assert region is not None
-            filler.commit([Arrival(0, region, valid_rows, V)])
+            put(filler, planes)
             while submitted:
                 filler.release(submitted.pop().index)
 
@@ -61,7 +56,50 @@ def test_planes_are_allocated_once_each_and_never_again() -> None:
     assert len(sizes) == 6
 
 
-def test_memory_is_touched_when_it_is_made() -> None:
+def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committed():
+    submitted: list[Slot] = []
+    schema = small_schema()
+    filler, slots = SlotFiller(print), allocate_slots(schema, 4, 3)
+    assert filler.free_columns == 0
+    filler.open(slots, submitted.append)
+
+    def assign(num_columns):
+        arrival = room(filler, num_columns)
+        assert arrival is not None
+        return arrival
+
+    def fill(num_columns):
+        return put(filler, planes_of(schema, num_columns), update=num_columns)
+
+    first, second = assign(2), assign(2)
+    assert (first.start, second.start, filler.free_columns) == (0, 2, 12)
+    assert np.shares_memory(second.obs, slots[0].obs[2:])
+    assert room(filler, 1) is None
+    # What was not committed is written over.
+    filler.commit([])
+    assert assign(1).start == 0
+    filler.commit([])
+    is_only = []
+    for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):
+        # What does not fit behind the others goes through the scratch.
+        is_only.append(fill(num_columns).slot is None)
+        assert filler.free_columns == left
+    assert is_only == [False, True, False, False]
+    assert [slot.updates_B.tolist() for slot in slots] == [[1, 4, 4, 4], [4, 3, 3, 3], [4] * 4]
+    with pytest.raises(AssertionError, match="credit"):
+        fill(1)
+    filler.release(1)
+    assert filler.free_columns == 4
+    fill(4)
+    assert [slot.index for slot in submitted] == [0, 1, 2, 1]
+    assert slots[1].batch == 4
+    assert merge(filler.report()) == {
+        "queue/idle_depth_quantiles": [1.0, 1.0, 1.5, 2.7, 3.0],
+        "queue/idle_capacity": 3,
+    }
+
+
+def test_memory_is_touched_when_it_is_made():
     assert touched_memory(100).tolist() == [0] * 100
 
 
@@ -93,7 +131,7 @@ def page_faults(how: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
-def test_what_is_allocated_again_faults_no_more() -> None:
+def test_what_is_allocated_again_faults_no_more():
     kept, given_back = page_faults("keep"), page_faults("as it is")
     assert kept < 100 * NUM_ROUNDS
     # Otherwise this test shows nothing.
@@ -148,9 +186,7 @@ class Library:
     [(1 << 40, {MMAP, TRIM, ARENAS}), (32 << 20, {MMAP, TRIM, ARENAS}), (0, {ARENAS}), (-1, set())],
     ids=["new", "old", "stubborn", "another"],
 )
-def test_both_thresholds_or_none(
-    largest: int, options: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_thresholds_or_none(largest, options, monkeypatch):
     library = Library(largest)
     monkeypatch.setattr(module.ctypes, "CDLL", lambda name: library)
     module.keep_freed_memory()

@@ -29,20 +29,16 @@ REPORT: dict[str, Value] = {
 NO_STOP = StopSection()
 
 
-class Clock:
-    now_s = 50.0
+class Screen(io.StringIO):
+    """A log or a terminal, which may fail, and its sink, with a clock that the test turns."""
 
-    def __call__(self):
-        return self.now_s
-
-
-class Stream(io.StringIO):
-    """A log or a terminal, which may fail."""
-
-    def __init__(self, is_terminal=False):
+    def __init__(self, is_terminal=False, stop=NO_STOP):
         super().__init__()
         self.is_terminal = is_terminal
         self.error: OSError | None = None
+        self.now_s = 50.0
+        console = Console(file=self, force_terminal=is_terminal, width=80, color_system=None)
+        self.sink = ConsoleSink(stop, console, clock=lambda: self.now_s)
 
     def isatty(self):
         return self.is_terminal
@@ -57,20 +53,6 @@ class Stream(io.StringIO):
 def term(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-
-
-def sink_on(stream, stop=NO_STOP, **settings):
-    console = Console(file=stream, force_terminal=stream.isatty(), width=80, color_system=None)
-    return ConsoleSink(stop, console, **settings)
-
-
-def shown(**changes):
-    """What a terminal shows of one report."""
-    stream = Stream(is_terminal=True)
-    sink = sink_on(stream)
-    sink.write(REPORT | changes)
-    sink.close()
-    return stream.getvalue()
 
 
 def at(update):
@@ -110,65 +92,58 @@ def test_one_plain_line():
     ],
 )
 def test_a_log_has_the_first_line_then_one_each_period_then_the_last(reports_s, lines):
-    clock, stream = Clock(), Stream()
-    sink = sink_on(stream, every_s=10.0, clock=clock)
+    screen = Screen()
     for number, at_s in enumerate(reports_s):
-        clock.now_s = 50.0 + at_s
-        sink.write(at(number))
-    sink.close()
-    sink.close()
-    assert stream.getvalue().splitlines() == [describe(at(number), NO_STOP) for number in lines]
+        screen.now_s = 50.0 + at_s
+        screen.sink.write(at(number))
+    screen.sink.close()
+    screen.sink.close()
+    assert screen.getvalue().splitlines() == [describe(at(number), NO_STOP) for number in lines]
 
 
 def test_a_terminal_is_redrawn_with_every_report():
-    stream = Stream(is_terminal=True)
-    sink = sink_on(stream, StopSection(env_steps=20_000), clock=Clock())
+    screen = Screen(is_terminal=True, stop=StopSection(env_steps=20_000))
     for update in (111, 222):
-        sink.write(at(update))
-        assert f"steps {update} / 20,000" in stream.getvalue()
-    sink.close()
-    text = stream.getvalue()
+        screen.sink.write(at(update))
+        assert f"steps {update} / 20,000" in screen.getvalue()
+    screen.sink.close()
+    text = screen.getvalue()
     assert "bottleneck learner: updates take 97 % of its time" in text
     assert "\x1b[1A" in text, "the second picture goes over the first"
     assert text.endswith("\x1b[?25h"), "the cursor is given back"
 
 
-def test_square_brackets_are_text_and_no_markup():
-    assert "odd: [red]x[/nope]" in shown(bottleneck="odd: [red]x[/nope]")
-
-
 @pytest.mark.parametrize(("term", "is_live"), [("xterm", True), ("dumb", False), ("", False)])
 def test_the_stream_decides(term, is_live, monkeypatch):
     monkeypatch.setenv("TERM", term)
-    assert ("\x1b[" in shown()) == is_live
-    assert "12,345" in shown()
+    screen = Screen(is_terminal=True)
+    screen.sink.write(REPORT | {"bottleneck": "odd: [red]x[/nope]"})
+    screen.sink.close()
+    assert ("\x1b[" in screen.getvalue()) == is_live
+    assert "odd: [red]x[/nope]" in screen.getvalue(), "square brackets are text and no markup"
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_stream_that_is_gone_silences_only_the_sink(is_terminal, caplog):
-    for end in ("hangs up", "is closed"):
-        caplog.clear()
-        clock, stream = Clock(), Stream(is_terminal)
-        sink = sink_on(stream, clock=clock)
-        if end == "is closed":
-            stream.close()
-        else:
-            stream.error = OSError(errno.EIO, "Input/output error")
-        with caplog.at_level(logging.INFO):
-            for _ in range(3):
-                sink.write(REPORT)
-                clock.now_s += 60.0
-            sink.close()
-        assert [record.levelname for record in caplog.records] == ["WARNING"], end
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_stream_that_is_gone_silences_only_the_sink(is_terminal, is_closed, caplog):
+    screen = Screen(is_terminal)
+    screen.error = OSError(errno.EIO, "Input/output error")
+    if is_closed:
+        screen.close()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            screen.sink.write(REPORT)
+            screen.now_s += 60.0
+        screen.sink.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_full_disk_silences_it_until_there_is_room(caplog):
-    clock, stream = Clock(), Stream()
-    sink = sink_on(stream, clock=clock)
-    stream.error = OSError(errno.ENOSPC, "No space left on device")
-    sink.write(at(1))
-    stream.error = None
-    clock.now_s += 60.0
-    sink.write(at(20))
-    assert "steps 20" in stream.getvalue()
+    screen = Screen()
+    screen.error = OSError(errno.ENOSPC, "No space left on device")
+    screen.sink.write(at(1))
+    screen.error = None
+    screen.now_s += 60.0
+    screen.sink.write(at(20))
+    assert "steps 20" in screen.getvalue()
     assert caplog.messages == []

@@ -4,12 +4,20 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.models.flat import flatten, unflatten
-from impala_async.schema import ArraySpec
+from impala_async.config.run import ModelSection
+from impala_async.errors import ConfigError
+from impala_async.models.flat import Snapshot, unflatten
+from impala_async.policy import Policy
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version, Weights, WeightsLayout
 
 SHAPES = {"odd": (3,), "w": (2, 2), "s": ()}
 FINE = WeightsLayout(tuple(ArraySpec(name, shape, "float32") for name, shape in SHAPES.items()))
+SCHEMA = Schema(
+    ObsSpec((ArraySpec("", (3,), "float32"),)),
+    ActionSpec((ActionPart("", "discrete", (4,)),)),
+    rows=5,
+)
 COARSE = FINE.coarse({"odd", "s"})
 # One that bfloat16 cannot tell from 1, and one that lies otherwise in memory.
 TENSORS = [
@@ -19,10 +27,14 @@ TENSORS = [
 ]
 
 
+def flat_of(layout):
+    return torch.from_numpy(Snapshot(layout, TENSORS).take(Version(1, 1)).buffer)
+
+
 def test_each_tensor_lies_in_its_place_and_dtype():
-    fine = flatten(TENSORS, FINE)
+    fine = flat_of(FINE)
     assert fine.view(torch.float32).tolist() == pytest.approx([1, 1.001, -2, 0, 2, 1, 3, 5])
-    coarse = flatten(TENSORS, COARSE)
+    coarse = flat_of(COARSE)
     assert coarse[:16].view(torch.float32).tolist() == [0, 2, 1, 3]
     assert coarse[16:].view(torch.bfloat16).tolist() == [1, 1, -2, 5]
 
@@ -31,7 +43,7 @@ def test_each_tensor_lies_in_its_place_and_dtype():
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_writeable", [True, False])
 def test_it_goes_back_whatever_the_precision(layout, precision, is_writeable):
-    buffer = flatten(TENSORS, layout).numpy()
+    buffer = flat_of(layout).numpy()
     if not is_writeable:
         buffer.flags.writeable = False
     # Without a layout they have the first.
@@ -45,12 +57,59 @@ def test_it_goes_back_whatever_the_precision(layout, precision, is_writeable):
 
 
 def test_another_layout_and_another_size_are_refused():
-    buffer = flatten(TENSORS, COARSE).numpy()
+    buffer = flat_of(COARSE).numpy()
     short = np.zeros(COARSE.num_bytes - 1, np.uint8)
     for held, digest, fault in (
         (buffer, b"?" * 16, "layout 3f3f"),
-        (buffer, b"", "24 bytes do not fit a model of 32"),
-        (short, COARSE.digest, "23 bytes do not fit a model of 24"),
+        (buffer, b"", "24 bytes do not fit"),
+        (short, COARSE.digest, "23 bytes do not fit"),
     ):
         with pytest.raises(ValueError, match=fault):
             unflatten(Weights(Version(1, 1), held, digest), (FINE, COARSE), TENSORS)
+
+
+def test_what_one_policy_gives_another_takes_bit_for_bit_and_later_changes_do_not_reach():
+    sender, receiver = (Policy(SCHEMA, ModelSection(), seed=seed) for seed in (1, 2))
+    snapshot = Snapshot(sender.layout, sender.tensors)
+    weights = snapshot.take(Version(1, 3))
+    assert (weights.version, weights.buffer.dtype) == (Version(1, 3), np.uint8)
+    sent = [tensor.clone() for tensor in sender.tensors]
+    with torch.no_grad():
+        for parameter in sender.model.parameters():
+            parameter.add_(1)
+    assert not np.array_equal(snapshot.take(Version(1, 4)).buffer, weights.buffer)
+    receiver.load(weights)
+    assert receiver.version == Version(1, 3)
+    assert all(map(torch.equal, receiver.tensors, sent))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_is_found(dtype, value):
+    layout = WeightsLayout((ArraySpec("w", (4,), "float32"), ArraySpec("v", (3,), "float32")))
+    if dtype == "bfloat16":
+        layout = layout.coarse(["w"])
+    weights = [torch.full((4,), 3e38), torch.full((3,), -2e38)]
+    # Their sum is beyond float32.
+    assert Snapshot(layout, weights).take(Version(1, 0)) is not None
+    for number in range(2):
+        spoiled = [tensor.clone() for tensor in weights]
+        spoiled[number][1] = value
+        assert Snapshot(layout, spoiled).take(Version(1, 0)) is None
+
+
+def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
+    layout = WeightsLayout((ArraySpec("w", (2, 3), "float32"), ArraySpec("scale", (), "float32")))
+    turned = torch.arange(6.0).reshape(3, 2).t()
+    weights = Snapshot(layout, [turned, torch.tensor(9.0)]).take(Version(1, 1))
+    assert weights.buffer.view(np.float32).tolist() == [0, 2, 4, 1, 3, 5, 9]
+    assert layout.places == (slice(0, 24), slice(24, 28))
+
+
+def test_other_dtypes_and_other_sizes_are_refused():
+    """Whole numbers of a user's torso among them, of as many bytes as bfloat16 has."""
+    layout = WeightsLayout((ArraySpec("seen", (1,), "uint16"), ArraySpec("w", (4,), "float32")))
+    tensors = [torch.tensor([16256], dtype=torch.uint16), torch.zeros(4)]
+    for each in (layout, layout.coarse(["w"])):
+        with pytest.raises(ConfigError, match=r"model\.name: .*seen \(uint16\)"):
+            Snapshot(each, tensors)

@@ -37,11 +37,11 @@ def test_bytes_are_scaled_only_as_images():
     leaf = ArraySpec("x", (1, 2, 1), "uint8")
     values = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1)
     assert as_vector(leaf, values).tolist() == [[0, 255]]
-    assert as_image(values, True).flatten().tolist() == [0, 1]
+    assert as_image(leaf, values).flatten().tolist() == [0, 1]
     assert values.flatten().tolist() == [0, 255]
     for dtype in (torch.bool, torch.float32, torch.float64, torch.int32):
         rows = torch.tensor([0, 1, 1, 0]).view(1, 2, 2, 1).to(dtype)
-        assert as_image(rows, True).flatten().tolist() == [0, 1, 1, 0]
+        assert as_image(leaf, rows).flatten().tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64", "bool"])
@@ -115,7 +115,7 @@ def test_an_image_has_three_dimensions_and_no_categories_and_only_bytes_are_stac
 def test_a_stack_is_one_image_of_the_channels_of_all_its_frames(is_channels_last):
     frames = torch.randint(0, 256, (2, 4, 3, 6, 6), dtype=torch.uint8)
     rows = frames.movedim(2, -1).contiguous() if is_channels_last else frames
-    image = as_image(rows, is_channels_last)
+    image = as_image(ArraySpec("x", tuple(rows.shape[1:]), "uint8"), rows)
     assert image.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(image, frames.reshape(2, 12, 6, 6) / 255)
 
@@ -124,7 +124,8 @@ def test_a_stack_is_one_image_of_the_channels_of_all_its_frames(is_channels_last
 def test_both_orders_give_one_image_that_lies_as_convolutions_like_it(dtype):
     rows = torch.randint(0, 256, (2, 5, 6, 3)).to(dtype)
     before = rows.clone()
-    last, first = as_image(rows, True), as_image(rows.permute(0, 3, 1, 2), False)
+    turned = rows.permute(0, 3, 1, 2)
+    last, first = (as_image(ArraySpec("x", tuple(r.shape[1:]), "uint8"), r) for r in (rows, turned))
     scale = 255 if dtype == torch.uint8 else 1
     for image in (last, first):
         assert (image.shape, image.dtype) == ((2, 3, 5, 6), torch.float32)
@@ -136,9 +137,10 @@ def test_both_orders_give_one_image_that_lies_as_convolutions_like_it(dtype):
 
 def test_in_bfloat16_every_byte_is_the_number_that_float32_would_round_to():
     rows = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1)
-    exact = as_image(rows, True)
+    leaf = ArraySpec("x", (16, 16, 1), "uint8")
+    exact = as_image(leaf, rows)
     with torch.autocast("cpu", torch.bfloat16):
-        coarse = as_image(rows, True)
+        coarse = as_image(leaf, rows)
     assert (exact.dtype, coarse.dtype) == (torch.float32, torch.bfloat16)
     assert torch.equal(coarse, exact.to(torch.bfloat16))
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from impala_async.config.model import ModelSection
-from impala_async.models.mlp import MLPTorso, orthogonal_linear
+from impala_async.models.flat import Snapshot
+from impala_async.models.mlp import MLPTorso, orthogonal
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
-from impala_async.training.snapshot import Snapshot
 from impala_async.weights import Version
 
 
@@ -41,7 +41,7 @@ def test_layers_are_orthogonal_with_their_gain_and_without_bias():
         weight = layer.weight if layer.weight.shape[0] <= layer.weight.shape[1] else layer.weight.T
         torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(len(weight)))
         assert not layer.bias.any()
-    layer = orthogonal_linear(5, 3, 0.01)
+    layer = orthogonal(torch.nn.Linear(5, 3), 0.01)
     singular = torch.linalg.svdvals(layer.weight.detach())
     torch.testing.assert_close(singular, torch.full((3,), 0.01))
 
@@ -81,6 +81,18 @@ SCHEMA = Schema(
 )
 
 
+OTHERS = (
+    ActionPart("", "continuous", (), (2,)),
+    ActionPart("", "discrete", (2, 3), (2,)),
+    ActionPart("", "discrete", (4,), (1,)),
+)
+MASKED = Schema(
+    ObsSpec((ArraySpec("seen", (3,), "float32"), ArraySpec("legal", (5,), "int8"))),
+    ActionSpec(SCHEMA.action.parts, legal="legal"),
+    rows=3,
+)
+
+
 def obs_of(num_columns, seed=0):
     return {"": np.random.default_rng(seed).normal(0, 2, (num_columns, 2, 3)).astype(np.float32)}
 
@@ -92,7 +104,7 @@ def obs_of(num_columns, seed=0):
 )
 def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypatch):
     quick, other = (Policy(SCHEMA, ModelSection(**section), seed=seed) for seed in (3, 9))
-    slow = quick.twin()
+    slow = Policy(SCHEMA, ModelSection(**section), seed=3)
     assert quick._quick is not None
     slow._quick = None
     first, second = (torch.Generator().manual_seed(5) for _ in range(2))
@@ -120,7 +132,8 @@ def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypat
         (SCHEMA, {"normalize_obs": True}),
         (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (3,), "uint8"),))), {}),
         (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (), "int64", (4,)),))), {}),
-        (replace(SCHEMA, action=ActionSpec((ActionPart("", "continuous", (), (2,)),))), {}),
+        *((replace(SCHEMA, action=ActionSpec((part,))), {}) for part in OTHERS),
+        (MASKED, {}),
         (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (48, 48, 3), "uint8"),))),
          {"name": "nature_cnn"}),
     ],
@@ -130,19 +143,3 @@ def test_what_numpy_does_not_know_goes_through_torch(schema, section):
     model = ModelSection(**section)
     schema = replace(schema, state=recurrent_state(model.core, model.core_size))
     assert Policy(schema, model, seed=0)._quick is None
-
-
-@pytest.mark.parametrize("part", [((2, 3), (2,)), ((4,), (1,))], ids=["two", "in a list"])
-def test_what_is_no_single_choice_is_drawn_by_torch(part):
-    schema = replace(SCHEMA, action=ActionSpec((ActionPart("", "discrete", *part),)))
-    actions = Policy(schema, ModelSection(), seed=0).act(obs_of(6), {}, torch.Generator()).actions
-    assert actions[""].shape == (6, *part[1])
-
-
-def test_a_mask_of_legal_actions_is_kept():
-    leaves = ArraySpec("seen", (3,), "float32"), ArraySpec("legal", (5,), "int8")
-    action = ActionSpec(SCHEMA.action.parts, legal="legal")
-    legal = np.eye(5, dtype=np.int8)[[0, 1, 2, 3, 4, 0]]
-    obs = {"seen": np.zeros((6, 3), np.float32), "legal": legal}
-    policy = Policy(Schema(ObsSpec(leaves), action, rows=3), ModelSection(), seed=0)
-    assert policy.act(obs, {}, torch.Generator()).actions[""].tolist() == [0, 1, 2, 3, 4, 0]

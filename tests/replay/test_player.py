@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 
 from impala_async.errors import ConfigError, MismatchError, RecordingError, UnreachableError
+from impala_async.policy import build_policy
 from impala_async.replay import player as module
 from impala_async.replay.index import RecordingIndex
 from impala_async.replay.player import Player
-from impala_async.team import build_policy
 from tests.learner.columns import big_schema, same
 from tests.learner.hand_actor import LAYOUT, until
 from tests.learner.server_harness import ServerHarness

@@ -1,18 +1,35 @@
-"""The summary: every key that others read, and quantiles of a histogram."""
+"""The end of a run: its summary, quantiles of a histogram, the table, the picture."""
 
+import errno
 import json
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib import pyplot as plt
 
+from impala_async import output
 from impala_async.metrics.names import DROP_REASONS
-from impala_async.metrics.verdict import ADVICE, Verdict
-from impala_async.runs.summary import describe, lag_quantiles, summarise
+from impala_async.metrics.report import ADVICE
+from impala_async.output import Wait
+from impala_async.runs import summary as summary_module
+from impala_async.runs.folder import RunFolder
+from impala_async.runs.summary import (
+    describe,
+    draw_learning_curve,
+    lag_quantiles,
+    summarise,
+)
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
 
+ENDED = {"env_id": "Pole", "mean_return": None, "episodes": 0}
 REPORT = {
     "env_steps_trained": 900,
     "updates": 9,
@@ -33,10 +50,14 @@ def summary_of(env_id="tests:None", config=None, **changes):
         "env_steps_since": 600,
         "lag_histogram": [1, 1],
         "mean_return": 475.5,
-        "verdict": Verdict("learner", "busy"),
+        "verdict": "learner: busy",
     }
     config = config or config_of(small_schema(), env={"id": env_id})
     return summarise(config, REPORT, **{**arguments, **changes})
+
+
+def table_of(summary, goal=None, is_resumed=False):
+    return describe(summary, goal, is_resumed=is_resumed)
 
 
 def test_a_summary_has_what_others_read():
@@ -80,15 +101,39 @@ def test_steps_at_a_rate_of_0_are_told(schedule, end, since):
     config = config_of(small_schema(), algorithm=rates, stop={"env_steps": end})
     summary = summary_of(config=config)
     assert summary["lr_is_0_since"] == since
-    assert ("nothing was learned after env step 800" in describe(summary)) == (since == 800)
+    assert ("0 since env step 800: nothing was learned" in table_of(summary)) == (since == 800)
 
 
-def test_a_summary_in_one_line():
-    summary = summary_of() | {"env_steps_trained": 123456, "updates": 1234}
-    assert describe(summary) == (
-        "ended (env_steps) after 123,456 env steps and 1,234 updates, mean return 476 (12 episodes)"
-    )
-    assert describe(summary | {"mean_return": None, "episodes": 0}).endswith(", mean return -")
+def test_a_summary_as_a_table():
+    whole = summary_of() | {"env_steps_trained": 123456, "lag_quantiles": [0, 1, 2, 3, 9]}
+    assert table_of(whole, 476.0).splitlines() == [
+        "tests:None: ended (env_steps)",
+        "  mean return of 12 episodes  475.5",
+        "  env steps trained           123,456",
+        "  updates                     9",
+        "  seconds of training         4.0",
+        "  env steps per second        150",
+        "  lag, median (largest)       2 (9) updates",
+        "  trajectories dropped        3",
+        "  trajectories refused        3",
+        "  what limits it              learner: busy",
+        f"  what may help               {ADVICE['learner']}",
+    ]
+    # Figures of a resumed run that are of this start alone say so.
+    resumed = table_of(whole, is_resumed=True).splitlines()
+    marked = [line.strip().partition(", this start")[0] for line in resumed if "start " in line]
+    assert marked == [
+        "seconds of training",
+        "env steps per second",
+        "lag, median (largest)",
+        "what limits it",
+    ]
+    # A run without updates, and one with a frame skip.
+    nothing = {"mean_return": None, "lag_quantiles": [], "advice": None, "frames_per_s": 600.0}
+    shown = table_of(summary_of() | nothing)
+    assert "env steps per second        150 (600 frames)" in shown
+    assert "lag, median (largest)       -" in shown
+    assert "what may help" not in shown
 
 
 @given(st.lists(st.integers(0, 6), max_size=60))
@@ -98,3 +143,133 @@ def test_quantiles_are_values_that_occurred(lags):
     got = lag_quantiles(np.bincount(lags, minlength=9).tolist())
     assert got == [ordered[place] for place in places if lags]
     assert lag_quantiles([]) == []
+
+
+def report(steps, **changes):
+    values = {
+        "env_steps_trained": steps,
+        "episodes/return_mean": steps / 10,
+        "mean_return_100": steps / 20,
+        "lag/mean": 1.5,
+    }
+    return json.dumps(values | changes)
+
+
+def write(folder, *lines):
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("\n".join(lines) + "\n", errors="surrogateescape")
+    return metrics
+
+
+@pytest.fixture
+def lines_of(tmp_path, monkeypatch):
+    """Draws reports, and returns what is drawn: the points of each line by its name."""
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
+
+    def draw(*lines, **how):
+        picture = tmp_path / "curve.png"
+        assert draw_learning_curve(write(tmp_path, *lines), picture, **how) == picture
+        assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+        top, bottom = kept[-1].axes
+        lines = {line.get_label(): line for line in top.lines} | {"lag": bottom.lines[0]}
+        found = {name: [*zip(*line.get_data(), strict=True)] for name, line in lines.items()}
+        return found | {"title": top.get_title()}
+
+    yield draw
+    monkeypatch.undo()
+    plt.close("all")
+
+
+# -------------------- the picture
+
+
+def test_returns_their_mean_the_goal_and_the_lag_are_drawn(lines_of):
+    drawn = lines_of(report(100), report(200), title="A $b$ c$", goal=475.0)
+    assert drawn["interval"] == [(100, 10), (200, 20)]
+    assert drawn["last 100 episodes"] == [(100, 5), (200, 10)]
+    assert drawn["lag"] == [(100, 1.5), (200, 1.5)]
+    assert {y for _, y in drawn["goal"]} == {475.0}
+    assert drawn["title"] == "A $b$ c$"
+
+
+def test_what_is_not_known_yet_is_left_out(lines_of):
+    early = report(1, mean_return_100=None, **{"lag/mean": None})
+    quiet = report(2, **{"episodes/return_mean": None})
+    drawn = lines_of('{"env_steps_trained": 5}', early, quiet, report(3))
+    assert [steps for steps, _ in drawn["interval"]] == [1, 3]
+    assert [steps for steps, _ in drawn["last 100 episodes"]] == [3]
+    assert "goal" not in drawn
+
+
+def test_damage_and_what_a_resumed_run_did_again_are_passed_over(lines_of):
+    damage = ["[1]", "\udcff", "[" * 100_000, report(1)[:9]]
+    steps = [report(2, env_steps_trained=wrong) for wrong in ("x", 10**400)]
+    others = [report(2, **{name: "x"}) for name in ("episodes/return_mean", "lag/mean")]
+    lost = [report(7), report(9)]
+    drawn = lines_of(report(1), *damage, *steps, *others, *lost, report(4), report(4), report(8))
+    assert [step for step, _ in drawn["interval"]] == [1, 2, 4, 4, 8]
+    assert [step for step, _ in drawn["lag"]] == [1, 4, 4, 8]
+
+
+def test_without_episodes_there_is_no_picture_and_a_pipe_is_not_waited_for(tmp_path):
+    metrics, picture = tmp_path / "metrics.jsonl", tmp_path / "curve.png"
+    for lines in ([], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]):
+        assert draw_learning_curve(write(tmp_path, *lines), picture) is None
+    metrics.unlink()
+    os.mkfifo(metrics)
+    for path in (metrics, tmp_path / "none.jsonl"):
+        assert draw_learning_curve(path, picture) is None
+    assert not picture.exists()
+
+
+# -------------------- at the end of a run
+
+
+def test_what_is_drawn_is_named_and_told_of_and_what_matplotlib_cannot_do(tmp_path, monkeypatch):
+    is_told = threading.Event()
+    said, titles = [], []
+
+    def say(line):
+        said.append(line.partition(" (")[0])
+        is_told.set()
+
+    def draw(*paths, title, **how):
+        assert is_told.wait(30)
+        titles.append(title)
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no matplotlibrc")
+
+    monkeypatch.setattr(output, "Wait", partial(Wait, after_s=0.0))
+    monkeypatch.setattr(summary_module.logger, "info", say)
+    monkeypatch.setattr(summary_module, "draw_learning_curve", draw)
+    for ended in (ENDED, {"env_id": "Pole", "mean_return": 21.3, "episodes": 12}):
+        curve = summary_module.draw_at_end(ended, RunFolder(tmp_path), None)
+        assert curve.startswith("cannot be drawn: UnicodeDecodeError: ")
+    assert titles == ["Pole", "Pole: mean return 21.3 (12 episodes)"]
+    assert set(said) == {"ending: drawing the learning curve, with matplotlib"}
+
+
+def test_a_backend_of_the_users_is_not_looked_for(tmp_path):
+    write(tmp_path, report(100), report(200))
+    script = (
+        "from impala_async.runs.summary import *; from impala_async.runs.folder import RunFolder;"
+        f"print(draw_at_end({ENDED}, RunFolder(Path({str(tmp_path)!r})), None))"
+    )
+    env = {**os.environ, "MPLBACKEND": "nonsense"}
+    done = subprocess.check_output([sys.executable, "-c", script], env=env, text=True)
+    assert done.strip() == str(tmp_path / "learning_curve.png")
+
+
+def test_on_a_full_disk_the_picture_of_before_stays_and_that_is_told(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left")
+
+    write(tmp_path)
+    draw_at_end = partial(summary_module.draw_at_end, ENDED, RunFolder(tmp_path), None)
+    assert draw_at_end() == "no report to draw"
+    write(tmp_path, report(100))
+    (tmp_path / "learning_curve.png").write_text("before")
+    monkeypatch.setattr(os, "fsync", full)
+    assert draw_at_end() == "cannot be written: No space left"
+    assert (tmp_path / "learning_curve.png").read_text() == "before"
+    assert len(os.listdir(tmp_path)) == 2

@@ -10,7 +10,7 @@ import torch
 
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.run import AlgorithmSection, ModelSection
-from impala_async.policy import Policy
+from impala_async.policy import Policy, Team
 from impala_async.schema import (
     ActionPart,
     ActionSpec,
@@ -20,7 +20,6 @@ from impala_async.schema import (
     policy_leaf,
     recurrent_state,
 )
-from impala_async.team import Team
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep

@@ -1,8 +1,6 @@
 """A batch shows its slot's memory, and its living columns are dealt into nearly equal parts."""
 
 import dataclasses
-import errno
-import os
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from impala_async.training.batch import MAX_TRIES, Batch, find_culprits, living_mask, parts_of
+from impala_async.training.batch import MAX_TRIES, Batch, deal, find_culprits
 
 SEEDS = (0, 0)
 
@@ -48,23 +46,17 @@ def test_a_stack_is_seen_through_the_windows_over_its_frames(make_batch):
 
 
 @pytest.mark.parametrize(("num_parts", "sizes"), [(2, [4, 3]), (3, [3, 2, 2]), (9, [1] * 7)])
-def test_parts_hold_each_living_column_once(make_batch, num_parts, sizes):
+def test_parts_hold_each_living_column_once(num_parts, sizes):
     alive_B = torch.tensor([1, 1, 0, 1, 1, 0, 1, 1, 1]).bool()
-    batch = make_batch(num_columns=9)
-    parts = list(parts_of(batch, alive_B, num_parts, SEEDS))
-    assert [len(part.batch.mask_BT) for part in parts] == sizes
-    assert torch.equal(torch.stack([part.is_in_B for part in parts]).sum(0), alive_B.int())
-    rewards = torch.cat([part.batch.rewards_BT for part in parts])
-    assert sorted(rewards[:, 0].tolist()) == sorted(batch.rewards_BT[alive_B][:, 0].tolist())
+    parts = deal(alive_B, num_parts, SEEDS)
+    assert [len(columns_N) for columns_N in parts] == sizes
+    assert sorted(torch.cat(parts).tolist()) == [0, 1, 3, 4, 6, 7, 8]
 
 
-def test_the_order_is_the_seeds_and_no_others(make_batch):
-    batch = make_batch(num_columns=20)
-
+def test_the_order_is_the_seeds_and_no_others():
     def order(*seeds):
         torch.manual_seed(len(orders))
-        parts = parts_of(batch, torch.ones(20) > 0, 4, seeds)
-        return tuple(torch.cat([part.batch.rewards_BT[:, 0] for part in parts]).tolist())
+        return tuple(torch.cat(deal(torch.ones(20) > 0, 4, seeds)).tolist())
 
     orders = {}
     for seeds in ((0, 0), (0, 1), (1, 0), (3, 7)):
@@ -73,15 +65,16 @@ def test_the_order_is_the_seeds_and_no_others(make_batch):
     assert len(set(orders.values())) == 4
 
 
-def test_one_part_is_the_batch_itself_and_the_dead_are_masked(make_batch):
+def test_one_part_is_in_order_and_the_dead_are_masked(make_batch):
     batch = make_batch()
     some_B = torch.tensor([True, False, True, True, False])
     for alive_B, num_parts in ((torch.ones(5) > 0, 1), (some_B, 1), (torch.arange(5) == 2, 4)):
-        (part,) = parts_of(batch, alive_B, num_parts, SEEDS)
-        assert part.batch is batch
-        assert torch.equal(part.is_in_B, alive_B)
-        assert torch.equal(part.mask_BT, batch.mask_BT & alive_B.unsqueeze(-1))
-        assert torch.equal(part.mask_BT, living_mask(batch, alive_B))
+        (columns_N,) = deal(alive_B, num_parts, SEEDS)
+        assert columns_N.tolist() == alive_B.nonzero().flatten().tolist()
+        living = batch.living(alive_B)
+        assert torch.equal(living.mask_BT, batch.mask_BT & alive_B.unsqueeze(-1))
+        assert living.rewards_BT is batch.rewards_BT
+    assert [len(part) for part in deal(torch.zeros(5) > 0, 4, SEEDS)] == [0]
 
 
 @pytest.mark.parametrize(
@@ -127,13 +120,7 @@ def test_all_of_a_batch_is_in_the_file(tmp_path, make_batch):
         assert file.metadata() == ABOUT
 
 
-def test_a_disk_that_is_full_is_told_and_holds_no_half_of_a_batch(
-    tmp_path, make_batch, monkeypatch
-):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(os, "fsync", full)
-    path = tmp_path / "kept"
-    assert make_batch().keep(path, ABOUT) == f"the last batch cannot be kept in {path}: full"
-    assert list(tmp_path.iterdir()) == []
+def test_a_disk_that_does_not_take_it_is_told_of(tmp_path, make_batch):
+    path = tmp_path / "missing" / "kept"
+    said = make_batch().keep(path, ABOUT)
+    assert said == f"the last batch cannot be kept in {path}: No such file or directory"

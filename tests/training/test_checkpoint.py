@@ -174,19 +174,10 @@ def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, capl
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
-    ("bad", "said"),
-    [
-        (torch.tensor([1.0, torch.inf]), "v is not finite"),
-        (torch.zeros(3).to(torch.float8_e4m3fn), "Float8_e4m3fn"),
-    ],
-)
-def test_what_is_not_finite_is_neither_written_nor_resumed_from(
-    folder, caplog, monkeypatch, bad, said
-):
+def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, monkeypatch):
     good = save(folder, 1, 4)
-    tensors = {"model": {"w": torch.ones(3), "v": bad}}
-    with pytest.raises(CheckpointError, match=rf"ckpt-1-5/model: v.*{said.split()[-1]}"):
+    tensors = {"model": {"w": torch.ones(3), "v": torch.tensor([1.0, torch.inf])}}
+    with pytest.raises(CheckpointError, match="ckpt-1-5/model: v is not finite"):
         save(folder, 1, 5, tensors=tensors)
     assert names(folder) == [good.name]
     with monkeypatch.context() as patch:
@@ -194,7 +185,13 @@ def test_what_is_not_finite_is_neither_written_nor_resumed_from(
         patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
         save(folder, 1, 5, tensors=tensors)
     assert newest_checkpoint(folder).path == good
-    assert said in caplog.text
+    assert "v is not finite" in caplog.text
+    # Numbers of which torch cannot say it are none of ours.
+    small = {"model": {"w": torch.zeros(3).to(torch.float8_e4m3fn)}}
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
+        save(folder, 1, 6, tensors=small)
+    assert newest_checkpoint(folder).path == good
 
 
 @pytest.mark.parametrize("name", [MODEL, "state.json"])
@@ -289,11 +286,8 @@ def test_what_a_crash_leaves_is_not_found_and_is_pruned(folder, monkeypatch):
     assert names(folder) == ["ckpt-1-1"]
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
 @pytest.mark.parametrize("target", [None, "moved", "nowhere"])
-def test_one_of_the_same_version_is_replaced_whatever_it_is(
-    folder, tmp_path, monkeypatch, target, can_exchange
-):
+def test_one_of_the_same_version_is_replaced_whatever_it_is(folder, tmp_path, target):
     """It may be damaged, or a link, and leftovers of the same names are no obstacle."""
     first = save(folder, 1, 2)
     os.truncate(first / MODEL, 10)
@@ -303,10 +297,6 @@ def test_one_of_the_same_version_is_replaced_whatever_it_is(
     if target is not None:
         first.rename(tmp_path / "moved")
         first.symlink_to(tmp_path / target)
-    if can_exchange:
-        monkeypatch.setattr(type(folder), "rename", lambda *_: pytest.fail("a moment without it"))
-    else:
-        monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)  # no flag of Linux
     save(folder, 1, 2, {"env_steps_trained": 5})
     prune(folder, keep=1)
     assert names(folder) == ["ckpt-1-2"]

@@ -122,7 +122,11 @@ def test_a_state_that_does_not_fit_is_refused_and_said_why(make_step, make_team_
         (without(team, "optimizer"), make_team_step(), "it has no 'optimizer'"),
         (impala, make_step(name="appo"), "it has no 'target'"),
         (impala, make_step(normalize_returns=True), "it has no 'return_scale'"),
-        (impala, make_step(hidden=(16, 8)), "has shape [16, 16], not [8, 16]"),
+        (
+            impala,
+            make_step(hidden=(16, 8)),
+            "of shape [16, 16], not torch.float32",
+        ),
         (impala, make_step(hidden=(16, 16, 16)), "it has no 'policy_torso"),
         (impala, make_step(hidden=(16,)), "', and this run has not"),
         (impala, make_team_step(), "it has no 'a/"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.training.target import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
+from impala_async.training.algorithms import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def policy(make_step):
 
 
 def target_of(policy, **settings):
-    return Target(policy, AlgorithmSection(name="appo", **settings))
+    return Target(policy.model, AlgorithmSection(name="appo", **settings))
 
 
 def drift(policy, amount=1.0):
@@ -24,8 +24,9 @@ def drift(policy, amount=1.0):
             tensor.add_(amount)
 
 
-def tensors_of(policy):
-    return {name: tensor.clone() for name, tensor in policy.named_tensors().items()}
+def tensors_of(owner):
+    """The weights of a policy or of a target."""
+    return {name: tensor.clone() for name, tensor in owner.model.state_dict().items()}
 
 
 def are_equal(first, second):
@@ -35,23 +36,23 @@ def are_equal(first, second):
 def test_it_is_a_copy_that_stays_until_its_time_and_then_is_the_live_one(policy):
     target = target_of(policy, target_update_every_updates=3)
     for _ in range(2):
-        before = tensors_of(target.policy)
+        before = tensors_of(target)
         assert are_equal(before, tensors_of(policy))
         for _ in range(2):
             drift(policy)
-            target.note_update(policy, kl=0.0)
-            assert are_equal(before, tensors_of(target.policy))
+            target.note_update(policy.model, kl=0.0)
+            assert are_equal(before, tensors_of(target))
         drift(policy)
-        target.note_update(policy, kl=0.0)
-        assert are_equal(tensors_of(policy), tensors_of(target.policy))
+        target.note_update(policy.model, kl=0.0)
+        assert are_equal(tensors_of(policy), tensors_of(target))
 
 
 def test_tau_moves_weights_part_of_the_way_and_statistics_all_of_it(policy):
     target = target_of(policy, tau=0.25, target_update_every_updates=1)
     start = tensors_of(policy)
     drift(policy, 2.0)
-    target.note_update(policy, kl=0.0)
-    moved, live = tensors_of(target.policy), tensors_of(policy)
+    target.note_update(policy.model, kl=0.0)
+    moved, live = tensors_of(target), tensors_of(policy)
     buffers = {name for name, _ in policy.model.named_buffers()}
     assert buffers
     for name, tensor in moved.items():
@@ -85,7 +86,7 @@ def test_it_is_adapted_when_the_target_moves_by_the_last_kl(policy):
     target = target_of(policy, kl_coeff=1.0, kl_target=0.1, target_update_every_updates=2)
     found = []
     for kl in (9.0, 0.1, 0.0, 0.21, 9.0, 0.01):
-        target.note_update(policy, kl)
+        target.note_update(policy.model, kl)
         found.append(target.kl_coeff)
     assert found == [1, 1, 1, 1.5, 1.5, 0.75]
 
@@ -108,13 +109,13 @@ def test_its_state_goes_on_where_it_was_but_for_settings_of_the_kl_that_changed(
     target = target_of(policy, **settings)
     for _ in range(4):
         drift(policy)
-        target.note_update(policy, kl=1.0)
-    tensors = tensors_of(target.policy)
+        target.note_update(policy.model, kl=1.0)
+    tensors = tensors_of(target)
     resumed = target_of(make_step(seed=4, normalize_obs=True).policy, **settings | changes)
-    resumed.restore(target.tensors(), json.loads(json.dumps(target.state())))
+    resumed.restore(tensors, json.loads(json.dumps(target.state())))
     assert resumed.kl_coeff == coeff
-    assert are_equal(tensors_of(resumed.policy), tensors)
+    assert are_equal(tensors_of(resumed), tensors)
     # It moves when it would have moved.
     for is_moved in (False, True):
-        resumed.note_update(policy, kl=1.0)
-        assert are_equal(tensors_of(resumed.policy), tensors) != is_moved
+        resumed.note_update(policy.model, kl=1.0)
+        assert are_equal(tensors_of(resumed), tensors) != is_moved

@@ -141,4 +141,4 @@ def test_a_trained_member_that_never_plays_is_told_of_once(
         team.run(batch, ALIVE_B, 0)
         assert len(caplog.messages) == (number >= 2)
     (said,) = caplog.messages
-    assert said.startswith("policies.train names 'b', which has learned nothing from 3 batches")
+    assert said.startswith("policies.train: b learned nothing from 3 batches")

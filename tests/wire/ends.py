@@ -18,13 +18,13 @@ class Ends:
 
     def __init__(self) -> None:
         self.context = new_context()
-        self._open: list[Router | Dealer | zmq.Socket[bytes]] = []
+        self.open: list[Router | Dealer | zmq.Socket[bytes]] = []
 
     def router(
         self, url: str = ANY_PORT, ipc: Path | None = None, max_bytes: int = MAX_MESSAGE_BYTES
     ) -> Router:
         router = Router(self.context, url, str(ipc) if ipc else None, max_bytes)
-        self._open.append(router)
+        self.open.append(router)
         return router
 
     def flooder(self, url: str) -> zmq.Socket[bytes]:
@@ -35,16 +35,16 @@ class Ends:
         flooder.set(zmq.SNDTIMEO, 300)
         flooder.set(zmq.ROUTER_MANDATORY, 1)
         flooder.bind(url)
-        self._open.append(flooder)
+        self.open.append(flooder)
         return flooder
 
     def dealer(self, url: str) -> Dealer:
         dealer = Dealer(self.context, url)
-        self._open.append(dealer)
+        self.open.append(dealer)
         return dealer
 
     def close(self) -> None:
-        for end in self._open:
+        for end in self.open:
             end.close()
         self.context.destroy(linger=0)
 

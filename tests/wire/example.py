@@ -1,11 +1,8 @@
 """The example session of docs/protocol.md: every message of it, as the code writes it."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import numpy as np
 
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ArraySpec
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights, WeightsLayout
 from impala_async.wire.codec import Frame, encode_data
@@ -24,11 +21,10 @@ from impala_async.wire.messages import (
     Welcome,
     pack,
 )
+from tests.learner.columns import small_schema
 
 ACTOR, RUN, SESSION, NONCE = (bytes(range(first, first + 16)) for first in (0xA0, 0xB0, 0xC0, 0xD0))
-SCHEMA = Schema(
-    ObsSpec((ArraySpec("", (2,), "float32"),)), ActionSpec((ActionPart("", "discrete", (3,)),)), 3
-)
+SCHEMA = small_schema()
 LAYOUT = WeightsLayout(
     (
         ArraySpec("policy_head.weight", (3, 2), "float32"),
@@ -40,32 +36,27 @@ EPISODES = [(1.5, 7)]
 WIDTH = 16
 
 
-class Said(NamedTuple):
-    """A message, its frames, and what is to be known of it."""
-
-    title: str
-    frames: list[Frame]
-
-
-def session() -> Iterator[Said]:
-    """From the first word to the last."""
-    yield Said("actor, data: Hello", [pack(Hello(PROTOCOL, ACTOR, "mine 1", bytes(16), 0, 0))])
+def session() -> dict[str, list[Frame]]:
+    """The frames of each message, from the first word to the last."""
     places = (RUN, 1, SESSION, 0, 5556, "", "", "", NONCE)
     welcome = Welcome(*places, lease_s=10.0, heartbeat_s=2.0, max_columns=16)
-    yield Said("learner, data: Welcome (and a frame of settings)", [pack(welcome)])
     spec = Spec(SESSION, SCHEMA.digest, NO_LAYOUT, 1, 1, gives_way=1)
-    yield Said("actor, data: Spec, and the schema", [pack(spec), SCHEMA.to_json()])
     grant = Grant(SESSION, 2, 0, 1, 0, [])
-    yield Said("learner, data: Grant, and the layout", [pack(grant), LAYOUT.to_json()])
-    yield Said("actor, weights: Heartbeat", [pack(Heartbeat(SESSION, {"env_time_ms": 0.5}))])
-    yield Said("learner, weights: Grant", [pack(grant)])
-    yield Said("actor, weights: Get", [pack(Get(SESSION, 0, 0))])
     reply = WeightsReply(1, 0, LAYOUT.digest, WEIGHTS.digest())
-    yield Said("learner, weights: WeightsReply, and the buffer", [pack(reply), WEIGHTS.buffer.data])
-    yield Said("actor, data: Data with an inline body", data_frames())
-    yield Said("learner, data: Grant", [pack(Grant(SESSION, 3, 1, 1, 4, []))])
-    yield Said("learner, data: Bye", [pack(Bye(SESSION, 0))])
-    yield Said("actor, data: ByeOk", [pack(ByeOk(SESSION))])
+    return {
+        "actor, data: Hello": [pack(Hello(PROTOCOL, ACTOR, "mine 1", bytes(16), 0, 0))],
+        "learner, data: Welcome (and a frame of settings)": [pack(welcome)],
+        "actor, data: Spec, and the schema": [pack(spec), SCHEMA.to_json()],
+        "learner, data: Grant, and the layout": [pack(grant), LAYOUT.to_json()],
+        "actor, weights: Heartbeat": [pack(Heartbeat(SESSION, {"env_time_ms": 0.5}))],
+        "learner, weights: Grant": [pack(grant)],
+        "actor, weights: Get": [pack(Get(SESSION, 0, 0))],
+        "learner, weights: WeightsReply, and the buffer": [pack(reply), WEIGHTS.buffer.data],
+        "actor, data: Data with an inline body": data_frames(),
+        "learner, data: Grant": [pack(Grant(SESSION, 3, 1, 1, 4, []))],
+        "learner, data: Bye": [pack(Bye(SESSION, 0))],
+        "actor, data: ByeOk": [pack(ByeOk(SESSION))],
+    }
 
 
 def data_frames() -> list[Frame]:
@@ -85,20 +76,15 @@ def data_frames() -> list[Frame]:
 def example_text() -> str:
     """The session as a block of the page: texts in quotes, all other frames in hexadecimal."""
     lines = ["```"]
-    for said in session():
-        lines.append(said.title)
-        for frame in map(bytes, said.frames):
-            lines += _text(frame) if frame[:1] in (b"{", b"[") else _hex(frame)
-    lines += ["```", "", *_body_table()]
-    return "\n".join(lines)
-
-
-def _text(frame: bytes) -> list[str]:
-    return [f"  {frame.decode()}"]
-
-
-def _hex(frame: bytes) -> list[str]:
-    return [f"  {at:04x}  {frame[at : at + WIDTH].hex(' ')}" for at in range(0, len(frame), WIDTH)]
+    for title, frames in session().items():
+        lines.append(title)
+        for frame in map(bytes, frames):
+            if frame[:1] in (b"{", b"["):
+                lines.append(f"  {frame.decode()}")
+            else:
+                parts = ((at, frame[at : at + WIDTH]) for at in range(0, len(frame), WIDTH))
+                lines += [f"  {at:04x}  {part.hex(' ')}" for at, part in parts]
+    return "\n".join([*lines, "```", "", *_body_table()])
 
 
 def _body_table() -> list[str]:

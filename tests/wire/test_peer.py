@@ -1,19 +1,26 @@
-"""What one session may send: its window, gaps, and credit for which no room is kept any longer."""
+"""Credit: counts that never exceed what is free, dealt so that everybody gets a turn. It is earned
+by sending, and taken back where it lies unused: who only waits costs nobody anything."""
+
+from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.wire.peer import WINDOW, Peer, Watermark
-from tests.wire.tables import NOW
+from impala_async.wire.messages import NO_SEQ
+from impala_async.wire.peer import UNUSED_S, WINDOW, Peer, Watermark
+from tests.matrix import first_of
+from tests.wire.tables import NOW, data_of, greet, join, new_table, newcomer, send
+
+BATCH = 16
+NUM_SLOTS = 4
+PLENTY = 1000
 
 seqs = st.integers(0, 30)
-steps = st.lists(st.tuples(st.booleans(), seqs), max_size=40)
 
 
-@settings(deadline=None)
-@given(steps)
-def test_it_is_the_set_of_settled_seqs(steps):
+@given(st.lists(st.tuples(st.booleans(), seqs), max_size=40))
+def test_a_watermark_is_the_set_of_settled_seqs(steps):
     watermark, settled = Watermark(), set[int]()
     for is_raise, seq in steps:
         if is_raise:
@@ -24,17 +31,12 @@ def test_it_is_the_set_of_settled_seqs(steps):
             settled.add(seq)
         assert {s for s in range(32) if watermark.is_settled(s)} == settled
         below = next(s for s in range(33) if s not in settled)
-        assert watermark.below == below
-        assert watermark.above == tuple(sorted(s for s in settled if s > below))
-        again = Watermark(watermark.below, watermark.above)
-        assert (again.below, again.above) == (watermark.below, watermark.above)
+        above = sorted(s for s in settled if s > below)
+        again = Watermark(below, [*reversed(above), *above, below - 1])
+        for each in (watermark, again):
+            assert (each.below, each.above) == (below, above)
         for until in range(33):
             assert watermark.num_unsettled_below(until) == len(set(range(until)) - settled)
-
-
-def test_what_is_restored_is_put_in_order():
-    watermark = Watermark(3, (7, 1, 3, 4, 7))
-    assert (watermark.below, watermark.above) == (5, (7,))
 
 
 @pytest.fixture
@@ -44,30 +46,375 @@ def peer():
 
 def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer):
     peer.granted = 3
-    assert (peer.kept_columns, peer.num_lapsed) == (12, 0)
+    kept = [peer.kept_columns]
     peer.lapsed = 2
-    assert (peer.kept_columns, peer.num_lapsed) == (4, 2)
-    peer.watermark.settle(0)
-    assert (peer.kept_columns, peer.num_lapsed) == (4, 1)
-    peer.watermark.settle(1)
-    peer.watermark.settle(2)
-    assert (peer.kept_columns, peer.num_lapsed) == (0, 0)
+    kept.append(peer.kept_columns)
+    for seq in (0, 1, 2):
+        peer.watermark.settle(seq)
+        kept.append(peer.kept_columns)
+    assert kept == [12, 4, 4, 4, 0]
 
 
-def test_a_window_is_one_message_until_it_is_earned(peer):
-    assert peer.window == WINDOW
-    peer.streams = 3
-    assert peer.window == 3 * WINDOW
-    peer.is_brisk = False
-    assert peer.window == 1
-    peer.extend()
-    assert not peer.is_waiting
+# -------------------- in turns
 
 
-def test_one_more_message_is_one_that_is_still_to_come(peer):
-    peer.watermark.settle(1)
-    peer.extend()
+@pytest.mark.parametrize("streams", [1, 3])
+def test_with_plenty_everybody_gets_a_window_once_its_schema_is_agreed(table, streams):
+    stranger = greet(table, 9)
+    peers = [join(table, actor, columns=8, streams=streams) for actor in range(3)]
+    assert table.deal(PLENTY, now=0.0) == peers
+    assert [peer.granted for peer in (*peers, stranger)] == [WINDOW * streams] * 3 + [0]
+    assert table.outstanding_columns == 3 * 8 * WINDOW * streams
+    assert table.deal(PLENTY, now=0.0) == []
+    assert table.join(stranger, 2, 1)
+    assert table.deal(PLENTY, now=0.0) == [stranger]
+
+
+def test_credit_is_for_seqs_that_are_still_to_come(table):
+    former = join(table, 1)
+    table.deal(PLENTY, now=0.0)
+    assert send(table, former, 1) is None
+    peer = join(table, 1)
+    assert table.deal(1, now=0.0) == [peer]
     assert peer.granted == 1
-    peer.extend()
-    assert peer.granted == 3
+    # Seq 1 is settled already: the second credit is for seq 2.
+    table.deal(2, now=0.0)
+    assert (peer.granted, peer.outstanding_messages) == (3, 2)
     assert peer.grant(NOW).granted == 3
+
+
+def test_a_seq_that_never_comes_does_not_let_memory_grow(table):
+    peer = join(table, 1, streams=2)
+    for _ in range(100):
+        table.deal(PLENTY, now=0.0)
+        for seq in range(1, peer.granted):
+            send(table, peer, seq)
+    assert len(peer.watermark.above) < 2 * WINDOW * peer.streams
+    assert send(table, peer, 0) is None
+    assert peer.watermark.above == []
+    assert table.deal(PLENTY, now=0.0) == [peer]
+
+
+widths = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 3)), min_size=1, max_size=5)
+
+
+def deal_plainly(table, free):
+    """The rule, as plainly as it can be said. One message at a time: to whom has the least under
+    way, and of those to who waits longest."""
+    left = free - table.outstanding_columns
+    dealt = {}
+    while True:
+        able = [p for p in table if p.columns and p.is_waiting]
+        able = [p for p in able if p.columns <= left or p.outstanding_messages == 0]
+        able.sort(key=lambda p: (p.outstanding_messages, p.dealt_at))
+        if not able or able[0].columns > left:
+            return list(dealt)
+        table._credit._extend(able[0], 0.0)
+        left -= able[0].columns
+        dealt[able[0].session] = None
+
+
+@given(widths, st.lists(st.integers(-3, 60), max_size=40), st.randoms(use_true_random=False))
+def test_credit_is_dealt_by_the_rule(shapes, frees, rng):
+    tables = new_table(), new_table()
+    both = [[join(t, i, *shape) for t in tables] for i, shape in enumerate(shapes)]
+    for free in frees:
+        under_way = tables[0].outstanding_columns
+        assert [p.session for p in tables[0].deal(free, now=0.0)] == deal_plainly(tables[1], free)
+        assert [p.granted for p in tables[0]] == [p.granted for p in tables[1]]
+        assert tables[0].outstanding_columns <= max(free, under_way)
+        for pair in rng.sample(both, rng.randint(0, len(both))):
+            if pair[0].outstanding_messages:
+                seq = rng.randrange(pair[0].watermark.below, pair[0].granted)
+                for table, peer in zip(tables, pair, strict=True):
+                    send(table, peer, seq)
+
+
+# -------------------- earned, and taken back
+
+
+def test_a_newcomer_has_one_message_of_credit_until_one_is_admitted(table):
+    peer = newcomer(table, 1, columns=2, streams=3)
+    table.deal(64, BATCH, now=0.0)
+    assert peer.granted == 1
+    table.settle(peer, 0, "nonfinite")
+    table.deal(64, BATCH, now=0.0)
+    assert peer.outstanding_messages == 1
+    send(table, peer, 1)
+    table.deal(64, BATCH, now=0.0)
+    assert peer.outstanding_messages == 3 * WINDOW
+
+
+def test_newcomers_share_one_batch_beside_what_the_others_have(table):
+    strangers = [newcomer(table, 100 + i, columns=BATCH) for i in range(4)]
+    worker = join(table, 1, columns=8)
+    table.deal(NUM_SLOTS * BATCH, BATCH, now=0.0)
+    assert [peer.granted for peer in (*strangers, worker)] == [1, 0, 0, 0, WINDOW]
+    assert table.outstanding_columns == 2 * BATCH
+
+
+def test_credit_that_lies_unused_is_taken_back_while_others_wait(table):
+    idle, busy = join(table, 1, columns=8), join(table, 2, columns=8)
+    table.deal(16, now=0.0)
+    assert (idle.granted, busy.granted) == (1, 1)
+    looks = every_quarter(table, until=UNUSED_S)
+    assert not any(looks)
+    busy.last_heard = busy.used_at = 1.75
+    assert table.take_back(1.75) == [idle]
+    assert table.outstanding_columns == 8
+    assert table.deal(16, now=1.75) == [busy]
+    # It has credit that it has not used: it waits for none, and has none to be taken back. Nobody
+    # takes back what nobody else wants.
+    assert (idle.granted, idle.is_waiting) == (1, False)
+    assert not any(every_quarter(table, until=6.0, since=2.0))
+    # What it sends late is still allowed, and is measured.
+    table.find(idle.session, 5.0)
+    assert send(table, idle, 0) is None
+    table.deal(32, now=5.0)
+    assert (idle.outstanding_messages, idle.is_brisk) == (1, False)
+    assert idle.kept_columns == 8
+
+
+def every_quarter(table, until, since=0.0):
+    """What is taken back, by a learner that never stands still."""
+    looks = range(round(4 * since), round(4 * until) + 1)
+    return [table.take_back(look / 4) for look in looks]
+
+
+def test_where_all_are_slow_nobody_is_hurried(table):
+    peers = [join(table, actor, columns=8) for actor in range(3)]
+    found = []
+    for now in range(0, 600):
+        table.deal(24, now=now)
+        for number, peer in enumerate(peers):
+            table.find(peer.session, now)
+            if peer.outstanding_messages and now % 12 == 4 * number:
+                send(table, peer, peer.watermark.below)
+        late = [*table.take_back(now), *table.take_back(now + 0.5)]
+        found += late if now > 300 else []
+    assert found == []
+
+
+def test_a_learner_that_stood_still_takes_nothing_back(table):
+    for actor in (1, 2):
+        join(table, actor, columns=8)
+    table.deal(8, now=0.0)
+    assert [table.take_back(now) for now in (0, 0.2, 600, 600.2)] == [[]] * 4
+
+
+def test_a_few_that_take_long_do_not_make_it_usual(table):
+    fast, slow = join(table, 1), join(table, 2)
+    for tick in range(1, 501):
+        now = tick / 50
+        table.deal(64, now=now)
+        for peer in (fast, slow) if tick % 50 == 0 else (fast,):
+            table.find(peer.session, now)
+            send(table, peer, peer.watermark.below)
+    table.deal(64, now=10.0)
+    assert (fast.is_brisk, slow.is_brisk) == (True, False)
+
+
+# -------------------- a minute with others
+
+
+@dataclass
+class Actor:
+    """Sends a message each so many seconds, if it has credit, and again if it is told to."""
+
+    takes_s: float
+    columns: int = 8
+    most: int = 10**9
+    looks_every_s: float = 0.0
+    # How often it sends again what it is told to.
+    heeds: int = 10**9
+    next_seq: int = 0
+    num_sent: int = 0
+    ready_at: float = 0.0
+    peer: Peer | None = None
+    has_sent: bool = False
+
+
+class Minute:
+    """A learner that trains a batch after another, and actors that join in turn."""
+
+    STEP_S = 0.005
+
+    def __init__(self, update_s):
+        self.table = new_table()
+        self.free, self.full, self.now = NUM_SLOTS * BATCH, 0, 0.0
+        self.update_s, self.trained_at = update_s, update_s
+
+    def run(self, seconds, actors, join_every_s=0.1):
+        """How many messages of the first came through."""
+        for step in range(int(seconds / self.STEP_S)):
+            self.now = step * self.STEP_S
+            for number, actor in enumerate(actors):
+                if actor.peer is None and self.now >= number * join_every_s:
+                    actor.peer = newcomer(self.table, number, actor.columns, now=self.now)
+                    actor.ready_at = self.now + actor.takes_s
+                looks_every = round(actor.looks_every_s / self.STEP_S) or 1
+                if actor.peer is not None and step % looks_every == 0:
+                    self._act(actor, actor.peer)
+            if self.full >= BATCH and self.now >= self.trained_at:
+                self.full, self.free = self.full - BATCH, self.free + BATCH
+                self.trained_at = self.now + self.update_s
+            if step % 50 == 0:
+                self.table.take_back(self.now)
+            self.table.deal(self.free, BATCH, now=self.now)
+            assert self.table.outstanding_columns <= self.free
+        return actors[0].num_sent
+
+    def _act(self, actor, peer):
+        self.table.find(peer.session, self.now)  # all have heartbeats
+        grant = peer.grant(NOW)
+        seq = peer.watermark.below if actor.heeds else actor.next_seq
+        if grant.again == seq:
+            actor.has_sent, actor.heeds = False, actor.heeds - 1
+        is_ready = self.now >= actor.ready_at and actor.num_sent < actor.most
+        if not is_ready or actor.has_sent or seq >= grant.granted:
+            return
+        data = data_of(peer, seq)
+        assert self.table.reserve(peer, data, NOW) is None
+        actor.next_seq = seq + 1
+        if not self.table.has_room(peer, data, self.free):
+            if actor.heeds:
+                actor.has_sent = True
+            else:
+                actor.ready_at += actor.takes_s
+            return
+        self.table.settle(peer, seq, None)
+        self.free, self.full = self.free - peer.columns, self.full + peer.columns
+        # While it waited for credit it unrolled the next one.
+        actor.ready_at = max(actor.ready_at + actor.takes_s, self.now)
+        actor.num_sent, actor.has_sent = actor.num_sent + 1, False
+
+
+OTHERS = {
+    "four that send nothing": [Actor(0.0, BATCH, most=0) for _ in range(4)],
+    "sixty that send nothing": [Actor(0.0, BATCH, most=0) for _ in range(60)],
+    "forty that send one message": [Actor(0.02, most=1) for _ in range(40)],
+    "forty that look seldom and send one": [
+        Actor(0.02, most=1, looks_every_s=0.25) for _ in range(40)
+    ],
+    "forty that send five messages": [Actor(0.02, most=5) for _ in range(40)],
+    "ten with a message each 4 s": [Actor(4.0) for _ in range(10)],
+    "two with a message each second": [Actor(1.0) for _ in range(2)],
+    "forty that never send again": [Actor(3.0, heeds=0) for _ in range(40)],
+    "forty that send again once": [Actor(3.0, heeds=1) for _ in range(40)],
+}
+
+
+@pytest.mark.parametrize("update_s", first_of(0.1, 0.01))
+@pytest.mark.parametrize("others", OTHERS)
+def test_who_does_not_use_its_credit_soon_costs_the_others_little(others, update_s):
+    alone = Minute(update_s).run(30.0, [Actor(0.02)])
+    company = [replace(other) for other in OTHERS[others]]
+    beset = Minute(update_s).run(30.0, [Actor(0.02), *company])
+    came = sum(other.num_sent for other in company)
+    assert beset + came >= 0.97 * alone > 500
+    if min(other.heeds for other in company) < 100:
+        return
+    # Nor do they suffer: who takes a second for each message loses hardly one.
+    able = sum(min(other.most, int(24 / max(other.takes_s, 0.02))) for other in company)
+    assert came >= able
+
+
+# -------------------- without room
+
+
+@pytest.fixture
+def late_and_other(table):
+    """One that is known to be slow, and has credit without room."""
+    late, other = join(table, 1, columns=8), join(table, 2, columns=8)
+    late.usual_s = 5.0
+    assert table.deal(8, now=0.0) == [other, late]
+    assert (late.kept_columns, late.outstanding_messages, other.kept_columns) == (0, 1, 8)
+    return late, other
+
+
+def test_who_is_slow_finds_room_or_has_the_next_and_is_told_once(table, late_and_other):
+    late, other = late_and_other
+    data = data_of(late, 0)
+    assert table.reserve(late, data, NOW) is None
+    assert table.has_room(late, data, free_columns=16)
+    assert not table.has_room(late, data, free_columns=8)
+    assert late.grant(NOW).again == NO_SEQ
+    assert table.deal(8, now=0.01) == []
+    assert send(table, other, 0) is None
+    assert table.deal(8, now=0.01) == [late]
+    assert (late.kept_columns, late.granted) == (8, 1)
+    assert [late.grant(NOW).again for _ in range(2)] == [0, NO_SEQ]
+    assert table.has_room(late, data, free_columns=8)
+    assert send(table, late, 0) is None
+    assert table.outstanding_columns == 0
+
+
+def test_on_a_slow_line_it_takes_the_room_of_the_one_that_is_idle(table, late_and_other):
+    late, other = late_and_other
+    data = data_of(late, 0)
+    assert not table.has_room(late, data, free_columns=8)
+    send(table, other, 0)
+    assert table.deal(8, now=1.0) == [late]
+    late.lapse()
+    table.find(other.session, 9.0)
+    assert table.deal(8, now=9.0) == [other]
+    assert table.has_room(late, data, free_columns=8)
+    assert other.kept_columns == 0
+
+
+def test_one_is_called_back_for_one_at_a_time_however_much_room_there_is(table):
+    late, other = join(table, 1, columns=4), join(table, 2, columns=4)
+    table.deal(16, now=0.0)
+    late.lapse()
+    assert not any(table.has_room(late, data_of(late, seq), free_columns=8) for seq in (1, 0))
+    send(table, other, 0)
+    # Whoever is behind it does not wait for the second one.
+    assert table.deal(64, now=0.01) == [late, other]
+    told = [late.grant(NOW).again]
+    assert table.deal(64, now=0.02) == []
+    send(table, late, 0)
+    assert table.deal(64, now=0.02) == [late]
+    told.append(late.grant(NOW).again)
+    assert told == [0, 1]
+
+
+def test_where_those_who_were_brisk_hold_a_batch_too_no_more_is_kept_than_is_free(table):
+    join(table, 1, columns=BATCH)
+    newcomer(table, 2, columns=BATCH)
+    table.deal(2 * BATCH, BATCH, now=0.0)
+    assert table.outstanding_columns == 2 * BATCH
+    brisk = join(table, 3, columns=8, now=1.0)
+    table.deal(2 * BATCH, BATCH, now=1.0)
+    assert brisk.kept_columns == BATCH
+    assert table.outstanding_columns <= 2 * BATCH
+
+
+def test_what_comes_again_while_it_waits_for_room_says_nothing_of_its_actor(table, late_and_other):
+    late, _ = late_and_other
+    late.usual_s = 0.1
+    for now in (1.0, 11.0, 21.0):
+        table.find(late.session, now)
+        assert not table.has_room(late, data_of(late, 0), free_columns=8)
+    assert late.usual_s < 1.0
+
+
+def test_who_cannot_be_called_back_keeps_its_room_in_the_next_session_on_a_slow_line(table):
+    late, other = newcomer(table, 1, columns=8), join(table, 2, columns=8)
+    late.gives_way = False
+    for now in (0.0, 0.2):
+        table.find(other.session, now)
+        other.used_at = now
+        table.deal(16, now=now)
+    # The other one has all: what comes after a moment ends the session.
+    assert (late.kept_columns, other.kept_columns) == (0, 16)
+    assert not table.has_room(late, data_of(late, 0), free_columns=16)
+    again = newcomer(table, 1, columns=8, now=2.0)
+    again.gives_way = False
+    for seq, now in enumerate((2.0, 2.4)):
+        table.find(other.session, now)
+        other.used_at = now
+        send(table, other, seq)
+        table.deal(16, now=now)
+    assert table.has_room(again, data_of(again, 0), free_columns=16)
+    assert send(table, again, 0) is None
+    assert not again.is_owed_room

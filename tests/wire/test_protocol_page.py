@@ -14,7 +14,7 @@ import pytest
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 FORMATS = {"bool": "B", "uint8": "B", "int32": "i", "float32": "f"}
 ARRAY_ALIGNMENT, PLANE_ALIGNMENT = 8, 64
-Said = list[bytes]
+SPEC, DATA = "actor, data: Spec, and the schema", "actor, data: Data with an inline body"
 
 
 @pytest.fixture(scope="module")
@@ -36,73 +36,42 @@ def said():
 
 
 def header(said, title):
-    fields = msgpack.unpackb(said[title][0])
-    assert isinstance(fields, list)
-    return fields
+    return list(msgpack.unpackb(said[title][0]))
 
 
 def digest(frame):
     return hashlib.sha256(frame).digest()[:16]
 
 
-def padded(size, alignment):
-    return math.ceil(size / alignment) * alignment
-
-
 def plane(arrays, body):
-    """The arrays of one plane, flat, and where it ends."""
+    """The arrays of one plane, flat, and what follows it."""
     found, at = {}, 0
     for name, shape, dtype in arrays:
         form = f"<{math.prod(shape)}{FORMATS[dtype]}"
         found[name] = struct.unpack_from(form, body, at)
         end = at + struct.calcsize(form)
-        at = padded(end, ARRAY_ALIGNMENT)
+        at = math.ceil(end / ARRAY_ALIGNMENT) * ARRAY_ALIGNMENT
         assert not any(body[end:at]), "padding is zero"
-    return found, padded(at, PLANE_ALIGNMENT)
-
-
-def column(schema, body):
-    """The one column of a body, and what follows it."""
-    rows = schema["rows"]
-    obs = [
-        (leaf["name"], [rows + 1, *leaf["shape"]], leaf["dtype"])
-        for leaf in schema["obs"]["leaves"]
-    ]
-    small = [(leaf["name"], leaf["shape"], "float32") for leaf in schema["state"]]
-    small += [("log_prob", [rows], "float32"), ("reward", [rows], "float32")]
-    for part in schema["action"]["parts"]:
-        dtype = "int32" if part["kind"] == "discrete" else "float32"
-        small.append((f"action {part['name']}", [rows, *part["shape"]], dtype))
-    small += [(flag, [rows], "bool") for flag in ("terminated", "truncated", "mask")]
-    seen, obs_bytes = plane(obs, body)
-    rest, small_bytes = plane(small, body[obs_bytes:])
-    return {"obs": seen, **rest}, body[obs_bytes + small_bytes :]
+    return found, body[math.ceil(at / PLANE_ALIGNMENT) * PLANE_ALIGNMENT :]
 
 
 def test_the_session_is_one_session(said):
-    kinds = [msgpack.unpackb(frames[0])[0] for frames in said.values()]
+    kinds = [header(said, title)[0] for title in said]
     assert kinds == [0, 1, 2, 3, 9, 3, 6, 7, 5, 3, 10, 11]
     session = header(said, "learner, data: Welcome (and a frame of settings)")[3]
-    for title in ("actor, data: Spec, and the schema", "actor, weights: Get", "actor, data: ByeOk"):
+    for title in (SPEC, "actor, weights: Get", "actor, data: ByeOk"):
         assert header(said, title)[1] == session
-
-
-def test_the_schema_has_its_digest(said):
-    title = "actor, data: Spec, and the schema"
-    _, _, schema_digest, layout_digest, columns, streams, gives_way = header(said, title)
-    assert schema_digest == digest(said[title][1])
-    assert (layout_digest, columns, streams, gives_way) == (bytes(16), 1, 1, 1)
+    # The schema has its digest; the actor has no model, one column and one stream, and gives way.
+    assert header(said, SPEC)[2:] == [digest(said[SPEC][1]), bytes(16), 1, 1, 1]
 
 
 def test_weights_have_the_layout_that_was_told(said):
     layout = said["learner, data: Grant, and the layout"][1]
     title = "learner, weights: WeightsReply, and the buffer"
-    _, epoch, update, layout_digest, content_digest = header(said, title)
-    buffer = said[title][1]
-    assert (epoch, update, layout_digest) == (1, 0, digest(layout))
-    quarters = [buffer[at : at + 9] for at in range(0, 36, 9)]
-    assert content_digest == b"".join(zlib.crc32(each).to_bytes(4, "big") for each in quarters)
-    arrays, at = {}, 0
+    buffer, arrays, at = said[title][1], {}, 0
+    crcs = [zlib.crc32(buffer[start : start + 9]) for start in range(0, 36, 9)]
+    content_digest = b"".join(crc.to_bytes(4, "big") for crc in crcs)
+    assert header(said, title)[1:] == [1, 0, digest(layout), content_digest]
     for array in json.loads(layout):
         size = math.prod(array["shape"])
         arrays[array["name"]] = struct.unpack_from(f"<{size}f", buffer, at)
@@ -112,12 +81,21 @@ def test_weights_have_the_layout_that_was_told(said):
 
 
 def test_the_trajectory_is_where_the_page_says(said):
-    schema = json.loads(said["actor, data: Spec, and the schema"][1])
-    fields = header(said, "actor, data: Data with an inline body")
-    assert fields[2:9] == [0, 1, 0, schema["rows"], 1, 0, 1]
-    rows, tail = column(schema, fields[9])
-    assert rows == {
-        "obs": {"": (0.5, 1, 0.25, 2, 8, 3, 16, 4)},
+    schema = json.loads(said[SPEC][1])
+    rows, leaves = schema["rows"], schema["obs"]["leaves"]
+    fields = header(said, DATA)
+    assert fields[2:9] == [0, 1, 0, rows, 1, 0, 1]
+    obs = [(leaf["name"], [rows + 1, *leaf["shape"]], leaf["dtype"]) for leaf in leaves]
+    small = [(leaf["name"], leaf["shape"], "float32") for leaf in schema["state"]]
+    small += [("log_prob", [rows], "float32"), ("reward", [rows], "float32")]
+    for part in schema["action"]["parts"]:
+        dtype = "int32" if part["kind"] == "discrete" else "float32"
+        small.append((f"action {part['name']}", [rows, *part["shape"]], dtype))
+    small += [(flag, [rows], "bool") for flag in ("terminated", "truncated", "mask")]
+    seen, rest = plane(obs, fields[9])
+    found, tail = plane(small, rest)
+    assert seen == {"": (0.5, 1, 0.25, 2, 8, 3, 16, 4)}
+    assert found == {
         "log_prob": (-1, 0, -0.5),
         "reward": (1.5, 0, 2),
         "action ": (2, 0, 1),

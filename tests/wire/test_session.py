@@ -1,11 +1,13 @@
-"""Hello, leases and verdicts. Beside this: test_session_actors.py, test_session_credit.py, and
-whole networks in test_session_network.py."""
+"""Hello, leases and verdicts; whom a learner knows: ranks, strangers, what outlives a session."""
+
+import json
+import time
 
 import pytest
 
 from impala_async.errors import ProtocolError
-from impala_async.weights import NO_VERSION, Version
-from impala_async.wire import session as session_module
+from impala_async.weights import NO_VERSION, Lineage, Version
+from impala_async.wire import session
 from impala_async.wire.messages import (
     MAX_TEXT_BYTES,
     MAX_VERDICTS,
@@ -17,7 +19,12 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.peer import Peer
-from impala_async.wire.session import reject
+from impala_async.wire.session import (
+    MAX_OVER_ONE_CONNECTION,
+    MAX_STRANGERS,
+    WATERMARK_LIFE_S,
+    reject,
+)
 from tests.wire.tables import (
     LEASE_S,
     MAX_LAG,
@@ -28,45 +35,49 @@ from tests.wire.tables import (
     greet,
     hello_of,
     join,
+    new_table,
     send,
 )
 
 
-def rejection(answer):
+def refusal_of(table, actor, **changes):
+    """The code and the rest of it."""
+    answer = table.hello(hello_of(actor, **changes), b"route", 0.0)
     assert isinstance(answer, Reject)
     return REJECT_CODES[answer.code], answer.text, answer.retry_after_s
+
+
+def work(table, actor, now=0.0):
+    """An actor that is remembered, as something of it was settled."""
+    peer = join(table, actor, now=now)
+    table.deal(len(table), now=now)
+    assert send(table, peer, peer.watermark.below) is None
+    return peer
 
 
 # -------------------- hello
 
 
-def test_each_actor_gets_a_session_and_a_rank(table):
+def test_each_actor_gets_a_session_and_a_rank_and_the_same_hello_twice_is_one(table):
     peers = [greet(table, actor) for actor in range(3)]
     assert [peer.rank for peer in peers] == [0, 1, 2]
     assert len({peer.session for peer in peers}) == 3
-    assert list(table) == peers
-    assert len(table) == 3
     first = peers[0]
     assert (first.actor, first.data_route) == (actor_id(0), b"route-0")
     assert (first.granted, first.columns, first.verdicts) == (0, 0, [])
     assert table.find(first.session, 0.0) is first
     assert table.find(b"nobody" + bytes(10), 0.0) is None
+    assert table.hello(hello_of(0), b"another route", 4.0) is first
+    assert (first.data_route, first.last_heard) == (b"another route", 4.0)
+    assert list(table) == peers
+    assert len(table) == 3
 
 
 def test_another_protocol_is_refused_with_both_numbers(table):
-    code, text, retry = rejection(table.hello(hello_of(1, protocol=2), b"r", 0.0))
-    assert code == "protocol"
+    code, text, retry = refusal_of(table, 1, protocol=2)
+    assert (code, retry) == ("protocol", -1.0)
     assert text.startswith("protocol: this learner speaks version 1, the actor 2")
-    assert retry < 0
     assert len(table) == 0
-
-
-def test_the_same_hello_twice_is_one_session(table):
-    first = greet(table, 1, now=0.0)
-    again = table.hello(hello_of(1), b"another route", 4.0)
-    assert again is first
-    assert (first.data_route, first.last_heard) == (b"another route", 4.0)
-    assert len(table) == 1
 
 
 def test_a_new_hello_ends_a_session_that_was_at_work(table):
@@ -75,19 +86,23 @@ def test_a_new_hello_ends_a_session_that_was_at_work(table):
     send(table, former, 0)
     assert table.outstanding_columns == 4
     peer = greet(table, 1)
-    assert peer is not former
     assert peer.session != former.session
     assert table.outstanding_columns == 0
     assert table.find(former.session, 0.0) is None
     assert (peer.rank, peer.granted) == (former.rank, 1)
+    # A session that is over can end again.
+    table.end(former)
     assert list(table) == [peer]
+    for _ in range(2):
+        table.end(peer)
+    assert len(table) == 0
 
 
 def test_too_many_actors_are_asked_to_wait(table, monkeypatch):
-    monkeypatch.setattr(session_module, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(session, "MAX_SESSIONS", 2)
     first = join(table, 1)
     join(table, 2)
-    code, _, retry = rejection(table.hello(hello_of(3), b"r", 0.0))
+    code, _, retry = refusal_of(table, 3)
     assert (code, retry > 0) == ("full", True)
     # One that has a session already does not need another place.
     assert isinstance(table.hello(hello_of(1), b"r", 0.0), Peer)
@@ -132,64 +147,38 @@ def test_a_learner_that_stood_still_blames_nobody(table, pause_s):
     peer = join(table, 1)
     for now in range(9):
         assert table.expire(now) == []
-    assert table.expire(8 + pause_s) == []
-    assert peer.last_heard == 8 + pause_s
     # From then on the silence is the actor's own.
     for i in range(10):
         assert table.expire(8 + pause_s + i) == []
+        assert peer.last_heard == 8 + pause_s
     assert table.expire(8 + pause_s + 10.1) == [peer]
-
-
-def test_a_session_that_is_over_can_end_again(table):
-    stranger, worker = greet(table, 1), join(table, 2)
-    for peer in (stranger, worker, stranger, worker):
-        table.end(peer)
-    assert len(table) == 0
-    successor = greet(table, 2)
-    table.end(worker)
-    assert list(table) == [successor]
 
 
 # -------------------- verdicts
 
 
-def judge(table, peer, version, now=NOW):
-    return table.reserve(peer, data_of(peer, 0, version), now)
-
-
 @pytest.mark.parametrize(
-    ("version", "verdict"),
+    ("version", "now", "verdict"),
     [
-        (Version(3, 1000), None),
-        (Version(3, 1000 - MAX_LAG), None),
-        (Version(3, 1000 - MAX_LAG - 1), "stale"),
-        (Version(3, 1001), "invalid"),
-        (Version(4, 0), "invalid"),
-        (Version(0, 1000), "invalid"),
-        (NO_VERSION, "invalid"),
-        (Version(2, 990), "dead_branch"),
-        (Version(1, 901), "dead_branch"),
-        (Version(1, 900), "stale"),
+        *(((3, 1000), NOW, None), ((3, 1000 - MAX_LAG), NOW, None)),
+        *(((3, 1000 - MAX_LAG - 1), NOW, "stale"), ((3, 1001), NOW, "invalid")),
+        *(((4, 0), NOW, "invalid"), ((0, 1000), NOW, "invalid"), (NO_VERSION, NOW, "invalid")),
+        *(((2, 990), NOW, "dead_branch"), ((1, 901), NOW, "dead_branch"), ((1, 900), NOW, "stale")),
+        # An ancestor of an earlier epoch is welcome.
+        ((1, 895), Version(3, 905), None),
     ],
 )
-def test_verdict_by_version(table, version, verdict):
+def test_verdict_by_version(table, version, now, verdict):
     peer = join(table, 1)
     table.deal(4, now=0.0)
-    assert judge(table, peer, version) == verdict
-
-
-def test_an_ancestor_of_an_earlier_epoch_is_welcome(table):
-    peer = join(table, 1)
-    table.deal(4, now=0.0)
-    assert judge(table, peer, Version(1, 895), now=Version(3, 905)) is None
+    assert table.reserve(peer, data_of(peer, 0, Version(*version)), now) == verdict
 
 
 def test_a_second_copy_is_a_duplicate_whatever_it_says(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert send(table, peer, 1) is None
-    assert send(table, peer, 1) == "duplicate"
-    assert send(table, peer, 1, Version(9, 9)) == "duplicate"
+    assert [send(table, peer, 1, version) for version in (NOW, Version(9, 9))] == ["duplicate"] * 2
     assert send(table, peer, 0) is None
     assert [send(table, peer, seq) for seq in (0, 1)] == ["duplicate"] * 2
 
@@ -205,7 +194,7 @@ def test_what_was_not_granted_is_not_allowed_and_not_settled(table):
         assert not peer.watermark.is_settled(seq)
 
 
-def test_a_refusal_settles_and_is_told_once(table):
+def test_a_refusal_settles_and_is_told_once_and_no_more_than_fit(table):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert send(table, peer, 0, Version(3, 1)) == "stale"
@@ -213,13 +202,176 @@ def test_a_refusal_settles_and_is_told_once(table):
     assert (grant.settled, grant.verdicts) == (1, [[0, VERDICTS.index("stale")]])
     assert (grant.session, grant.epoch, grant.update) == (peer.session, *NOW)
     assert peer.grant(NOW).verdicts == []
-
-
-def test_more_verdicts_than_fit_are_left_out(table):
-    peer = join(table, 1)
     for seq in range(MAX_VERDICTS + 5):
         table.settle(peer, seq, "invalid")
     grant = peer.grant(NOW)
-    assert len(grant.verdicts) == MAX_VERDICTS
-    assert grant.settled == MAX_VERDICTS + 5
+    assert (len(grant.verdicts), grant.settled) == (MAX_VERDICTS, MAX_VERDICTS + 5)
     assert unpack(pack(grant)) == grant
+
+
+# -------------------- ranks
+
+
+def test_every_actor_that_worked_has_a_rank_of_its_own_and_none_comes_again(table):
+    peers = [work(table, actor) for actor in range(3)]
+    assert [peer.rank for peer in peers] == [0, 1, 2]
+    table.end(peers[1])
+    assert [join(table, actor).rank for actor in (7, 1)] == [3, 1]
+    # Strangers use up none.
+    for stranger in range(100, 200):
+        table.end(greet(table, stranger))
+    assert join(table, 8).rank == 4
+
+
+def test_an_actor_has_the_number_that_its_starter_gave_it(table):
+    alone = greet(table, 0)
+    # Who has no number was here first; the others are called as their starter calls them.
+    numbered = [greet(table, actor, number=number) for actor, number in ((1, 3), (2, 0), (3, 1))]
+    assert [alone.rank, *(peer.rank for peer in numbered)] == [0, 3, 2, 1]
+    # Started again, before it is known that its former life is over; or a stranger claims it.
+    assert [greet(table, actor, number=3).rank for actor in range(4, 10)] == [3] * 6
+    assert greet(table, 10).rank == 4
+    table.end(alone)
+    assert greet(table, 11, number=0).rank == 0
+
+
+def test_a_rank_is_found_as_fast_however_many_actors_are_remembered(table):
+    table.restore_watermarks({f"{actor:032x}": [actor, 1] for actor in range(1, 10_000)}, 0.0)
+    assert greet(table, 20_000, now=0.0).rank == 10_000
+    began = time.process_time()
+    for actor in range(20_001, 20_101):
+        greet(table, actor, now=0.0)
+    assert time.process_time() - began < 0.04
+
+
+def test_where_ranks_are_places_that_of_a_lost_one_is_free():
+    table = new_table(num_ranks=3)
+    peers = [work(table, actor) for actor in range(3)]
+    assert refusal_of(table, 7)[0] == "full"
+    # One that is here may say hello again.
+    again = join(table, 1)
+    assert (again.rank, again.begins_at) == (1, None)
+    assert again.session != peers[1].session
+    for peer in (peers[0], again, peers[2]):
+        table.end(peer)
+    # The former place, if nobody else has it; else the first that is free.
+    assert [join(table, actor).rank for actor in (2, 7, 1)] == [2, 0, 1]
+    assert refusal_of(table, 0)[0] == "full"
+
+
+def test_a_hello_takes_no_place_from_who_joins():
+    table = new_table(num_ranks=2)
+    for stranger in range(100, 200):
+        greet(table, stranger)
+    early, other, late = greet(table, 0), greet(table, 1), greet(table, 2)
+    assert len({early.rank, other.rank, late.rank}) == 2
+    assert table.join(late, 4, 1)
+    twin, unlike = (early, other) if early.rank == late.rank else (other, early)
+    assert not table.join(twin, 4, 1), "its place is another's by now"
+    assert table.join(unlike, 4, 1)
+    assert refusal_of(table, 3)[0] == "full"
+
+
+@pytest.mark.parametrize("arrivals", [(0, 1, 2), (2, 1, 0), (5, 0, 6)])
+def test_a_resumed_learner_has_places_for_old_and_new(arrivals):
+    former, table = new_table(num_ranks=3), new_table(num_ranks=3)
+    for actor in range(3):
+        join(former, actor)
+    table.restore_watermarks(former.watermarks(), 0.0)
+    ranks = [join(table, actor).rank for actor in arrivals]
+    assert sorted(ranks) == [0, 1, 2]
+    # Old ones first, if they come first.
+    assert max(arrivals) > 2 or ranks == list(arrivals)
+
+
+# -------------------- strangers
+
+
+def test_whatever_is_done_often_passes_strangers_by_and_the_oldest_gives_way(table):
+    actor, num_strangers = join(table, 0), 3 * MAX_STRANGERS
+    builder = greet(table, 7, number=7)
+    for stranger in range(100, 100 + num_strangers):
+        greet(table, stranger)
+    assert len(table) == MAX_STRANGERS + 1
+    assert table.num_given_way == 1 + num_strangers - MAX_STRANGERS
+    assert list(table.joined) == table.silent(LEASE_S, 0.0) == [actor]
+    assert table.deal(100, now=0.0) == [actor]
+    # Its Spec is of no session; it says hello again, and its number is its own.
+    assert table.find(builder.session, 1.0) is None
+    assert greet(table, 7, number=7).rank == builder.rank == 7
+    for now in (0.0, 4.0, 8.0):
+        table.find(actor.session, now)
+        table.expire(now)
+    assert len(table.expire(LEASE_S + 0.1)) == MAX_STRANGERS
+    assert list(table) == [actor]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_over_one_connection_come_only_so_many(table, joins):
+    actor, builder = join(table, 0), greet(table, 1)
+    flood = []
+    for stranger in range(100, 200):
+        peer = table.hello(hello_of(stranger), b"the flood", 0.0)
+        assert isinstance(peer, Peer)
+        assert not joins or table.join(peer, 1, 1)
+        flood.append(peer)
+    # The last of them are there, and whoever came over other connections.
+    assert {*table} == {actor, builder, *flood[-MAX_OVER_ONE_CONNECTION:]}
+    assert table.num_given_way == 100 - MAX_OVER_ONE_CONNECTION
+    # An actor that comes again is no other.
+    again = join(table, 0)
+    assert (again.rank, again in table, table.num_given_way) == (actor.rank, True, 84)
+
+
+# -------------------- what outlives a session
+
+
+def test_watermarks_are_saved_and_restored(table):
+    first, second = join(table, 1), join(table, 2)
+    table.deal(8, now=0.0)
+    for peer, seq in ((first, 0), (first, 1), (second, 1)):
+        assert send(table, peer, seq) is None
+    saved = json.loads(json.dumps(table.watermarks()))
+    assert saved == {actor_id(1).hex(): [0, 2], actor_id(2).hex(): [1, 0, 1]}
+    resumed = new_table(Lineage(4))
+    resumed.restore_watermarks(saved, 100.0)
+    # It is known even if it never joins.
+    resumed.end(greet(resumed, 1))
+    assert resumed.watermarks() == saved
+    again = join(resumed, 2)
+    assert (again.rank, again.granted) == (1, 0)
+    resumed.deal(8, now=0.0)
+    assert send(resumed, again, 1, Version(4, 0)) == "duplicate"
+    assert greet(resumed, 3).rank == 2
+    assert greet(resumed, 1, lowest_unsettled=9).granted == 9
+
+
+def test_actors_long_gone_are_forgotten_and_too_many_sooner(table, monkeypatch):
+    here = work(table, 0)
+    for number in (1, 2, 3):
+        table.end(work(table, number, now=float(number)))
+
+    def remembered(now):
+        table.find(here.session, now)
+        table.expire(now)
+        return [number for number in range(4) if actor_id(number).hex() in table.watermarks()]
+
+    for now in range(0, int(WATERMARK_LIFE_S), 4):
+        assert remembered(now) == [0, 1, 2, 3]
+    assert remembered(WATERMARK_LIFE_S + 1.0) == [0, 2, 3]
+    monkeypatch.setattr(session, "MAX_GONE", 1)
+    assert remembered(WATERMARK_LIFE_S + 1.5) == [0, 3]
+
+
+@pytest.mark.parametrize("changes", [{}, {"lowest_unsettled": 5}, {"run_id": bytes(16)}])
+@pytest.mark.parametrize("joins", [False, True])
+def test_who_never_sent_anything_leaves_nothing_behind(table, changes, joins):
+    for number in range(100):
+        peer = greet(table, number, now=number, **changes)
+        assert not joins or table.join(peer, 1, 1)
+        table.expire(number)
+    for now in range(100, 112):
+        table.expire(now)
+    assert (len(table), table.watermarks()) == (0, {})
+    assert not any(held for held in vars(table).values() if isinstance(held, dict | set))
+    assert greet(table, 200).rank == 0

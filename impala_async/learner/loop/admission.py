@@ -16,11 +16,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.filler import Arrival
 from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.sessions import Answer, Sessions
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import Episodes, Region, Slot
+from impala_async.learner.slots import Arrival, Episodes, Slot
 from impala_async.schema import Schema
 from impala_async.trajectory import LARGEST, ColumnChecks, Fault
 from impala_async.weights import NO_VERSION, Version, Weights
@@ -60,18 +59,19 @@ class Bodies:
         self._small = np.zeros(largest.small, np.uint8)
         self._packed = np.zeros(largest.obs, np.uint8)
 
-    def receive(self, rest: Router, data: Data, rank: int, region: Region) -> Arrival:
+    def receive(self, rest: Router, arrival: Arrival) -> Arrival:
         """Receive both planes into their place, and the episodes that came with them, if any.
 
         Raises:
             ProtocolError: it has another size, or another form, than such a message can have.
         """
+        data, obs = arrival.data, arrival.obs.reshape(-1)
         if data.rows != self._schema.rows:
             raise ProtocolError("wrong_size", f"{data.rows} rows, not {self._schema.rows}")
         if data.num_episodes > data.columns * data.rows:
             raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
         sizes = body_sizes(self._schema.layout, data.columns, data.num_episodes)
-        obs, small = region.obs.reshape(-1), self._small[: sizes.small]
+        small = self._small[: sizes.small]
         if data.body is not None:
             if data.codec != PLAIN:
                 raise ProtocolError("wrong_size", "a body that is inline is never compressed")
@@ -85,24 +85,25 @@ class Bodies:
             _receive(rest, small.data)
         if rest.has_more_frames():
             raise ProtocolError("wrong_frame_count", TWO_FRAMES)
-        num_bytes = region.small.nbytes
-        region.small.reshape(-1)[:] = small[:num_bytes]
+        num_bytes = arrival.small.nbytes
+        arrival.small.reshape(-1)[:] = small[:num_bytes]
+        if not data.num_episodes:
+            return arrival
         # The next message will be received where the episodes lie now.
-        episodes = decode_episodes(small[num_bytes:].tobytes()) if data.num_episodes else None
-        valid_rows = self._checks.count_valid(region.small)
-        return Arrival(rank, region, valid_rows, Version(data.epoch, data.update), episodes)
+        return arrival._replace(episodes=decode_episodes(small[num_bytes:].tobytes()))
 
     def find_faults(self, arrivals: Sequence[Arrival]) -> list[Fault | None]:
         """Find the fault of each. Where there is none, one look at all of them shows it."""
         faults = [_find_episode_fault(arrival.episodes) for arrival in arrivals]
-        regions = [arrival.region for arrival in arrivals]
-        if len(regions) > 1:
-            whole = regions[0].through(regions[-1])
-            if self._checks.find_fault(whole.obs, whole.small) is None:
+        if len(arrivals) > 1:
+            first, last = arrivals[0], arrivals[-1]
+            assert first.slot is not None
+            whole = slice(first.start, last.start + last.data.columns)
+            if self._checks.find_fault(first.slot.obs[whole], first.slot.small[whole]) is None:
                 return faults
         return [
-            self._checks.find_fault(region.obs, region.small) or fault
-            for region, fault in zip(regions, faults, strict=True)
+            self._checks.find_fault(arrival.obs, arrival.small) or fault
+            for arrival, fault in zip(arrivals, faults, strict=True)
         ]
 
 
@@ -145,9 +146,9 @@ class Admission:
         self._recorder = recorder
         self._bodies: Bodies
         # By session and seq, in the order of their arrival: in their place, unchecked.
-        self._received: dict[tuple[bytes, int], tuple[Peer, Data, Arrival]] = {}
+        self._received: dict[tuple[bytes, int], Arrival] = {}
         # Sessions that have sent something since the last word to them.
-        self._to_acknowledge: dict[bytes, Peer] = {}
+        self.to_acknowledge: dict[bytes, Peer] = {}
         self._is_closed = False
         self._num_turned_away = 0
         self._warn_at: dict[str, float] = {}
@@ -176,15 +177,16 @@ class Admission:
         """Check what has been received, and take it in or refuse it."""
         received = list(self._received.values())
         self._received.clear()
-        faults = self._bodies.find_faults([one for *_, one in received]) if received else []
+        faults = self._bodies.find_faults(received) if received else []
         admitted = []
-        for (peer, data, arrival), fault in zip(received, faults, strict=True):
+        for arrival, fault in zip(received, faults, strict=True):
+            peer, data = arrival.peer, arrival.data
             if fault is not None:
                 self._settle(peer, data, fault.reason, fault.what, now)
                 continue
             self._ledger.admit(data.columns)
             if self._recorder is not None:
-                self._recorder.take(peer.rank, data, arrival.region, arrival.episodes)
+                self._recorder.take(arrival)
             self._table.settle(peer, data.seq, None)
             admitted.append(arrival)
         self._filler.commit(admitted)
@@ -199,18 +201,14 @@ class Admission:
             return []
         dealt = self._filler.deal(self._table, now)
         for peer in dealt:
-            self._to_acknowledge.pop(peer.session, None)
+            self.to_acknowledge.pop(peer.session, None)
         return [self._sessions.grant(peer) for peer in dealt]
-
-    @property
-    def owes_acknowledgements(self) -> bool:
-        return bool(self._to_acknowledge)
 
     def acknowledge(self, now: float) -> list[Answer]:
         """Tell those what became of what they sent who got no credit since."""
         self.decide(now)
-        answers = [self._sessions.grant(peer) for peer in self._to_acknowledge.values()]
-        self._to_acknowledge.clear()
+        answers = [self._sessions.grant(peer) for peer in self.to_acknowledge.values()]
+        self.to_acknowledge.clear()
         return answers
 
     def publish(self, weights: Weights) -> list[Answer]:
@@ -240,10 +238,13 @@ class Admission:
         if peer is None:
             raise self._unknown(data)
         peer.data_route = route
-        self._to_acknowledge[peer.session] = peer
+        self.to_acknowledge[peer.session] = peer
         if self._is_closed:
             return  # what is under way at the end never came: the actor is told so by our goodbye
-        if (verdict := self._judge(peer, data)) is not None:
+        verdict = "duplicate" if (peer.session, data.seq) in self._received else None
+        verdict = verdict or self._table.reserve(peer, data, self._publisher.version)
+        verdict = verdict or self._filler.judge(peer, Version(data.epoch, data.update))
+        if verdict is not None:
             self._settle(peer, data, verdict, UNFIT_VERSIONS.get(verdict), now)
             return
         if data.seq < peer.lapsed:
@@ -256,37 +257,29 @@ class Admission:
         else:
             raise self._unknown(data)
 
-    def _judge(self, peer: Peer, data: Data) -> str | None:
-        """By the header: why it cannot be taken, if so."""
-        if (peer.session, data.seq) in self._received:
-            return "duplicate"
-        verdict = self._table.reserve(peer, data, self._publisher.version)
-        return verdict or self._filler.judge(peer.rank, Version(data.epoch, data.update))
-
     def _receive(self, peer: Peer, data: Data, rest: Router, now: float) -> None:
         try:
-            region = self._filler.assign(data.columns, peer.rank)
-            if region is None:
+            place = self._filler.assign(peer, data)
+            if place is None:
                 self.decide(now)
                 if self._is_closed:
                     return
-                region = self._filler.assign(data.columns, peer.rank)
-            assert region is not None, "there is always room for what has a credit"
-            arrival = self._bodies.receive(rest, data, peer.rank, region)
+                place = self._filler.assign(peer, data)
+            assert place is not None, "there is always room for what has a credit"
+            arrival = self._bodies.receive(rest, place)
         except ProtocolError as error:
             self._settle(peer, data, "invalid", str(error), now)
             raise
-        self._received[peer.session, data.seq] = peer, data, arrival
-        if region.is_only:
+        self._received[peer.session, data.seq] = arrival
+        if arrival.slot is None:
             self.decide(now)
 
     def _settle(self, peer: Peer, data: Data, verdict: str, what: str | None, now: float) -> None:
-        """Refuse for good: count it, give its credit back, and say now and then `what` is wrong, as
-        data that is wrong is wrong at its source."""
+        """Refuse for good: count it, give its credit back, and say now and then `what` is wrong."""
         self._refuse(data, verdict)
         if verdict != "duplicate":
             self._table.settle(peer, data.seq, verdict)
-            self._filler.skip(peer.rank)
+            self._filler.skip(peer)
         if what and now >= self._warn_at.get(verdict, -math.inf):
             self._warn_at[verdict] = now + WARN_EVERY_S
             so_far = f"{self._ledger.rejected(verdict)} columns so far from all actors"

@@ -27,7 +27,6 @@ from impala_async.wire.messages import (
     Data,
     Hello,
     Message,
-    Reject,
     Spec,
     pack,
     unpack,
@@ -66,13 +65,8 @@ class Endpoint:
         hear: Callable[[bytes, Message, Router, float], Iterable[Answer]],
         after: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin to listen.
-
-        Args:
-            counters: of WIRE_COUNTS. Several may share them.
-            hear: answers a message from a route, at a time; the router has its further frames.
-            after: runs once a burst.
-        """
+        """Begin to listen. `counters` are of WIRE_COUNTS, and others may share them; `hear` answers
+        a message of a route, whose further frames the router has; `after` runs once a burst."""
         self.router = router
         self._loop = loop
         self._counters = counters
@@ -133,7 +127,7 @@ class Endpoint:
         self._is_scheduled = True
         try:
             for _ in range(BURST):
-                if self.router.has_more_frames() and not self._discard():
+                if not self._discard():
                     break
                 arrived = self.router.receive()
                 if arrived is None:
@@ -145,47 +139,39 @@ class Endpoint:
             self._is_scheduled = False
         self.look_again()
 
-    def _take(self, route: bytes, header: memoryview, size: int) -> None:
-        message = None
-        try:
-            message = self._read_header(header, size)
-            if not isinstance(message, Hello) or self._may_greet(route):
-                self.say(self._hear(route, message, self.router, time.monotonic()))
-        except ProtocolError as error:
-            self._counters.add(f"bad/{error.reason}")
-            self.send(route, [pack(_refusal(error, message))])
-        finally:
-            if not self._discard():
-                self.connections.cut(route, SENT_TOO_MANY_FRAMES)
-
-    def _may_greet(self, route: bytes) -> bool:
-        """Whether a hello is answered: who says it for ever is cut off."""
-        self.hellos[route] += 1
-        if self.hellos[route] > MAX_HELLOS:
-            self.connections.cut(route, SAID_HELLO)
-        return self.hellos[route] <= MAX_HELLOS
-
     def _discard(self) -> bool:
         """Drop what nobody took of a message; False if some of it must wait for the next turn."""
         self.router.discard_rest()
         return not self.router.has_more_frames()
 
+    def _take(self, route: bytes, header: memoryview, size: int) -> None:
+        message = None
+        try:
+            message = self._read_header(header, size)
+            if isinstance(message, Hello):
+                self.hellos[route] += 1
+            if self.hellos[route] > MAX_HELLOS:
+                self.connections.cut(route, SAID_HELLO)
+            else:
+                self.say(self._hear(route, message, self.router, time.monotonic()))
+        except ProtocolError as error:
+            self._counters.add(f"bad/{error.reason}")
+            if error.reason == "unknown_session":
+                refusal = reject("hello_again", "this session is over", 0.0)
+            else:
+                # This port was dialled for the other one, or the actor is of another version.
+                code = "wrong_port" if isinstance(message, Hello) else "bad_message"
+                refusal = reject(code, f"{error.reason}: {str(error)[:MAX_QUOTED]}")
+            self.send(route, [pack(refusal)])
+        finally:
+            if not self._discard():
+                self.connections.cut(route, SENT_TOO_MANY_FRAMES)
+
     def _read_header(self, header: memoryview, size: int) -> Message:
-        if size != len(header):
-            raise ProtocolError("oversized_header", f"a header of {size} bytes")
-        message = unpack(header)
+        message = unpack(header) if size == len(header) else None
         is_inline = isinstance(message, Data) and message.body is not None
-        if size > MAX_HEADER_BYTES and not is_inline:
+        if message is None or (size > MAX_HEADER_BYTES and not is_inline):
             raise ProtocolError("oversized_header", f"a header of {size} bytes")
         if self.router.has_more_frames() and not isinstance(message, Data | Spec):
             raise ProtocolError("wrong_frame_count", "more frames than this message has")
         return message
-
-
-def _refusal(error: ProtocolError, message: Message | None) -> Reject:
-    """Its sender is told; it may be an actor of another version."""
-    if error.reason == "unknown_session":
-        return reject("hello_again", "this session is over", 0.0)
-    # This port was dialled for the other one.
-    code = "wrong_port" if isinstance(message, Hello) else "bad_message"
-    return reject(code, f"{error.reason}: {str(error)[:MAX_QUOTED]}")

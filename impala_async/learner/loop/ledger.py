@@ -40,10 +40,6 @@ class Settlement(NamedTuple):
     slot: int | None = None
     """The host slot that is empty by it, if any."""
 
-    @property
-    def num_columns(self) -> int:
-        return self.trained + sum(self.dropped.values())
-
 
 class Ledger:
     """Counters of columns by what happened to them, and the batches that are under way."""
@@ -81,18 +77,15 @@ class Ledger:
     def settle(self, settlement: Settlement) -> None:
         """A batch is done with."""
         columns = self._batches.pop(settlement.batch)
-        assert columns == settlement.num_columns, (
-            f"batch {settlement.batch} held {columns} columns and {settlement.num_columns} came out"
-        )
+        came_out = settlement.trained + sum(settlement.dropped.values())
+        assert columns == came_out, f"a batch held {columns} columns and {came_out} came out"
         self._of["counts"].add("trained", settlement.trained)
         self._of["passes"].add("done", settlement.passes_done)
         self._of["passes"].add("init_short", settlement.passes_init_short)
-        for group, counts in (
-            ("dropped", settlement.dropped),
-            ("partial", settlement.passes_partial),
-        ):
-            for reason, count in counts.items():
-                self._of[group].add(reason, count)
+        for reason, count in settlement.dropped.items():
+            self._of["dropped"].add(reason, count)
+        for reason, count in settlement.passes_partial.items():
+            self._of["partial"].add(reason, count)
 
     def abandon_filling(self) -> None:
         """The run ends before the filling slot is full."""

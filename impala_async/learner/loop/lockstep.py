@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.filler import Arrival, SlotFiller
-from impala_async.learner.slots import Episodes, Region, Slot
+from impala_async.learner.slots import Arrival, Episodes, Slot, SlotFiller
 from impala_async.weights import Version
-from impala_async.wire.messages import Spec
+from impala_async.wire.messages import Data, Spec
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable
 
@@ -74,7 +73,8 @@ class LockstepFiller(SlotFiller):
 
     def deal(self, table: SessionTable, now: float) -> list[Peer]:
         """Give everybody credit for the batches that are open or can be opened."""
-        if not self._call_the_roll({peer.rank: peer for peer in table.joined}):
+        peers = {peer.rank: peer for peer in table.joined}
+        if peers != self._members and not self._call_the_roll(peers):
             return []
         dealt = []
         for rank, peer in self._members.items():
@@ -101,39 +101,39 @@ class LockstepFiller(SlotFiller):
         """A session begins with the weights of its first batch, and not before."""
         return peer.begins_at is not None and update >= peer.begins_at
 
-    def judge(self, rank: int, version: Version) -> str | None:
+    def judge(self, peer: Peer, version: Version) -> str | None:
         """Each message has one version that it can have acted with."""
-        lagged = self._first_update + self._next_batch(rank) - self._lag
-        wanted = max(lagged, self._members[rank].begins_at or 0)
+        lagged = self._first_update + self._next_batch(peer.rank) - self._lag
+        wanted = max(lagged, peer.begins_at or 0)
         if version.update == wanted:
             return None
         return "stale" if version.update < wanted else "invalid"
 
-    def assign(self, num_columns: int, rank: int) -> Region:
+    def assign(self, peer: Peer, data: Data) -> Arrival:
         """Where to receive the next message of a rank; there is no other until it is committed."""
-        if num_columns != self._width:
+        if data.columns != self._width:
             raise ProtocolError(
-                "wrong_size", f"{num_columns} columns, in lockstep an actor has {self._width}"
+                "wrong_size", f"{data.columns} columns, in lockstep an actor has {self._width}"
             )
-        slot, _ = self._batch_of(rank)
-        columns = self._columns(rank)
-        return Region(slot.obs[columns], slot.small[columns])
+        slot, _ = self._batch_of(peer.rank)
+        columns = self._columns(peer.rank)
+        return Arrival(peer, data, slot.obs[columns], slot.small[columns])
 
     def commit(self, arrivals: Sequence[Arrival]) -> None:
         for arrival in arrivals:
-            slot, episodes = self._batch_of(arrival.rank)
-            columns = self._columns(arrival.rank)
-            slot.updates_B[columns] = arrival.version.update
-            slot.ranks_B[columns] = arrival.rank
-            slot.valid_rows_B[columns] = arrival.valid_rows
+            rank = arrival.peer.rank
+            slot, episodes = self._batch_of(rank)
+            columns = self._columns(rank)
+            slot.updates_B[columns] = arrival.data.update
+            slot.ranks_B[columns] = rank
             slot.filled_B[columns] = True
-            episodes[arrival.rank] = arrival.episodes
+            episodes[rank] = arrival.episodes
             self._submit_complete()
 
-    def skip(self, rank: int) -> None:
-        """A message of this rank was refused for good: its place stays empty."""
-        _, episodes = self._batch_of(rank)
-        episodes[rank] = None
+    def skip(self, peer: Peer) -> None:
+        """A message was refused for good: its place stays empty."""
+        _, episodes = self._batch_of(peer.rank)
+        episodes[peer.rank] = None
         self._submit_complete()
 
     def note_version(self, update: int) -> None:
@@ -164,8 +164,6 @@ class LockstepFiller(SlotFiller):
     def _call_the_roll(self, peers: dict[int, Peer]) -> bool:
         """Note who has joined and who is gone since the last time; False if that ends the run."""
         former = self._members
-        if peers == former:
-            return True
         if self._on_loss and any(peers.get(rank) is not peer for rank, peer in former.items()):
             self._on_loss()
             return False
@@ -198,7 +196,6 @@ class LockstepFiller(SlotFiller):
             assert min(len(self._idle), self._lag + 1 - number) > 0, "columns without a credit"
             slot = self._take_idle()
             slot.filled_B.fill(False)
-            slot.valid_rows_B.fill(0)
             self._open.append((slot, {}))
         return self._open[number]
 

@@ -18,12 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
-from impala_async.learner.handoff import Flag
 from impala_async.learner.slots import Episodes, give_back_freed_memory
 from impala_async.metrics.names import Value
-from impala_async.metrics.report import RETURN_EPISODES, assemble
+from impala_async.metrics.report import RETURN_EPISODES, RunTimes, assemble, judge
 from impala_async.metrics.sinks import Sink
-from impala_async.metrics.verdict import RunTimes, Verdict, judge
 from impala_async.metrics.window import WindowStat
 
 logger = logging.getLogger(__name__)
@@ -50,11 +48,9 @@ class EpisodeStats:
     @property
     def mean_return(self) -> float | None:
         """Over the last hundred episodes; None before there are so many."""
-        return self.mean_so_far if len(self._returns) == RETURN_EPISODES else None
+        return self._mean_so_far() if len(self._returns) == RETURN_EPISODES else None
 
-    @property
-    def mean_so_far(self) -> float | None:
-        """Over the last hundred episodes, or as many as there are."""
+    def _mean_so_far(self) -> float | None:
         # Asked with every message: numpy would take ten times as long.
         return math.fsum(self._returns) / len(self._returns) if self._returns else None
 
@@ -63,7 +59,7 @@ class EpisodeStats:
         means = np.mean(self._interval, axis=0).tolist() if self._interval else [None, None]
         self._interval.clear()
         return {
-            "mean_return": self.mean_so_far,
+            "mean_return": self._mean_so_far(),
             "mean_return_100": self.mean_return,
             "episodes/count": self.count,
             "episodes/return_mean": means[0],
@@ -87,7 +83,8 @@ class Reporter:
     parts: Sequence[Callable[[], dict[str, object]]]
     env_steps: Callable[[], int]
     frames_per_step: int
-    ask: Flag
+    ask: Callable[[], None]
+    """Ask the learner thread for a reading."""
     earlier_s: float = 0.0
     earlier_updates: int = 0
     lr_is_0_at: int | None = None
@@ -131,7 +128,7 @@ class Reporter:
             due = max(due + self.every_s, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
             self._answered.clear()
-            self.ask.raise_()
+            self.ask()
             # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
             # the run would never end.
             with contextlib.suppress(TimeoutError):
@@ -152,12 +149,16 @@ class Reporter:
             )
             self.lr_is_0_at = None
         steps_per_s = (env_steps - steps_then) / max(now - since, 1e-9)
+        rss_bytes = None
+        # No run need end where there is no descriptor left to look it up.
+        with contextlib.suppress(OSError):
+            rss_bytes = self._process.memory_info().rss
         own: dict[str, object] = {
             "time_s": round(self.run_s(now), 3),
             "env_steps_trained": env_steps,
             "env_steps_per_s": steps_per_s,
             "frames_per_s": steps_per_s * self.frames_per_step,
-            "host/rss_bytes": self._rss_bytes(),
+            "host/rss_bytes": rss_bytes,
             "loop/lag_ms_mean": self._lag.mean,
             "loop/lag_ms_max": self._lag.max,
         }
@@ -172,16 +173,6 @@ class Reporter:
             sink.write(report)
         return report
 
-    def _rss_bytes(self) -> int | None:
-        """None where there is no descriptor left to look it up, for which no run need end."""
-        with contextlib.suppress(OSError):
-            return int(self._process.memory_info().rss)
-        return None
-
-    def verdict(self, report: dict[str, Value]) -> Verdict:
+    def verdict(self, report: dict[str, Value]) -> str:
         """On this whole start, of which this is the last report."""
         return judge(self._times.over(report))
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()

@@ -9,7 +9,7 @@ Runs on: event loop; files are written on a worker thread
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -34,7 +34,6 @@ from impala_async.weights import Lineage, Version
 
 logger = logging.getLogger(__name__)
 
-NEWS_EVERY_S = 5.0
 Best = tuple[float, Version]
 Count = Annotated[int, Field(ge=0)]
 
@@ -62,16 +61,7 @@ class _Saved(BaseModel):
     best: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
 
 
-@dataclass(frozen=True)
-class Restored:
-    """A checkpoint, read."""
-
-    progress: Progress
-    training: TrainingState
-    state: dict[str, Any]
-
-
-def load_newest(folder: RunFolder) -> Restored | None:
+def load_newest(folder: RunFolder) -> Captured | None:
     """The newest checkpoint of a run that is sound, or None if it died before its first.
 
     Raises:
@@ -100,7 +90,7 @@ def load_newest(folder: RunFolder) -> Restored | None:
     return None
 
 
-def _restored(checkpoint: Checkpoint) -> Restored:
+def _restored(checkpoint: Checkpoint) -> Captured:
     state, path = dict(checkpoint.state), checkpoint.path / STATE
     try:
         saved = _Saved.model_validate(state)
@@ -114,7 +104,7 @@ def _restored(checkpoint: Checkpoint) -> Restored:
         raise CheckpointError(f"{path}: {error}") from None
     progress = Progress(*checkpoint.version, saved.env_steps_trained)
     training = TrainingState(checkpoint.tensors, state, str(checkpoint.path))
-    return Restored(progress, training, state)
+    return Captured(progress, training)
 
 
 def _check_numbers(where: str, value: object) -> None:
@@ -126,14 +116,14 @@ def _check_numbers(where: str, value: object) -> None:
         raise CheckpointError(f"{where}: wants a number, got {value!r}")
 
 
-def begin_epoch(folder: RunFolder, restored: Restored | None) -> tuple[Progress, Lineage]:
+def begin_epoch(folder: RunFolder, restored: Captured | None) -> tuple[Progress, Lineage]:
     """A new epoch of a run, from nothing or from a checkpoint."""
     epoch = folder.next_epoch(highest_epoch(folder.checkpoints))
     if restored is None:
         # A start before this one, if there was any, had the same first weights and no more.
         return Progress(epoch), Lineage(epoch - 1).resumed(epoch, 0)
     past = restored.progress
-    forks = {int(before): at for before, at in restored.state["forks"].items()}
+    forks = {int(before): at for before, at in restored.training.state["forks"].items()}
     lineage = Lineage(past.epoch, forks).resumed(epoch, past.update)
     return Progress(epoch, past.update, past.env_steps_trained), lineage
 
@@ -158,7 +148,7 @@ class Saver:
         self.is_saved = True
         """Whether the newest that was begun and is done with is on the disk."""
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the episodes and the best of a checkpoint."""
         self.episodes.restore(**state["episodes"])
         if state.get("best"):
@@ -186,9 +176,7 @@ class Saver:
     async def finish(self) -> None:
         """Wait for what was begun. The last checkpoint is the run's result: no limit here."""
         while self._writing is not None:
-            _, left = await asyncio.wait([self._writing], timeout=NEWS_EVERY_S)
-            if left:
-                logger.info("still writing the last checkpoint")
+            await asyncio.wait([self._writing])
 
     async def _write_newest(self) -> None:
         while self._waiting is not None:
@@ -219,8 +207,9 @@ class Saver:
             "best": [best[0], *best[1]] if best else None,
         }
         groups = captured.training.tensors.values()
-        num_bytes = sum(tensor.nbytes for group in groups for tensor in group.values())
-        self.folder.checkpoint_bytes = num_bytes
+        self.folder.checkpoint_bytes = sum(
+            each.nbytes for group in groups for each in group.values()
+        )
         try:
             await on_thread("save", functools.partial(self._write, captured, state, best))
         except CheckpointError as error:

@@ -9,19 +9,18 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.loop.admission import Admission
 from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
-from impala_async.learner.loop.filler import SlotFiller
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Publisher, Sessions
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import Episodes, Slot
+from impala_async.learner.slots import Episodes, Slot, SlotFiller
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
@@ -58,20 +57,20 @@ class ActorServer:
         on_episodes: Callable[[Episodes], None],
         on_loss: Callable[[], None],
         find_layout: Callable[[Schema], bytes | None] = lambda _: None,
-        accounts: dict[str, Any] | None = None,
+        accounts: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         """Make all parts, and listen.
 
-        Args:
-            on_schema: takes the schema of the first actor, where there is none.
-            on_loss: is called when a session has ended in lockstep and `pace.on_loss` is "stop".
-            find_layout: tells the digest of the weights of a schema, if that can be told unbuilt.
-            accounts: are those of a checkpoint.
+        Without a schema `on_schema` takes that of the first actor, and `find_layout` may tell the
+        digest of its weights before anything is built. `on_loss` is called when a session has
+        ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint.
         """
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        # It may refuse the config: then nothing is bound yet.
-        settings_frame = _settings_frame(config)
+        try:
+            settings_frame = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
+        except ProtocolError as error:
+            raise ConfigError(f"env.kwargs: {error}") from None
         self.ledger = Ledger()
         self._filler = _make_filler(config, lineage, on_episodes, on_loss)
         self.table = _make_table(config, run_id, lineage)
@@ -96,8 +95,8 @@ class ActorServer:
         self.admission = Admission(self.sessions, self.ledger, recorder)
         # From now on it notices if we stand still, as a learner does that builds a large model.
         self.sessions.expire(time.monotonic())
-        loop = self._loop = asyncio.get_running_loop()
         self._acknowledgements: asyncio.TimerHandle | None = None
+        loop = self._loop = asyncio.get_running_loop()
         self._wire = Counters(WIRE_COUNTS)
         self._data = Endpoint(loop, data, self._wire, self.admission.hear, self._answer)
         self._weights = Endpoint(loop, weights, self._wire, self.sessions.hear_pull)
@@ -156,8 +155,8 @@ class ActorServer:
             self._tell_of_strangers()
         self._answer()
 
-    async def watch_connections(self) -> None:
-        """A task."""
+    async def watch(self) -> None:
+        """A task: who sends too much is cut off."""
         is_doubtful = False
         while True:
             await asyncio.sleep(LOOK_AGAIN_S if is_doubtful else LOOK_EVERY_S)
@@ -228,7 +227,7 @@ class ActorServer:
 
     def _answer(self) -> None:
         self._data.say(self.admission.deal(time.monotonic()))
-        if self.admission.owes_acknowledgements and self._acknowledgements is None:
+        if self.admission.to_acknowledge and self._acknowledgements is None:
             self._acknowledgements = self._loop.call_later(ACKNOWLEDGE_AFTER_S, self._acknowledge)
 
     def _acknowledge(self) -> None:
@@ -309,13 +308,6 @@ def _make_filler(
         first_update=lineage.forks[lineage.epoch],
         on_loss=on_loss if config.pace.on_loss == "stop" else None,
     )
-
-
-def _settings_frame(config: RunConfig) -> bytes:
-    try:
-        return encode_settings(ActorSettings.of(config).model_dump(mode="json"))
-    except ProtocolError as error:
-        raise ConfigError(f"env.kwargs: {error}") from None
 
 
 def _largest_message(columns: int, schema: Schema) -> int:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from impala_async import __version__
 from impala_async.envs.faults import WHERES, say_hang
 from impala_async.errors import ProtocolError, SpacesError
-from impala_async.learner.loop.filler import SlotFiller
+from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema, digest_of
@@ -179,7 +179,13 @@ class Sessions:
     def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
         """Answer a message on the data port that is no trajectory; `rest` has its other frames."""
         if isinstance(message, Hello):
-            return self._greet(route, message, now)
+            if self.is_closing:
+                return []  # the actor asks again, and then another learner may be here
+            opened = self.table.hello(message, route, now)
+            if isinstance(opened, Reject):
+                return self._refuse(route, opened)
+            welcome = self.welcome._replace(session=opened.session, rank=opened.rank)
+            return [Answer(route, [pack(welcome), self.settings_frame])]
         if not isinstance(message, Spec | Bye | ByeOk):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
         peer = self.table.find(message.session, now)
@@ -261,25 +267,26 @@ class Sessions:
             report["actor/hang"] = line(now - since)
         return report
 
-    def _greet(self, route: bytes, hello: Hello, now: float) -> list[Answer]:
-        if self.is_closing:
-            return []  # the actor asks again, and then another learner may be here
-        opened = self.table.hello(hello, route, now)
-        if isinstance(opened, Reject):
-            return self._refuse(route, opened)
-        welcome = self.welcome._replace(session=opened.session, rank=opened.rank)
-        return [Answer(route, [pack(welcome), self.settings_frame])]
-
     def _agree(self, peer: Peer, spec: Spec, rest: Router) -> list[Answer]:
         """Compare the actor's schema with ours; without one yet, the first actor's is ours."""
-        schema, digest = self._receive_schema(rest)
+        size = rest.receive_into(self._schema_buffer)
+        if size == NO_FRAME or rest.has_more_frames():
+            raise ProtocolError("wrong_frame_count", "Spec comes with one frame more, its schema")
+        if size > MAX_SCHEMA_BYTES:
+            raise ProtocolError("wrong_size", f"a schema of {size} bytes")
+        frame = bytes(self._schema_buffer[:size])
+        try:
+            schema = Schema.from_json(frame)
+        except SpacesError as error:
+            raise ProtocolError("malformed_header", str(error)) from None
         if self.is_closing:
             return []
         if peer.columns and (spec.columns, spec.streams) != (peer.columns, peer.streams):
             # The credit it holds was counted by the first one.
             raise ProtocolError("not_allowed_now", "a second Spec that differs from the first")
         fault = self._misfit(schema, spec)
-        if fault is None and spec.schema_digest != digest:
+        # It is that of the text, however it is written.
+        if fault is None and spec.schema_digest != digest_of(frame):
             fault = "the schema is not the one of its digest"
         if fault is None and self.schema is None:
             fault = self._decide_schema(peer, schema, spec)
@@ -292,14 +299,17 @@ class Sessions:
             refusal = reject("hello_again", "its place is taken", 0.0)
             return [Answer(peer.data_route, [pack(refusal)])]
         if is_new:
-            self._log.say(INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
-        if is_new and peer.build != __version__:
-            text = f"actor %d runs %s, the learner {__version__}"
-            self._log.say(WARNING, text, peer.rank, peer.build)
+            self._note_join(peer)
         answer = self.grant(peer)
         if spec.layout_digest == NO_LAYOUT and self._layout is not None:
             answer = answer._replace(frames=[*answer.frames, self._layout.to_json()])
         return [answer]
+
+    def _note_join(self, peer: Peer) -> None:
+        self._log.say(INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
+        if peer.build != __version__:
+            text = f"actor %d runs %s, the learner {__version__}"
+            self._log.say(WARNING, text, peer.rank, peer.build)
 
     def _decide_schema(self, peer: Peer, schema: Schema, spec: Spec) -> str | None:
         """Build what this schema asks for, unless that is impossible; then it is not ours."""
@@ -314,19 +324,6 @@ class Sessions:
         self._log.say(INFO, "actor %d, the first, has decided what is trained", peer.rank)
         # The layout of some models is known only now.
         return _model_misfit(self.publisher.layout_digest, spec)
-
-    def _receive_schema(self, rest: Router) -> tuple[Schema, bytes]:
-        """And its digest: that of the text, however it is written."""
-        size = rest.receive_into(self._schema_buffer)
-        if size == NO_FRAME or rest.has_more_frames():
-            raise ProtocolError("wrong_frame_count", "Spec comes with one frame more, its schema")
-        if size > MAX_SCHEMA_BYTES:
-            raise ProtocolError("wrong_size", f"a schema of {size} bytes")
-        frame = bytes(self._schema_buffer[:size])
-        try:
-            return Schema.from_json(frame), digest_of(frame)
-        except SpacesError as error:
-            raise ProtocolError("malformed_header", str(error)) from None
 
     def _misfit(self, schema: Schema, spec: Spec) -> str | None:
         if self.schema is None and schema.rows != self.rows:

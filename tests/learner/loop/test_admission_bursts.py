@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.learner.slots import Region
+from impala_async.learner.slots import Arrival
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import encode_data
@@ -46,8 +46,9 @@ class Bay(PureLearner):
             peer.usual_s = 0.0
         self.end_burst()
 
-    def take(self, rank: int, data: Data, region: Region, episodes: Any) -> None:
-        self.taken.append((rank, data.seq, region.obs.tobytes() + region.small.tobytes()))
+    def take(self, arrival: Arrival) -> None:
+        planes = arrival.obs.tobytes() + arrival.small.tobytes()
+        self.taken.append((arrival.peer.rank, arrival.data.seq, planes))
 
     def count(self, episodes: Any) -> None:
         super().count(episodes)
@@ -59,7 +60,7 @@ class Bay(PureLearner):
         while self.full:
             slot = self.full.pop(0)
             planes = (slot.obs.tobytes(), slot.small.tobytes())
-            self.batches.append((*planes, slot.updates_B.tolist(), slot.valid_rows_B.tolist()))
+            self.batches.append((*planes, slot.updates_B.tolist()))
             self.settle(slot, is_dealing=False)
         self._say(self.admission.deal(self.now))
 
@@ -118,16 +119,16 @@ STEPS = st.tuples(st.integers(0, 2), st.sampled_from(KINDS))
 
 
 @given(st.lists(st.lists(STEPS, max_size=9), min_size=1, max_size=8))
-def test_a_burst_comes_to_the_same_as_its_messages_alone(bursts: list[list[Step]]) -> None:
+def test_a_burst_comes_to_the_same_as_its_messages_alone(bursts):
     together, alone = play(bursts), play(bursts, alone=True)
     assert together.all_that_came_of_it() == alone.all_that_came_of_it()
 
 
-def test_what_is_sound_is_checked_once_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_sound_is_checked_once_a_burst(monkeypatch):
     checked: list[int] = []
     find_fault = ColumnChecks.find_fault
 
-    def note(checks: ColumnChecks, obs: Any, small: Any) -> Any:
+    def note(checks, obs, small):
         checked.append(len(small))
         return find_fault(checks, obs, small)
 
@@ -137,24 +138,22 @@ def test_what_is_sound_is_checked_once_a_burst(monkeypatch: pytest.MonkeyPatch) 
     assert bay.ledger.report()["trajectories/admitted"] == 6
 
 
-def test_what_is_refused_leaves_no_gap_between_its_neighbours() -> None:
+def test_what_is_refused_leaves_no_gap_between_its_neighbours():
     bay = play([[(0, "good"), (1, "nan"), (2, "good"), (0, "good")], [(1, "good"), (2, "good")]])
     assert [seq for _, seq, _ in bay.taken] == [0, 0, 1, 1, 1]
     report = bay.ledger.report()
     assert (report["rejected/nonfinite"], report["trajectories/admitted"]) == (2, 10)
     assert [len(actor.verdicts) for actor in bay.actors] == [0, 1, 0]
-    ((obs, small, updates, valid_rows),) = bay.batches
+    ((obs, small, updates),) = bay.batches
     # The numbers of those that are in it, and how many of their columns are.
     sent = [(1, 1), (3, 3), (4, 1), (5, 2), (6, 1)]
     parts = [(bay.planes[number - 1], width) for number, width in sent]
     assert obs == b"".join(planes.obs[:width].tobytes() for planes, width in parts)
     assert small == b"".join(planes.small[:width].tobytes() for planes, width in parts)
     assert updates == [5 - number % 3 for number, width in sent for _ in range(width)]
-    counts = [planes.columns.mask_CT[:width].sum(1).tolist() for planes, width in parts]
-    assert valid_rows == [count for each in counts for count in each]
 
 
-def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours() -> None:
+def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours():
     schema = big_schema()
     learner = PureLearner(schema, columns=8)
     actors = [HandActor(learner).join() for _ in range(4)]
@@ -183,9 +182,7 @@ def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours() -> None:
         ([2, 1, 1], 7),
     ],
 )
-def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(
-    burst: list[int], num_admitted: int
-) -> None:
+def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(burst, num_admitted):
     bay = play([[(0, "good")] * 2])
     # The return of the episode in the first message of the burst.
     bay.goal = 3.0
@@ -203,7 +200,7 @@ def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(
 
 
 @pytest.mark.parametrize("how", ["there is room", "it gives way", "it cannot be called back"])
-def test_a_late_message_is_taken_comes_again_or_begins_anew(how: str) -> None:
+def test_a_late_message_is_taken_comes_again_or_begins_anew(how):
     """The third is slow, and no room is kept for it."""
     bay = Bay()
     late, first = bay.peers[2], bay.peers[:2]
@@ -236,7 +233,7 @@ def test_a_late_message_is_taken_comes_again_or_begins_anew(how: str) -> None:
         assert not late.watermark.is_settled(0)
     if how == "it gives way":
         assert late.called_back == 0
-        assert late.keeps_room_for(0)
+        assert late.has_call_room
         bay.actors[2].seq = 0
         bay.send(2, "good")
         bay.end_burst()

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.metrics.names import DROP_REASONS
-from impala_async.metrics.report import merge
 from impala_async.wire.messages import VERDICTS
 
 BATCH = 4
@@ -27,7 +26,7 @@ def check(ledger: Ledger) -> dict[str, Any]:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("arstx"), st.integers(0, 4), st.integers(0, 2))))
-def test_the_identities_hold_after_every_step(steps: list[tuple[str, int, int]]) -> None:
+def test_the_identities_hold_after_every_step(steps):
     ledger, alive = Ledger(), list[int]()
     filling = num_batches = 0
     for action, columns, choice in steps:
@@ -59,29 +58,7 @@ def test_the_identities_hold_after_every_step(steps: list[tuple[str, int, int]])
         assert report["passes/done"] + report["passes/init_short"] == passes
 
 
-def test_every_settlement_is_counted_under_its_names() -> None:
-    ledger = Ledger()
-    assert set(merge(ledger.report()).values()) == {0}
-    ledger.admit(8)
-    ledger.submit(1, 8)
-    ledger.settle(
-        Settlement(1, 5, {"stale": 2, "nonfinite_update": 1}, 17, 3, {"stale": 5}),
-    )
-    assert {name: value for name, value in check(ledger).items() if value} == {
-        "trajectories/received": 8,
-        "trajectories/admitted": 8,
-        "trajectories/trained": 5,
-        "trajectories/dropped": 3,
-        "dropped/stale": 2,
-        "dropped/nonfinite_update": 1,
-        "passes/done": 17,
-        "passes/init_short": 3,
-        "passes/partial": 5,
-        "partial/stale": 5,
-    }
-
-
-def test_the_filling_slot_is_given_up_at_the_end() -> None:
+def test_the_filling_slot_is_given_up_at_the_end():
     ledger = Ledger()
     ledger.admit(3)
     ledger.abandon_filling()
@@ -90,7 +67,7 @@ def test_the_filling_slot_is_given_up_at_the_end() -> None:
     assert (report["dropped/shutdown"], report["trajectories/in_slots"]) == (3, 0)
 
 
-def test_a_batch_that_does_not_add_up_is_a_bug() -> None:
+def test_a_batch_that_does_not_add_up_is_a_bug():
     ledger = Ledger()
     ledger.admit(8)
     ledger.submit(1, 4)
@@ -102,7 +79,7 @@ def test_a_batch_that_does_not_add_up_is_a_bug() -> None:
         ledger.settle(Settlement(7, trained=4))
 
 
-def test_a_saved_ledger_goes_on_with_the_same_numbers() -> None:
+def test_a_saved_ledger_goes_on_with_the_same_numbers():
     ledger = Ledger()
     ledger.admit(10)
     ledger.submit(1, 4)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 from impala_async.learner.loop import endpoint
 from impala_async.trajectory import columns_over
@@ -148,9 +147,7 @@ async def train(harness: ServerHarness, is_over: asyncio.Event) -> list[Any]:
     return taken
 
 
-async def test_thousands_of_bad_messages(
-    make_harness: Callable[..., ServerHarness], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_thousands_of_bad_messages(make_harness, monkeypatch):
     # Or it would be cut off.
     monkeypatch.setattr(endpoint, "MAX_HELLOS", NUM_MESSAGES)
     # It says much before it reads the answers, and asks for many welcomes and weights at once.
@@ -161,7 +158,7 @@ async def test_thousands_of_bad_messages(
     is_over = asyncio.Event()
     before = harness.count("wire/messages")
 
-    def is_heard(num_said: int) -> bool:
+    def is_heard(num_said):
         heard: Any = harness.server.report()["wire/messages"]
         return bool(heard == before + num_said + good.seq)
 
@@ -171,7 +168,7 @@ async def test_thousands_of_bad_messages(
     is_over.set()
     sent, taken = await working, await training
 
-    def num_told() -> int:
+    def num_told():
         return sum(answer.code in COUNTED_AS_BAD for answer in bad.rejects)
 
     await bad.hear(lambda: num_told() >= harness.count("wire/bad"))

@@ -10,8 +10,10 @@ copy by an event, never by a synchronisation of the host.
 Runs on: learner thread, loader thread (`DeviceLoader.run`)
 """
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Self
 
 import numpy as np
 import torch
@@ -23,6 +25,26 @@ from impala_async.learner.slots import Allocate, Slot, touched_memory
 from impala_async.metrics.timer import TimerStat
 from impala_async.schema import Schema
 from impala_async.training.batch import Batch
+
+
+class DeviceTimer(TimerStat):
+    """Times launches on a GPU by events and without waiting: a timing counts some calls later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def __enter__(self) -> Self:
+        pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        pair[0].record()
+        self._pending.append(pair)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pending[-1][1].record()
+        while self._pending and self._pending[0][1].query():
+            start, stop = self._pending.popleft()
+            self.push(start.elapsed_time(stop) / 1000)
 
 
 class LoadedBatch:
@@ -38,7 +60,7 @@ class LoadedBatch:
         self.batch = slot.batch
         self.updates_B = slot.updates_B.copy()
         self.ranks_B = slot.ranks_B.copy()
-        self.valid_rows_B = slot.valid_rows_B.copy()
+        self.valid_rows_B = slot.columns.mask_CT.sum(axis=1, dtype=np.int64)
         self.alive_B = slot.filled_B.copy()
         self._passes_B = np.zeros(len(self.alive_B), np.int64)
         self._dropped: dict[str, int] = {}
@@ -82,8 +104,11 @@ class HostLoader:
     """The loader of a CPU: hands out views, so nothing is copied and no copy is waited for."""
 
     def __init__(self, slots: list[Slot], full: IndexQueue, *, is_drained: bool = False) -> None:
-        self._slots = slots
-        self._full = full
+        self.slots = slots
+        self.full = full
+        self.num_slots = len(slots)
+        self.bodies: dict[str, Callable[[], None]] = {}
+        """Threads that somebody is to start."""
         self._is_drained = is_drained
         self._batches = [Batch.over(slot.columns) for slot in slots]
         self.load_timer, self.load_wait_timer = TimerStat(), TimerStat()
@@ -94,7 +119,7 @@ class HostLoader:
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         """Wait for a batch; raises queue.Empty or ClosedError."""
-        slot = self._slots[self._full.get(timeout)]
+        slot = self.slots[self.full.get(timeout)]
         return LoadedBatch(slot.index, self._batches[slot.index], slot)
 
     def release(self, loaded: LoadedBatch) -> int | None:
@@ -103,30 +128,29 @@ class HostLoader:
 
     def num_waiting(self) -> int:
         """Batches full, loading or ready; not those in the ring."""
-        return len(self._full)
+        return len(self.full)
 
     def leftovers(self) -> list[int]:
         """After the end: batches that never reached the ring."""
-        return [self._slots[index].batch for index in self._full.take_all()]
+        return [self.slots[index].batch for index in self.full.take_all()]
 
     def report(self) -> dict[str, object]:
         """The numbers of its queues."""
-        return self._full.report()
+        return self.full.report()
 
     def close(self) -> None:
         """Nothing more comes in, and a drained loader hands out first what is there."""
-        self._full.close(is_drained=self._is_drained)
+        self.full.close(is_drained=self._is_drained)
 
     def abandon(self) -> None:
         """Nobody takes batches any more: those that wait are left over."""
-        self._full.close()
+        self.full.close()
 
 
 class _DeviceSlot:
     """Planes on the device, and what is known of the batch in them."""
 
-    def __init__(self, place: int, schema: Schema, like: Slot, device: torch.device) -> None:
-        self.place = place
+    def __init__(self, schema: Schema, like: Slot, device: torch.device) -> None:
         self.obs, self.small = (
             torch.zeros(plane.shape, dtype=torch.uint8, device=device)
             for plane in (like.obs, like.small)
@@ -151,17 +175,17 @@ class DeviceLoader(HostLoader):
         is_drained: bool = False,
     ) -> None:
         super().__init__(slots, full, is_drained=is_drained)
+        self.num_slots += num_device_slots
+        self.bodies = {"loader": self.run}
         self._release_slot = release_slot
         self._stream = torch.cuda.Stream(device)
         self._device = device
-        self._places = [
-            _DeviceSlot(place, schema, slots[0], device) for place in range(num_device_slots)
-        ]
+        self._places = [_DeviceSlot(schema, slots[0], device) for _ in range(num_device_slots)]
         self._batches = [place.tensors for place in self._places]
         self._free = IndexQueue("device", num_device_slots)
         self._ready = IndexQueue("ready", num_device_slots)
+        # The batch that is neither full nor ready, if there is one.
         self._loading: list[int] = []
-        """The batch that is neither full nor ready, if there is one."""
         for place in range(num_device_slots):
             self._free.put(place)
 
@@ -188,14 +212,14 @@ class DeviceLoader(HostLoader):
         self._free.put(loaded.place)
 
     def num_waiting(self) -> int:
-        return len(self._full) + len(self._loading) + len(self._ready)
+        return len(self.full) + len(self._loading) + len(self._ready)
 
     def leftovers(self) -> list[int]:
         ready = [self._places[place].loaded for place in self._ready.take_all()]
         return [loaded.batch for loaded in ready if loaded] + self._loading + super().leftovers()
 
     def report(self) -> dict[str, object]:
-        return {**self._full.report(), **self._ready.report()}
+        return {**self.full.report(), **self._ready.report()}
 
     def close(self) -> None:
         if self._is_drained:
@@ -204,28 +228,26 @@ class DeviceLoader(HostLoader):
             self.abandon()
 
     def abandon(self) -> None:
-        for each in (self._full, self._free, self._ready):
+        for each in (self.full, self._free, self._ready):
             each.close()
 
     def _load_next(self) -> None:
-        slot = self._slots[self._full.get()]
+        slot = self.slots[self.full.get()]
         self._loading = [slot.batch]
         place = self._free.get()
-        self._copy(slot, self._places[place])
-        self._release_slot(slot.index)
-        self._loading = []
-        self._ready.put(place)
-
-    def _copy(self, slot: Slot, target: _DeviceSlot) -> None:
+        target = self._places[place]
         with torch.cuda.stream(self._stream):
             target.started.record(self._stream)
             target.obs.copy_(torch.from_numpy(slot.obs), non_blocking=True)
             target.small.copy_(torch.from_numpy(slot.small), non_blocking=True)
             target.copied.record(self._stream)
-        target.loaded = LoadedBatch(target.place, target.tensors, slot)
+        target.loaded = LoadedBatch(place, target.tensors, slot)
         # The host slot may be filled again only when its bytes have left it.
         target.copied.synchronize()
         self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)
+        self._release_slot(slot.index)
+        self._loading = []
+        self._ready.put(place)
 
 
 def allocator_for(device: torch.device) -> Allocate:

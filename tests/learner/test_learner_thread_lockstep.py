@@ -7,7 +7,7 @@ import pytest
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loop.ledger import Settlement
 from tests.learner.fakes import FakeStep, Listener, batch_of
-from tests.learner.threads.test_learner_thread import Run, closes
+from tests.learner.test_learner_thread import Run, closes
 
 pytestmark = pytest.mark.usefixtures("clock")
 
@@ -17,7 +17,7 @@ def run_of(script: Any, **settings: Any) -> Run:
 
 
 @pytest.mark.parametrize("num_updates", [1, 4])
-def test_all_passes_and_minibatches_of_a_batch_are_one_version(num_updates: int) -> None:
+def test_all_passes_and_minibatches_of_a_batch_are_one_version(num_updates):
     batches = [batch_of(n, updates=(n - 1,) * 4) for n in (1, 2, 3)]
     run = run_of(batches, step=FakeStep(num_updates=num_updates), num_passes=3)
     assert run.step.batches == [1] * 3 + [2] * 3 + [3] * 3
@@ -30,7 +30,7 @@ def test_all_passes_and_minibatches_of_a_batch_are_one_version(num_updates: int)
     assert closes(run.settlements, 3)
 
 
-def test_with_a_lag_every_pass_has_it() -> None:
+def test_with_a_lag_every_pass_has_it():
     batches = [batch_of(1, updates=(0,) * 4), batch_of(2, updates=(0,) * 4), batch_of(3, (1,) * 4)]
     run = run_of(batches, num_passes=2, max_lag=1)
     assert run.lag_histogram == [8, 16]
@@ -48,7 +48,7 @@ def nobody_filled() -> Any:
     [(batch_of(1), [0]), (batch_of(1, valid_rows=(0,) * 4), []), (nobody_filled(), [])],
     ids=["not finite", "no valid row", "nobody filled it"],
 )
-def test_an_update_that_is_skipped_has_a_version_all_the_same(batch: Any, nonfinite: Any) -> None:
+def test_an_update_that_is_skipped_has_a_version_all_the_same(batch, nonfinite):
     run = run_of([batch, batch_of(2, (1,) * 4)], step=FakeStep(nonfinite=nonfinite))
     assert [version.update for version in run.listener.versions] == [0, 1, 2]
     assert run.report["learner/skipped_updates"] == 1
@@ -57,7 +57,7 @@ def test_an_update_that_is_skipped_has_a_version_all_the_same(batch: Any, nonfin
     assert run.settlements[1] == Settlement(2, trained=4, passes_done=4)
 
 
-def test_a_limit_that_is_reached_waits_for_the_end_of_the_update() -> None:
+def test_a_limit_that_is_reached_waits_for_the_end_of_the_update():
     batches = [batch_of(1), batch_of(2, (1,) * 4), batch_of(3, (2,) * 4)]
     run = run_of(batches, num_passes=3, stop={"env_steps": 13})
     assert run.step.batches == [1] * 3 + [2] * 3
@@ -66,12 +66,12 @@ def test_a_limit_that_is_reached_waits_for_the_end_of_the_update() -> None:
     assert [settlement.trained for settlement in run.settlements] == [4, 4]
 
 
-def test_the_end_is_told_before_the_version_by_which_others_would_go_on() -> None:
+def test_the_end_is_told_before_the_version_by_which_others_would_go_on():
     listener = Listener()
     told = []
     post = listener.channels.stops.post
 
-    def noted(reason: str) -> None:
+    def noted(reason):
         told.append((reason, [version.update for version in listener.versions]))
         post(reason)
 
@@ -82,13 +82,13 @@ def test_the_end_is_told_before_the_version_by_which_others_would_go_on() -> Non
     assert [version.update for version in listener.versions] == [0, 1, 2]
 
 
-def test_nothing_is_saved_between_the_passes_of_an_update() -> None:
+def test_nothing_is_saved_between_the_passes_of_an_update():
     listener = Listener()
     step = FakeStep()
     learn = step.run
 
-    def ask_in_the_middle(*arguments: Any, **settings: Any) -> Any:
-        listener.channels.is_capture_due.raise_()
+    def ask_in_the_middle(*arguments, **settings):
+        listener.channels.is_capture_due.set()
         return learn(*arguments, **settings)
 
     step.run = ask_in_the_middle  # type: ignore[method-assign]

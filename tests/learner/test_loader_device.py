@@ -3,26 +3,24 @@
 import pytest
 import torch
 
-from impala_async.learner.threads import loader
+from impala_async.learner import loader
 from tests.learner.device_cases import *  # noqa: F403
 from tests.learner.device_cases import DeviceBench, FakeCuda
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+def cuda(monkeypatch):
     fake = FakeCuda()
     monkeypatch.setattr(loader.torch, "cuda", fake)
     return fake
 
 
 @pytest.fixture
-def device(cuda: FakeCuda) -> torch.device:
+def device(cuda):
     return torch.device("cpu")
 
 
-def test_updates_wait_for_copies_and_copies_for_updates(
-    device: torch.device, cuda: FakeCuda
-) -> None:
+def test_updates_wait_for_copies_and_copies_for_updates(device, cuda):
     bench = DeviceBench(device)
     bench.put(0)
     loaded = bench.loader.get(timeout=5.0)

@@ -22,15 +22,15 @@ from impala_async.learner.handoff import (
     Captured,
     Channels,
     ClosedError,
-    FirstUpdate,
     LearnerReport,
     Progress,
 )
+from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
-from impala_async.learner.threads.loader import HostLoader, LoadedBatch, make_current
-from impala_async.learner.threads.measurements import Measurements
 from impala_async.learner.watchdog import BUILD_PATIENCE
-from impala_async.training.snapshot import Snapshot
+from impala_async.metrics.timer import TimerStat
+from impala_async.metrics.window import WindowStat
+from impala_async.models.flat import Snapshot
 from impala_async.training.step import StepResult, UpdateStep
 from impala_async.training.team_step import TeamStep
 
@@ -62,19 +62,13 @@ class LearnerThread:
         progress: Progress,
         channels: Channels,
         device: torch.device,
-        max_waiting: int,
         is_lockstep: bool = False,
     ) -> None:
-        self._step = step
-        self._snapshot = snapshot
-        self._loader = loader
-        self._section = section
-        self._stop = stop
+        self._step, self._snapshot, self.loader = step, snapshot, loader
+        self._section, self._stop, self._channels = section, stop, channels
+        self._device, self._is_lockstep = device, is_lockstep
         self.progress = progress
-        self._channels = channels
-        self._is_lockstep = is_lockstep
-        self._device = device
-        self._ring = MinibatchBuffer(
+        self._ring: MinibatchBuffer[LoadedBatch] = MinibatchBuffer(
             loader,
             section.minibatch_buffer_size,
             section.num_passes,
@@ -83,12 +77,19 @@ class LearnerThread:
         )
         self._is_closed = False
         self._stop_reason: str | None = None
-        self._first_update: FirstUpdate | None = None
+        self._first_update: tuple[float, int] | None = None
         self._waited_s = 0.0
         self._starved_at: float | None = None
         self._starved_total_s = 0.0
         self._warn_at = -math.inf
-        self._measurements = Measurements(device, section.max_lag, max_waiting, loader)
+        self._num_skipped = 0
+        # These are of the newest update, whatever became of it.
+        self._stats: dict[str, float] = {}
+        self._grad_timer = DeviceTimer() if device.type == "cuda" else TimerStat()
+        self._dequeue_timer = TimerStat()
+        self._queue_size = WindowStat("learner_queue/size")
+        self._valid_rows, self._lag = WindowStat("valid_rows"), WindowStat("lag")
+        self._lag_histogram = np.zeros(section.max_lag + 1, np.int64)
 
     def run(self) -> None:
         """Until a stop is reached or the queues close; then settle what the ring holds."""
@@ -104,7 +105,7 @@ class LearnerThread:
                 self._take_turn()
         finally:
             # A loader's own thread may be waiting for us.
-            self._loader.abandon()
+            self.loader.abandon()
             # How long an end may take, its own watch knows.
             self._channels.pulse.rest()
         for loaded in self._ring.drain():
@@ -128,13 +129,13 @@ class LearnerThread:
             self._is_over()
         self._advance(num_updates)
         if draw.is_last_pass:
-            slot = self._loader.release(loaded)
+            slot = self.loader.release(loaded)
             self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
-        self._measurements.queue_size.push(self._loader.num_waiting())
+        self._queue_size.push(self.loader.num_waiting())
 
     def _draw(self) -> Draw[LoadedBatch] | None:
         """The next pass; None if no batch came for a moment, or none will come any more."""
-        started_s, copies_s = time.perf_counter(), self._loader.load_wait_timer.total_s
+        started_s, copies_s = time.perf_counter(), self.loader.load_wait_timer.total_s
         draw = None
         try:
             draw = self._ring.get()
@@ -151,8 +152,8 @@ class LearnerThread:
             self._starved_at = None
             logger.warning("learner no longer starved, after %.1f s", self._waited_s)
         # Waiting for a copy is counted apart: it is not the actors who are late then.
-        copies_s = self._loader.load_wait_timer.total_s - copies_s
-        self._measurements.dequeue.push(self._waited_s - copies_s)
+        copies_s = self.loader.load_wait_timer.total_s - copies_s
+        self._dequeue_timer.push(self._waited_s - copies_s)
         self._waited_s = 0.0
         return draw
 
@@ -169,28 +170,31 @@ class LearnerThread:
         loaded.drop(self.progress.update - loaded.updates_B > self._section.max_lag, "stale")
         num_rows = loaded.num_valid_rows
         if num_rows == 0:
-            self._measurements.num_skipped += 1
+            self._num_skipped += 1
             return 0
-        with self._measurements.grad:
+        # Steps count once, at their first pass.
+        env_steps = self.progress.env_steps_trained
+        with self._grad_timer:
             result = self._step.run(
                 loaded.tensors,
                 torch.from_numpy(loaded.alive_B),
-                # Steps count once, at their first pass.
-                self.progress.env_steps_trained + num_rows * is_first,
+                env_steps + num_rows * is_first,
                 is_first_pass=is_first,
             )
-        self._measurements.stats = result.stats
+        self._stats = result.stats
         if result.not_finite:
             self._skip(loaded, result)
         if result.applied:
             num_rows = loaded.num_valid_rows
             lags = (self.progress.update - loaded.updates_B)[loaded.alive_B]
-            self._measurements.note_trained(lags, num_rows)
-            env_steps = self.progress.env_steps_trained + num_rows * is_first
+            self._lag.push_many(lags)
+            self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
+            self._valid_rows.push(num_rows)
+            env_steps += num_rows * is_first
             self.progress = self.progress._replace(env_steps_trained=env_steps)
         if self._first_update is None:
             # Or skipped: a run whose every loss is NaN must reach its time limit.
-            self._first_update = FirstUpdate(time.monotonic(), self.progress.env_steps_trained)
+            self._first_update = time.monotonic(), self.progress.env_steps_trained
         return result.num_updates
 
     def _advance(self, num_updates: int) -> None:
@@ -201,7 +205,7 @@ class LearnerThread:
 
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
         """Something in an update is not finite: nothing of these columns is learned."""
-        self._measurements.num_skipped += 1
+        self._num_skipped += 1
         is_failed_B = result.is_failed_B.numpy() & loaded.alive_B
         loaded.drop(is_failed_B, "nonfinite_update")
         what, now = ", ".join(result.not_finite), time.monotonic()
@@ -217,11 +221,8 @@ class LearnerThread:
                     what,
                 )
             else:
-                logger.warning(
-                    "update skipped: %s not finite (%d skipped so far)",
-                    what,
-                    self._measurements.num_skipped,
-                )
+                text = "update skipped: %s not finite (%d skipped so far)"
+                logger.warning(text, what, self._num_skipped)
         num_failed = result.num_failed_in_a_row
         if num_failed >= MOST_SKIPPED_IN_A_ROW and self._stop_reason is None:
             epoch, update = self.progress.version
@@ -251,10 +252,13 @@ class LearnerThread:
 
     def _answer(self) -> None:
         """Answer what the loop has asked for since the last update."""
-        if self._channels.is_report_due.take():
-            self._channels.reports.post(self._report())
-        if self._is_between_updates and self._channels.is_capture_due.take():
-            self._channels.captures.post(self._capture())
+        channels = self._channels
+        if channels.is_report_due.is_set():
+            channels.is_report_due.clear()
+            channels.reports.post(self._report())
+        if self._is_between_updates and channels.is_capture_due.is_set():
+            channels.is_capture_due.clear()
+            channels.captures.post(self._capture())
 
     @property
     def _is_between_updates(self) -> bool:
@@ -265,7 +269,7 @@ class LearnerThread:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
         if self._stop_reason is None and self._is_between_updates:
             limit_s, first = self._stop.wall_s, self._first_update
-            is_late = limit_s and first and time.monotonic() - first.at >= limit_s
+            is_late = limit_s and first and time.monotonic() - first[0] >= limit_s
             reached = self.progress.reached(self._stop) or ("wall_s" if is_late else None)
             if reached is not None:
                 self._stop_reason = reached
@@ -277,10 +281,30 @@ class LearnerThread:
 
     def _report(self) -> LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
+        timers = {
+            "grad": self._grad_timer,
+            "load": self.loader.load_timer,
+            "load_wait": self.loader.load_wait_timer,
+            "dequeue": self._dequeue_timer,
+        }
+        metrics: dict[str, object] = {
+            "learner/starved_total_s": self._starved_total_s + starved_s,
+            "learner/skipped_updates": self._num_skipped,
+            # All slots but those of the ring.
+            "learner_queue/capacity": self.loader.num_slots - self._section.minibatch_buffer_size,
+            "batch/valid_rows_mean": self._valid_rows.mean,
+            "lag/mean": self._lag.mean,
+            "lag/max": self._lag.max,
+            "lag/quantiles": self._lag.quantiles,
+            **self._queue_size.stats(),
+            **self._stats,
+        }
+        for name, timer in timers.items():
+            metrics[f"timing_breakdown/learner_{name}_time_ms"] = timer.mean_ms
         return LearnerReport(
             self.progress,
             self._starved_at,
             self._first_update,
-            self._measurements.metrics(self._starved_total_s + starved_s),
-            self._measurements.lag_histogram.tolist(),
+            metrics,
+            self._lag_histogram.tolist(),
         )

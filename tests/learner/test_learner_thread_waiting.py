@@ -4,17 +4,15 @@ import threading
 import time
 from typing import Any
 
-import pytest
-
+from impala_async.learner import learner_thread
 from impala_async.learner.build import build_learner
 from impala_async.learner.handoff import Progress
-from impala_async.learner.threads import learner_thread
 from tests.learner.columns import small_schema
+from tests.learner.conftest import Clock
 from tests.learner.fakes import Listener, batch_of
 from tests.learner.hand_actor import DEADLINE_S
 from tests.learner.server_harness import config_of
-from tests.learner.threads.conftest import Clock
-from tests.learner.threads.test_learner_thread import Run
+from tests.learner.test_learner_thread import Run
 
 
 def famine(clock: Clock, script: str, wait_s: float = 5.0, **stop: Any) -> Run:
@@ -22,15 +20,15 @@ def famine(clock: Clock, script: str, wait_s: float = 5.0, **stop: Any) -> Run:
     listener, steps = Listener(), list[Any]()
     for number, letter in enumerate(script):
         if letter == ".":
-            steps += [listener.channels.is_report_due.raise_, clock.pass_s(wait_s), None]
+            steps += [listener.channels.is_report_due.set, clock.pass_s(wait_s), None]
         else:
             steps.append(batch_of(number))
     return Run(steps, listener=listener, stop=stop)()
 
 
 def test_starvation_is_told_once_at_onset_and_once_at_its_end_and_reported_while_it_lasts(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+    clock, caplog
+):
     run = famine(clock, "A...BC....D")
     starved = "learner starved: no batch for 5.0 s; it waits for actors to send more"
     ends = [f"learner no longer starved, after {seconds:.1f} s" for seconds in (15, 20)]
@@ -44,7 +42,7 @@ def test_starvation_is_told_once_at_onset_and_once_at_its_end_and_reported_while
     assert begun == [1000.0] * 3 + [1015.0] * 4 + [None]
 
 
-def test_short_waits_add_up_to_starvation(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_short_waits_add_up_to_starvation(clock, caplog):
     run = famine(clock, "A.........B", wait_s=1.0)
     assert caplog.messages == [
         "learner starved: no batch for 5.0 s; it waits for actors to send more",
@@ -55,13 +53,13 @@ def test_short_waits_add_up_to_starvation(clock: Clock, caplog: pytest.LogCaptur
     assert run.listener.report["timing_breakdown/learner_dequeue_time_ms"] == 4500.0
 
 
-def test_the_time_limit_holds_while_it_waits(clock: Clock) -> None:
+def test_the_time_limit_holds_while_it_waits(clock):
     run = famine(clock, "A......B", wait_s=1.0, wall_s=3.0)
     assert run.listener.stops == ["wall_s"]
     assert clock.now == 1003.0
 
 
-def test_without_a_batch_ever_it_ends_as_soon_as_it_is_closed(clock: Clock) -> None:
+def test_without_a_batch_ever_it_ends_as_soon_as_it_is_closed(clock):
     run = famine(clock, "...")
     last = run.listener.reports[-1]
     assert last.first_update is None
@@ -71,9 +69,9 @@ def test_without_a_batch_ever_it_ends_as_soon_as_it_is_closed(clock: Clock) -> N
     assert run.listener.settlements == []
 
 
-def test_waiting_takes_next_to_no_processor_time() -> None:
+def test_waiting_takes_next_to_no_processor_time():
     listener, schema = Listener(), small_schema()
-    learner = build_learner(
+    learner, _ = build_learner(
         config_of(schema, learner={"lease_s": 1}),
         schema,
         start=Progress(1),
@@ -81,7 +79,7 @@ def test_waiting_takes_next_to_no_processor_time() -> None:
         channels=listener.channels,
         release=lambda slot: None,
     )
-    thread = threading.Thread(target=learner.bodies["learner"])
+    thread = threading.Thread(target=learner.run)
     thread.start()
     give_up_at = time.monotonic() + DEADLINE_S
     while not listener.weights:

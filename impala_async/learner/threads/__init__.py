@@ -1,1 +1,0 @@
-"""Everything of the learner that runs on the learner thread and the loader thread."""
