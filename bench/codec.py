@@ -58,7 +58,7 @@ class Side(ABC):
 
 
 class Ours(Side):
-    """As `ActorSpec.data_frames` packs and `Admission` takes in."""
+    """As `Client` packs and `Admission` takes in."""
 
     def pack(self) -> Frames:
         obs, small = self.source_planes

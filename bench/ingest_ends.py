@@ -19,7 +19,7 @@ import uvloop
 
 from impala_async.actor import client as client_module
 from impala_async.actor.client import Client, RunFinished
-from impala_async.actor.sending import ActorSpec, Finished
+from impala_async.actor.unroll import Finished
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.loop.server import ActorServer
@@ -160,7 +160,7 @@ def send_ours(case: str, url: str, *, is_tcp: bool, num_streams: int) -> None:
         client_module.best_urls = _dialled_urls  # type: ignore[attr-defined]
     client = Client(new_context(), url, should_stop=lambda: False, connect_s=10)
     client.connect()
-    client.join(ActorSpec(schema, LAYOUT, columns, num_streams))
+    client.join(schema, [LAYOUT], columns, num_streams)
     try:
         while True:
             buffer = client.take()

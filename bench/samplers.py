@@ -17,8 +17,8 @@ import torch
 from bench.door import run
 from bench.paired import Figure, figure, new_parser, publish
 from impala_async.actor.sampler import sampler_for
-from impala_async.actor.sending import MessageBuffer
 from impala_async.actor.setup import make_setup
+from impala_async.actor.unroll import MessageBuffer
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.model import ModelSection
@@ -125,8 +125,8 @@ def bare_rate(case: Case, stack: ExitStack) -> Rate:
 
 def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
     """All that an actor does but for sending."""
-    actor = ActorSection(num_envs=case.num_envs)
-    setup = make_setup(name, actor, case.env, case.num_envs)
+    actor = ActorSection(num_envs=case.num_envs, sampler=name)
+    setup = make_setup(actor, case.env, case.num_envs)
     envs, width = setup.envs, setup.columns_per_message
     schema = Schema(envs.obs_spec, envs.action_spec, ROWS)
     policy = Policy(schema, ModelSection(name=case.model), seed=0, device=setup.device)

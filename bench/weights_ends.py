@@ -19,7 +19,6 @@ import torch
 import uvloop
 
 from impala_async.actor.client import Client, RunFinished
-from impala_async.actor.sending import ActorSpec
 from impala_async.config.run import RunConfig
 from impala_async.learner.handoff import Mailbox, on_thread
 from impala_async.learner.loop.server import ActorServer
@@ -150,7 +149,8 @@ def subscribe(case: str, url: str) -> dict[str, Any]:
     settings = client.connect()
     policy = Policy(schema, settings.model, seed=1)
     policy.act_in(pick_precision(settings.model.precision, settings.model.name, CPU))
-    client.join(ActorSpec(schema, policy.layout, settings.actor.num_envs, 1, policy.coarse_layout))
+    layouts = [layout for layout in (policy.layout, policy.coarse_layout) if layout is not None]
+    client.join(schema, layouts, settings.actor.num_envs, 1)
     installed_at: dict[int, float] = {}
     try:
         while True:

@@ -18,7 +18,7 @@ DOORS = {
     "train": ("impala_async.train", "one learner and its actors on this machine"),
     "learner": ("impala_async.learner.__main__", "a learner for actors anywhere"),
     "actor": ("impala_async.actor.__main__", "an actor, for a learner anywhere"),
-    "replay": ("impala_async.replay.__main__", "such a file into a learner, without environments"),
+    "replay": ("impala_async.replay.__main__", "a recording into a learner, without environments"),
     "evaluate": ("impala_async.evaluate", "greedy episodes with a trained policy"),
 }
 

@@ -47,7 +47,7 @@ TORCH_FREE = (
     *("processes", "output", "files"),
     *("wire", "envs", "launch"),
     *("learner.recorder", "learner.loop.server", "learner.loop.reporter", "actor.env_worker"),
-    *("replay.index", "replay.client"),
+    "replay.index",
 )
 
 # What only these files may use, by dotted names, or by the names of methods.

@@ -81,6 +81,8 @@ def test_settings_go_on_to_the_learner():
     assert run.num_actors == 5
     assert run.values("--set")[:2] == ["train.num_actors=5", 'env.kwargs={a="b=c"}']
     assert run.values("--run-dir") == ["here"]
+    assert started("--record", "a file").values("--record") == ["a file"]
+    assert "--record" not in run.flags
     # What the learner makes of it is what was checked here.
     (path,) = run.values("--config")
     assert load_config(Path(path), run.values("--set")).env.kwargs == {"a": "b=c"}

@@ -16,26 +16,31 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
-from impala_async.actor.sending import ActorSpec, Compressor, Finished, MessageBuffer
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.config.learner import is_loopback
 from impala_async.config.run import ActorSettings
 from impala_async.output import AFTER_S
-from impala_async.weights import NO_VERSION, Weights
+from impala_async.schema import Bytes2D, Schema
+from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire.actor_side import ActorSide
+from impala_async.wire.codec import PLAIN, compress, encode_data
 from impala_async.wire.messages import (
     BYE_REASONS,
     VERDICTS,
     Bye,
     ByeOk,
+    Data,
     Grant,
     Reject,
-    Welcome,
     code_of,
     pack,
 )
+from impala_async.wire.peer import WINDOW
 from impala_async.wire.sockets import Context, Dealer
 
 logger = logging.getLogger(__name__)
@@ -45,6 +50,13 @@ SPEC_POLL_S = 0.005
 # Messages between two looks at everything else.
 MAX_AT_ONCE = 100
 NO_CONNECTION = "there is no connection"
+# Compression must make data this much smaller, or its time is better spent on acting.
+WORTH = 0.8
+# So many messages go plain before it is tried again.
+RETRY_AFTER = 100
+
+Compress = Callable[[Bytes2D], bytes | None]
+"""The planes in one compressed frame; None if they should go as they are."""
 
 
 class RunFinished(Exception):
@@ -55,13 +67,32 @@ class NewRun(Exception):
     """The learner at this address runs something else now: build everything anew."""
 
 
+def compressor(choice: Literal["auto", "on", "off"], data_url: str) -> Compress:
+    """Compresses what leaves the host while that pays, and tries again now and then."""
+    is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
+    num_to_skip = 0 if choice == "on" or (choice == "auto" and is_remote) else math.inf
+
+    def try_to_compress(obs: Bytes2D) -> bytes | None:
+        nonlocal num_to_skip
+        if num_to_skip:
+            num_to_skip -= 1
+            return None
+        frame = compress(obs.data.cast("B"))
+        if len(frame) <= WORTH * obs.nbytes:
+            return frame
+        num_to_skip = RETRY_AFTER
+        return None
+
+    return try_to_compress
+
+
 class Client:
     """One actor's connections, and the buffers that are under way over them."""
 
     settings: ActorSettings
     """There from `connect` on."""
-    spec: ActorSpec
-    """There from `join` on."""
+    _schema: Schema
+    _layouts: Sequence[WeightsLayout]
 
     def __init__(
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
@@ -74,16 +105,10 @@ class Client:
         self._data = Dealer(context, url)
         self._link: Link | None = None
         self._free: deque[MessageBuffer] = deque()
-        self._compressor = Compressor("off", url)
-        self._send_wait_s = 0.0
-        self._weights_wait_s = 0.0
-        self._has_left = False
-        self._is_coming_back = False
+        self._compress = compressor("off", url)
+        self._send_wait_s = self._weights_wait_s = 0.0
+        self._has_left = self._is_coming_back = False
         self._log = SeldomLog(logger)
-
-    @property
-    def welcome(self) -> Welcome:
-        return self.side.welcome
 
     @property
     def link(self) -> Link:
@@ -97,7 +122,7 @@ class Client:
             UnreachableError: nobody answered within `connect_s` (later `actor.reconnect_s`, unless
                 that was without end).
             MismatchError, NotAllowedError: this learner refuses this actor for good.
-            NewRun: another run is at this address now.
+            NewRun: another run is at this address now; `settings` has what it wants to be run.
         """
         welcome, settings = find_learner(
             self._data,
@@ -117,26 +142,27 @@ class Client:
             lockstep_lag=settings.pace.lag if settings.pace.is_lockstep else None,
         )
         if not is_same_run:
+            self.side.begin_new_run()
             raise NewRun
         return settings
 
-    def begin_new_run(self) -> ActorSettings:
-        """After NewRun: forget the old run; what the new one wants to be run."""
-        self.side.begin_new_run()
-        return self.settings
+    def join(
+        self, schema: Schema, layouts: Sequence[WeightsLayout], columns: int, streams: int
+    ) -> None:
+        """Tell the learner what this actor runs; from then on credit comes.
 
-    def join(self, spec: ActorSpec) -> None:
-        """Tell the learner what this actor runs; from then on credit comes."""
-        self.spec = spec
-        self.side.set_spec(spec.schema, spec.layout.digest, spec.columns, spec.streams)
-        self._free = deque(spec.make_buffers())
+        Args:
+            layouts: weights may come in one of these; the first one is the policy's own.
+            columns: each message has so many.
+            streams: messages that are written side by side.
+        """
+        self._schema, self._layouts = schema, layouts
+        self.side.set_spec(schema, layouts[0].digest, columns, streams)
+        # For each stream a window under way, and one that is being written.
+        num_buffers = streams * (WINDOW + 1)
+        self._free = deque(MessageBuffer(schema, columns) for _ in range(num_buffers))
         if not self._open_session():
             self._come_back(NO_CONNECTION)
-
-    def wait_until_joined(self) -> None:
-        """Until then its rank may become another's: its session may have ended while it built."""
-        while not self.side.is_joined:
-            self.pump(POLL_S)
 
     def take(self) -> MessageBuffer:
         """A buffer to write to, once everything finished is under way.
@@ -164,7 +190,14 @@ class Client:
         while weights is None and self.side.must_wait:
             self.link.wait_for_weights(POLL_S)
             self.pump(0)
-            self._tell_of_weights(time.perf_counter() - before)
+            pulls, waited_s = self.link.pulls, time.perf_counter() - before
+            # In lockstep the next ones come when all others have done their part.
+            is_due = self.side.version == NO_VERSION or pulls.named > pulls.have
+            if is_due and waited_s > AFTER_S:
+                self._log.warning(
+                    "still waiting for weights from %s (%.0f s): %s",
+                    *(self.link.url, waited_s, pulls.answer),
+                )
             weights = self.link.take_newest()
         self._weights_wait_s += time.perf_counter() - before
         if weights is not None:
@@ -189,17 +222,20 @@ class Client:
                 self._follow(self.side.take(message, time.monotonic()))
         for grant in self.link.take_grants():
             self._follow(self.side.take_grant(grant))
-        if not self._data.is_greeted:
-            self._reconnect()
         now = time.monotonic()
+        if not self._data.is_greeted:
+            self._reconnect(now)
         self._tell_of_session(now)
-        patience_s = self.side.overdue(now, self.link.pulls, self.spec.weights_s)
+        patience_s = self.side.overdue(now, self.link.pulls, self.link.weights_s)
         if self.link.pulls.is_session_over:
             self._come_back("it has ended the session")
         elif patience_s is not None:
-            where = f"its weights port, {self.link.url}," if self._lacks_weights_port else "it"
+            # A firewall may have opened the data port alone.
+            is_shut = self.side.is_joined and not self.link.pulls.has_heard
+            where = f"its weights port, {self.link.url}," if is_shut else "it"
             self._come_back(f"{where} has not answered for {patience_s:.3g} s")
-        self._send_all()
+        if self._data.is_greeted:
+            self._send_all(now)
 
     def leave(self, why: str = "") -> None:
         """Say goodbye, with what this actor died of, and close everything; twice does no harm."""
@@ -212,34 +248,12 @@ class Client:
             self._link.close()
         self._data.close()
 
-    @property
-    def _lacks_weights_port(self) -> bool:
-        """Whether only the data port has answered, as where a firewall shuts the other."""
-        return self.side.is_joined and not self.link.pulls.has_heard
-
     def _tell_of_session(self, now: float) -> None:
-        """Log what is waited for since the session began, or that all of it has come."""
         if not self.side.is_joined and (waited_s := now - self.side.told_at) > AFTER_S:
             self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
-        elif self._lacks_weights_port and (waited_s := now - self.link.opened_at) > AFTER_S:
-            self._log.warning(
-                "the learner's weights port has not answered at %s yet (%.0f s): it must be "
-                "reachable from here, as %s is",
-                *(self.link.url, waited_s, self._url),
-            )
         if self._is_coming_back and self.side.is_joined and self.link.pulls.is_serving:
             self._is_coming_back = False
             self._log.info("back at work")
-
-    def _tell_of_weights(self, waited_s: float) -> None:
-        """In lockstep the next ones come when all others have done their part."""
-        pulls = self.link.pulls
-        is_due = self.side.version == NO_VERSION or pulls.named > pulls.have
-        if is_due and pulls.has_heard and waited_s > AFTER_S:
-            self._log.warning(
-                "still waiting for weights from %s (%.0f s): %s",
-                *(self.link.url, waited_s, pulls.answer),
-            )
 
     def _check_stop(self) -> None:
         if self._should_stop():
@@ -254,20 +268,18 @@ class Client:
 
     def _open_session(self) -> bool:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
-        welcome, spec, former = self.welcome, self.spec, self._link
+        welcome, former = self.side.welcome, self._link
         data_url, weights_url = best_urls(welcome, self._url)
-        self._compressor = Compressor(self.settings.actor.compress, data_url)
+        self._compress = compressor(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url)
         self._link = Link(
             self._context,
             weights_url,
-            session=welcome.session,
-            layouts=spec.layouts,
+            welcome,
+            layouts=self._layouts,
             have=self.side.version,
-            heartbeat_s=welcome.heartbeat_s,
-            reply_timeout_s=welcome.lease_s + spec.weights_s,
             num_kept=1 + self.settings.pace.lag,
             timers=former.timers if former is not None else {},
             log=self._log,
@@ -283,7 +295,13 @@ class Client:
     def _follow(self, message: Grant | Reject | Bye | None) -> None:
         """Do what has to be done about something that the learner said."""
         if isinstance(message, Grant):
-            self._tell_refusals(message)
+            # Any other refusal is mostly nobody's fault.
+            if any(VERDICTS[verdict] == "nonfinite" for _, verdict in message.verdicts):
+                self._log.warning(
+                    "the learner refuses trajectories of %s: an observation, a reward or an "
+                    "action in them is not finite",
+                    self.settings.env.id,
+                )
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)
@@ -299,42 +317,29 @@ class Client:
                 raise RunFinished
             self._come_back("it said goodbye")
 
-    def _tell_refusals(self, grant: Grant) -> None:
-        """Mostly it is nobody's fault; numbers that are not finite are the environment's, or its
-        policy's."""
-        for seq, verdict in grant.verdicts:
-            logger.debug("trajectory %d was refused: %s", seq, VERDICTS[verdict])
-            if VERDICTS[verdict] == "nonfinite":
-                self._log.warning(
-                    "the learner refuses trajectories of %s: an observation, a reward or an "
-                    "action in them is not finite",
-                    self.settings.env.id,
-                )
-
-    def _send_all(self) -> None:
-        if not self._data.is_greeted:
-            return
-        now, outbox = time.monotonic(), self.side.outbox
-        if outbox.resend_overdue(now, self.welcome.lease_s):
+    def _send_all(self, now: float) -> None:
+        outbox, welcome = self.side.outbox, self.side.welcome
+        if outbox.resend_overdue(now, welcome.lease_s):
             self._log.info(
                 "what the learner at %s has neither taken nor refused for %.3g s is sent again",
-                *(self._url, self.welcome.lease_s),
+                *(self._url, welcome.lease_s),
             )
         while (next_one := outbox.sendable()) is not None:
-            seq, finished = next_one
-            frames = self.spec.data_frames(self.side.session, seq, finished, self._compressor)
+            seq, (buffer, version, episodes) = next_one
+            shape = self._schema.rows, buffer.num_columns
+            data = Data(welcome.session, seq, *version, *shape, PLAIN, 0, None)
+            # Big frames are views of the buffer, which must stay as it is until seq is settled.
+            frames = encode_data(data, buffer.obs, buffer.small, episodes, self._compress)
             if not self._data.send(frames):
                 return
             outbox.mark_sent(seq, now)
 
-    def _reconnect(self) -> None:
+    def _reconnect(self, now: float) -> None:
         """Repeat over the next connection, at once, what was sent over the one that broke."""
         if self._data.is_local:
             # No wire broke: the learner's process is gone, and its successor's path is another.
             self._come_back(NO_CONNECTION)
-            return
-        now = time.monotonic()
-        if self.side.may_repeat_spec(now) and self._data.greet(self.side.spec_frames()):
+        elif self.side.may_repeat_spec(now) and self._data.greet(self.side.spec_frames()):
             self.side.repeated_spec(now)
 
     def _come_back(self, why: str) -> None:

@@ -6,8 +6,8 @@ The arguments are descriptors that it inherits: a pipe of commands, one of repli
 First it gets an order, which environments to make, and answers with what they look like. Then it
 gets the number of all columns in the memory, and which is the first of its own. From then on a
 command and its reply are a byte each: RESET (with a seed behind it) or STEP, answered by the bits
-of what the step brought. FAULT, with the reason behind it, is its last word. It ends when the pipe
-of commands is closed, which the death of its actor does as well; in mid-step the lifeline tells it.
+of what that brought. FAULT, with the reason behind it, is its last word. It ends when the pipe of
+commands is closed, which the death of its actor does as well; in mid-step the lifeline tells it.
 
 The memory has a row for each column of the actor, which writes actions; a worker writes all else,
 and only the rows of its own columns. It has no name: the kernel frees it with the last process that
@@ -26,6 +26,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import Any
 
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 from impala_async import processes
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.envs.batch import Obs, Step
+from impala_async.envs.batch import Step
 from impala_async.envs.describe import look_of
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
@@ -110,15 +111,11 @@ class SharedColumns:
             *({name: array[first:last] for name, array in group.items()} for group in self._groups)
         )
 
-    def write_obs(self, obs: Obs) -> None:
-        for name, array in self.obs.items():
-            array[...] = obs[name]
-
-    def write(self, step: Step) -> int:
-        """Store what a step gave; a bit for each part that it has."""
+    def write(self, parts: Sequence[Any]) -> int:
+        """Store a step, or its first parts; a bit for each one that is there."""
         brought = 0
         mine: Any
-        for number, (mine, part) in enumerate(zip(self._step, step, strict=True)):
+        for number, (mine, part) in enumerate(zip(self._step, parts, strict=False)):
             if part is None:
                 if isinstance(mine, np.ndarray):
                     # Another worker may bring it.
@@ -198,12 +195,12 @@ def _work(commands: int, replies: int, memory: int) -> None:
         mine = shared.columns(first, first + envs.num_envs)
         RUNNING.place = mine.place
         while command := os.read(commands, 1):
-            brought = 0
+            parts: Sequence[Any]
             if command == STEP:
-                brought = mine.write(envs.step(mine.actions))
+                parts = envs.step(mine.actions)
             else:
-                mine.write_obs(envs.reset(read_json(commands), order["first_env"]))
-            os.write(replies, REPLIES[brought])
+                parts = [envs.reset(read_json(commands), order["first_env"])]
+            os.write(replies, REPLIES[mine.write(parts)])
     except (EnvError, EOFError, BrokenPipeError):
         # Nor must a fault in close hide why they are closed.
         with contextlib.suppress(EnvError):

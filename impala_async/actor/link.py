@@ -17,7 +17,7 @@ from impala_async.envs.faults import hang_now
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.codec import Frame
-from impala_async.wire.messages import Grant, Heartbeat, Reject, pack
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Grant, Heartbeat, Reject, Welcome, pack
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import Context, Dealer
 
@@ -29,42 +29,45 @@ SPARE_BYTES = 1 << 16
 
 
 class Link:
-    """Owns the weights socket of one session, and the newest weights that came over it."""
+    """Owns the weights socket of one session, and the newest weights that came over it.
+
+    Args:
+        layouts: weights come in one of these, or are those of another model.
+        num_kept: so many versions wait to be taken; in lockstep none may be passed over.
+    """
 
     def __init__(
         self,
         context: Context,
         url: str,
+        welcome: Welcome,
         *,
-        session: bytes,
         layouts: Sequence[WeightsLayout],
         have: Version,
-        heartbeat_s: float,
-        reply_timeout_s: float,
         num_kept: int,
         timers: Mapping[str, float],
         log: SeldomLog,
     ) -> None:
         self.url = url
-        # A peer that is no learner must not fill our memory with a message that never ends.
-        self._max_frame_bytes = max(layout.num_bytes for layout in layouts) + SPARE_BYTES
-        self.opened_at = time.monotonic()
+        self.weights_s = layouts[0].num_bytes / SLOWEST_BYTES_PER_S
+        """How long weights may take to come down."""
         self.timers = timers
         self.pulls = Pulls(
-            session,
+            welcome.session,
             have=have,
             layouts=layouts,
-            heartbeat_s=heartbeat_s,
-            reply_timeout_s=reply_timeout_s,
-            now=self.opened_at,
+            heartbeat_s=welcome.heartbeat_s,
+            reply_timeout_s=welcome.lease_s + self.weights_s,
+            now=time.monotonic(),
         )
         """The link thread's; others only read it."""
         self._context = context
-        self._session = session
+        # A peer that is no learner must not fill our memory with a message that never ends.
+        self._max_frame_bytes = max(layout.num_bytes for layout in layouts) + SPARE_BYTES
+        self._session = welcome.session
         self._log = log
         # The sampler thread's word to the link thread.
         self._wanted = NO_VERSION
-        # One, the newest; in lockstep none may be passed over.
         self._newest: deque[Weights] = deque(maxlen=num_kept)
         self._grants: deque[Grant] = deque(maxlen=16)
         self._arrived = threading.Event()
@@ -87,7 +90,6 @@ class Link:
         return self._newest.popleft() if self._newest else None
 
     def wait_for_weights(self, timeout_s: float) -> None:
-        """Until new weights are there, or the time is over."""
         self._arrived.wait(timeout_s)
 
     def take_grants(self) -> list[Grant]:
@@ -111,7 +113,8 @@ class Link:
     def _run(self) -> None:
         socket = Dealer(self._context, self.url, self._max_frame_bytes)
         try:
-            self._serve(socket)
+            while not self._is_closed:
+                self._serve(socket)
         except BaseException as error:  # a thread has no caller: the sampler thread raises it
             self._failure = error
             self._arrived.set()
@@ -119,30 +122,26 @@ class Link:
             socket.close()
 
     def _serve(self, socket: Dealer) -> None:
-        pulls = self.pulls
-        while not self._is_closed:
-            now = time.monotonic()
-            if not socket.is_greeted:
-                pulls.on_new_connection()
-            pulls.name(self._wanted)
-            if pulls.is_beat_due(now, self.timers):
-                self._beat(socket, now)
-            wait_s = CONNECT_POLL_S
-            if socket.is_greeted:
-                wait_s = min(self._ask(socket, now), max(pulls.next_beat - now, 0.0))
-            if socket.wait(wait_s, self._wake_fd):
-                os.eventfd_read(self._wake_fd)
-            for _ in range(MAX_AT_ONCE):
-                if (frames := socket.receive(0)) is None:
-                    break
-                self._take(frames)
-
-    def _beat(self, socket: Dealer, now: float) -> None:
+        """Say what is due, then wait for a message, or until something else is due."""
+        pulls, now = self.pulls, time.monotonic()
+        if not socket.is_greeted:
+            pulls.on_new_connection()
+        pulls.name(self._wanted)
         timers = dict(self.timers)
-        if socket.greet([pack(Heartbeat(self._session, {**timers, **hang_now()}))]):
-            self.pulls.said_beat(now, timers)
-        else:
-            self.pulls.next_beat = now + CONNECT_POLL_S
+        if pulls.is_beat_due(now, timers):
+            if socket.greet([pack(Heartbeat(self._session, {**timers, **hang_now()}))]):
+                pulls.said_beat(now, timers)
+            else:
+                pulls.next_beat = now + CONNECT_POLL_S
+        wait_s = CONNECT_POLL_S
+        if socket.is_greeted:
+            wait_s = min(self._ask(socket, now), max(pulls.next_beat - now, 0.0))
+        if socket.wait(wait_s, self._wake_fd):
+            os.eventfd_read(self._wake_fd)
+        for _ in range(MAX_AT_ONCE):
+            if (frames := socket.receive(0)) is None:
+                break
+            self._take(frames)
 
     def _ask(self, socket: Dealer, now: float) -> float:
         """Send the pull that is due; in how many seconds to look again."""

@@ -22,10 +22,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from impala_async.actor.sending import Finished, MessageBuffer
-from impala_async.actor.unroll import Unroll
+from impala_async.actor.unroll import Finished, MessageBuffer, Unroll
 from impala_async.envs.batch import EnvBatch, Step
-from impala_async.errors import MismatchError
 from impala_async.policy import Action, AnyPolicy
 from impala_async.schema import Schema
 from impala_async.weights import Weights
@@ -50,24 +48,10 @@ class Sampler:
         newest: Newest,
         seed: int,
     ) -> None:
-        """Reset the environments.
-
-        MismatchError when they are not what the schema says: the learner described another version
-        of the environment, or the same one as another sampler sees it.
-        """
-        here = Schema(envs.obs_spec, envs.action_spec, schema.rows, schema.state, schema.policies)
-        if here != schema:
-            raise MismatchError(
-                "the environment of this actor is not the one that the learner knows: "
-                f"{here.difference(schema, 'here', 'at the learner')}"
-            )
-        self._env_s = self._act_s = 0.0
-        self._num_steps = 0
-        self._envs = envs
-        self._policy = policy
-        self._rng = rng
-        self._take_buffer = take_buffer
-        self._newest = newest
+        """Reset the environments, which are what the schema says."""
+        self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
+        self._envs, self._policy, self._rng = envs, policy, rng
+        self._take_buffer, self._newest = take_buffer, newest
         self._obs = envs.reset(seed)
         # The columns carry it from row to row: as it is before the row that comes next.
         self._state: Mapping[str, NDArray[np.float32]] = policy.first_state(envs.num_envs)
@@ -97,15 +81,13 @@ class Sampler:
     def take_times(self) -> tuple[float, float, int]:
         """Seconds that environments and policy took since the last call, and for how many steps."""
         times = self._env_s, self._act_s, self._num_steps
-        self._env_s = self._act_s = 0.0
-        self._num_steps = 0
+        self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
         return times
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
         return [Unroll(schema, self._obs)]
 
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
-        """The state before the next row of the unroll in this place."""
         return self._state
 
     def _begin(self) -> list[Finished]:
@@ -125,7 +107,6 @@ class Sampler:
         return []
 
     def _write(self, chosen: Action, step: Step) -> list[Finished]:
-        """Make rows of a step; the messages that this completes."""
         # Who is not trained plays on, and remembers: its rows are masked, no resets.
         if step.fresh is not None:
             _forget(self._state, step.fresh)

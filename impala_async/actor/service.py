@@ -7,15 +7,14 @@ import logging
 import signal
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import torch
 
-from impala_async.actor.choose import Play, choose_setup
-from impala_async.actor.client import Client, NewRun, RunFinished
-from impala_async.actor.sampler import Newest, Sampler, sampler_for
-from impala_async.actor.sending import ActorSpec
-from impala_async.actor.setup import Setup, close_quietly, make_setup
+from impala_async.actor.client import POLL_S, Client, NewRun, RunFinished
+from impala_async.actor.sampler import Sampler, sampler_for
+from impala_async.actor.setup import Setup, choose_setup, close_quietly, make_setup
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import Watch, with_id
@@ -33,6 +32,7 @@ from impala_async.policy import AnyPolicy, build_policy, check_default_dtype
 from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
+from impala_async.weights import Weights
 from impala_async.wire.messages import NO_NUMBER, plain
 from impala_async.wire.sockets import new_context
 
@@ -73,13 +73,12 @@ class ActorService:
         self._watch.start()
         self._stopper.start()
         try:
-            settings = self._client.connect()
+            self._client.connect()
             while True:
                 try:
-                    self._work(settings)
+                    self._work(self._client.settings)
                 except NewRun:
                     logger.info("another run is at this address: starting anew")
-                    settings = self._client.begin_new_run()
         except RunFinished:
             pass
         finally:
@@ -94,9 +93,9 @@ class ActorService:
         """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
         self._watch.limit(settings.env.step_timeout_s)
-        setup = self._make_setup(settings)
+        setup, schema = self._make_setup(settings)
         try:
-            sampler = self._join(settings, setup)
+            sampler = self._join(settings, setup, schema)
             self._is_sampling = True
             self._sample(sampler, settings.trajectory.rows)
         except (EnvError, EnvHangsError) as error:
@@ -109,70 +108,61 @@ class ActorService:
             self._is_sampling = False
             close_quietly(setup.envs)
 
-    def _join(self, settings: ActorSettings, setup: Setup) -> Sampler:
-        schema = _schema_of(setup, settings)
+    def _join(self, settings: ActorSettings, setup: Setup, schema: Schema) -> Sampler:
+        """Join the learner with what was built; the seed follows from the rank that this gives."""
+        client, envs = self._client, setup.envs
         policy = _build_policy(schema, settings, setup.device)
-        num_columns, width = setup.envs.num_envs, setup.columns_per_message
-        spec = ActorSpec(schema, policy.layout, width, num_columns // width, policy.coarse_layout)
-        self._client.join(spec)
-        newest, seed = self._begin(settings)
+        layouts = [layout for layout in (policy.layout, policy.coarse_layout) if layout is not None]
+        width = setup.columns_per_message
+        client.join(schema, layouts, width, envs.num_envs // width)
+        held: list[Weights] = []
+        if settings.pace.is_lockstep:
+            # There ranks are given out again, and the first weights tell one's beginning.
+            first = client.newest()
+            assert first is not None, "in lockstep the first weights are waited for"
+            held, begun = [first], (*first.version, 0)
+        else:
+            while not client.side.is_joined:
+                client.pump(POLL_S)
+            begun = client.side.welcome.epoch, 0, self._life
+        # It may have come back with another rank while it waited.
+        rank = client.side.welcome.rank
+        seed = seed_of(settings.seed, rank, *begun)
         precision = str(_precision_of(settings, setup.device)).removeprefix("torch.")
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
-            *(self._client.welcome.rank, num_columns, settings.env.id, precision),
+            *(rank, envs.num_envs, settings.env.id, precision),
         )
-        return sampler_for(setup.envs)(
+        return sampler_for(envs)(
             schema,
-            setup.envs,
+            envs,
             policy,
             torch.Generator(setup.device).manual_seed(seed),
-            take_buffer=self._client.take,
-            newest=newest,
+            take_buffer=client.take,
+            newest=lambda: held.pop() if held else client.newest(),
             seed=seed,
         )
 
-    def _begin(self, settings: ActorSettings) -> tuple[Newest, int]:
-        """Where weights come from, and the seed of this actor.
-
-        In lockstep, ranks are given out again: there the first weights tell one's beginning.
-        """
-        client = self._client
-        if not settings.pace.is_lockstep:
-            client.wait_until_joined()
-            welcome = client.welcome
-            seed = seed_of(settings.seed, welcome.rank, welcome.epoch, life=self._life)
-            return client.newest, seed
-        first = client.newest()
-        assert first is not None, "in lockstep the first weights are waited for"
-        # It may have come back with another rank while it waited.
-        seed = seed_of(settings.seed, client.welcome.rank, *first.version)
-        held = [first]
-        return lambda: held.pop() if held else client.newest(), seed
-
-    def _make_setup(self, settings: ActorSettings) -> Setup:
+    def _make_setup(self, settings: ActorSettings) -> tuple[Setup, Schema]:
         """The environments that `actor.sampler` asks for, where it wants them."""
         actor, env, policies = settings.actor, settings.env, settings.policies
         num_envs = self._num_envs or actor.num_envs
-        self._check_num_envs(num_envs, settings)
         try:
-            setup = make_setup(actor.sampler, actor, env, num_envs, policies, self._look_up)
+            setup = make_setup(actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
             if error.is_death:
                 raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(plain(str(with_id(error, env.id)))) from error
-        if actor.sampler != "auto":
-            return setup
-        if settings.pace.is_lockstep:
+        obs, action, model = setup.envs.obs_spec, setup.envs.action_spec, settings.model
+        state = recurrent_state(model.core, model.core_size)
+        schema = Schema(obs, action, settings.trajectory.rows, state, policies.names)
+        if actor.sampler == "auto" and settings.pace.is_lockstep:
             logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
-            return setup
-        schema = _schema_of(setup, settings)
-
-        def make_player(device: str) -> tuple[AnyPolicy, torch.Generator]:
-            return _build_policy(schema, settings, device), torch.Generator(device)
-
-        play = Play(schema, make_player, self._look_up)
-        return choose_setup(setup, settings, num_envs, play)
+        elif actor.sampler == "auto":
+            make_policy = partial(_build_policy, schema, settings)
+            setup = choose_setup(setup, settings, num_envs, schema, make_policy, self._look_up)
+        return setup, schema
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""
@@ -180,17 +170,6 @@ class ActorService:
             raise RunFinished
         if self._is_sampling:
             self._client.pump(0)
-
-    def _check_num_envs(self, num_envs: int, settings: ActorSettings) -> None:
-        """The learner would refuse them too, but only when all of them are built."""
-        key, least, most = "learner.batch_columns", 1, self._client.welcome.max_columns
-        if settings.pace.is_lockstep:
-            key, least, most = "pace.mode lockstep", *[settings.actor.num_envs] * 2
-        if not least <= num_envs <= most:
-            raise MismatchError(
-                f"--num-envs: with {key} this learner takes {least} to {most} environments of "
-                f"each actor, got {num_envs}"
-            )
 
     def _sample(self, sampler: Sampler, rows: int) -> None:
         num_steps = 0
@@ -222,16 +201,10 @@ class ActorService:
         }
 
     def _whose(self) -> str:
-        return f"actor {self._client.welcome.rank} ({self._client.settings.env.id})"
+        return f"actor {self._client.side.welcome.rank} ({self._client.settings.env.id})"
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = self._signal or number  # of a second one the stopper hears
-
-
-def _schema_of(setup: Setup, settings: ActorSettings) -> Schema:
-    state = recurrent_state(settings.model.core, settings.model.core_size)
-    rows, policies = settings.trajectory.rows, settings.policies.names
-    return Schema(setup.envs.obs_spec, setup.envs.action_spec, rows, state, policies)
 
 
 def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
@@ -252,7 +225,7 @@ def _precision_of(settings: ActorSettings, device: str) -> torch.dtype:
     return pick_precision(model.precision, model.name, torch.device(device))
 
 
-def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, *, life: int = 0) -> int:
+def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, life: int = 0) -> int:
     """A seed for each actor of a run, so that no two step the same environments.
 
     Nor does one that has a rank of lockstep after another, in a resumed run or in this one: its

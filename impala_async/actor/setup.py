@@ -2,30 +2,59 @@
 
 Environments are made before anything is agreed with the learner, since the schema follows from it.
 
+`actor.sampler = "auto"` plays a few steps with each setup that may win, and takes the best. First
+in this process, which says what env workers could do at best: if that is not enough, they are not
+even started. Rounds are compared: to step all columns once, acting included.
+
 Runs on: sampler thread
 """
 
 import logging
 import os
+import resource
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from gymnasium.vector import AutoresetMode
 
+from impala_async.actor.sampler import sampler_for
+from impala_async.actor.unroll import MessageBuffer
 from impala_async.actor.workers import LookUp, WorkerEnvs
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
+from impala_async.config.run import ActorSettings
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs, build_usual
 from impala_async.errors import EnvError, MismatchError
+from impala_async.policy import AnyPolicy
+from impala_async.schema import Schema
 
 logger = logging.getLogger(__name__)
 
 CPU = "cpu"
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
+
+# A setup must be faster by this much to be taken instead of a simpler one.
+MARGIN = 0.9
+# Workers must promise this much to be tried: environments are made anew for them.
+PROMISE = 0.75
+# The step of a worker costs so much besides that of its environments.
+HAND_OVER_S = 30e-6
+# A policy that acts within this has nothing to gain from a GPU.
+QUICK_ACT_S = 1e-3
+# Workers of steps that wait, which leave the cores to others. Each is a process.
+MOST_WAITING = 32
+# A setup is tried for so long; a round that takes longer is the only one.
+BUDGET_S = 0.15
+# Steps wait if the process computes for less than this share of their time.
+WAIT_SHARE = 0.5
 
 
 class Setup(NamedTuple):
@@ -53,43 +82,29 @@ def close_quietly(envs: EnvBatch) -> None:
 
 
 def make_setup(
-    sampler: SamplerName,
     actor: ActorSection,
     env: EnvSection,
     num_envs: int,
     policies: PoliciesSection = ONE_POLICY,
     look_up: LookUp = lambda: None,
 ) -> Setup:
-    """The setup of a sampler by name; for `auto` that of `envs.make`, unmeasured.
+    """The setup of `actor.sampler`; for `auto` that of `envs.make`, unmeasured.
 
     Raises:
         EnvError: the environment cannot be made so.
-        MismatchError: this actor's own number of environments, or this host, does not fit.
+        MismatchError: this host has no such device.
     """
-    device = pick_device(actor.device)
+    sampler, device = actor.sampler, pick_device(actor.device)
     if sampler == "auto":
         return Setup(*build_usual(env, num_envs, policies), device)
     if sampler == "parallel":
-        num_workers = count_workers(actor.num_workers, num_envs)
+        num_workers = min(actor.num_workers or count_cores(), num_envs)
         return Setup(sampler, WorkerEnvs(env, num_envs, num_workers, policies, look_up), device)
     return Setup(sampler, build_envs(sampler, env, num_envs, policies), device)
 
 
-def count_workers(wanted: int | None, num_envs: int) -> int:
-    """As many as were asked for, or as there are cores and environments for."""
-    if wanted is None:
-        return min(count_cores(), num_envs)
-    if wanted > num_envs:
-        raise MismatchError(
-            f"--num-envs: actor.num_workers is {wanted}, and each steps at least one "
-            f"environment, got {num_envs}: start more, or set fewer workers"
-        )
-    return wanted
-
-
 def pick_device(name: str) -> str:
-    """The device that `actor.device` names, `auto` unmeasured; MismatchError when this host has no
-    such one."""
+    """The device that `actor.device` names, `auto` unmeasured; MismatchError if it is not here."""
     if name in ("auto", CPU):
         return CPU
     if int(name.partition(":")[2] or 0) >= (num_gpus := count_gpus()):
@@ -123,3 +138,117 @@ def count_cores() -> int:
 def count_gpus() -> int:
     """How many torch can use here."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+class Measured(NamedTuple):
+    """Seconds of a round, of its steps and of acting; whether steps wait more than they compute."""
+
+    round_s: float
+    env_s: float
+    act_s: float
+    is_waiting: bool = False
+
+
+def measure(setup: Setup, schema: Schema, policy: AnyPolicy, look_up: LookUp) -> Measured:
+    """Play with a setup's environments, which a later reset starts anew."""
+    # Nobody reads the messages.
+    free: list[MessageBuffer] = []
+    width = setup.columns_per_message
+    sampler = sampler_for(setup.envs)(
+        schema,
+        setup.envs,
+        policy,
+        torch.Generator(setup.device),
+        take_buffer=lambda: free.pop() if free else MessageBuffer(schema, width),
+        newest=lambda: None,
+        seed=0,
+    )
+    rounds: list[tuple[float, float, float]] = []
+    ends_at = time.monotonic() + BUDGET_S
+    cpu_s, num_sleeps = time.process_time(), _count_sleeps()
+    # The first one warms up. It may be all there is time for.
+    while not rounds or time.monotonic() < ends_at:
+        look_up()
+        before = time.perf_counter()
+        free += [finished.buffer for finished in sampler.step()]
+        round_s, (env_s, act_s, _) = time.perf_counter() - before, sampler.take_times()
+        rounds.append((round_s, env_s, act_s))
+    # A busy machine takes the processor away too, but then nothing here went to sleep.
+    is_idle = time.process_time() - cpu_s < WAIT_SHARE * sum(env_s for _, env_s, _ in rounds)
+    is_waiting = is_idle and _count_sleeps() - num_sleeps >= len(rounds)
+    round_s, env_s, act_s = map(median, zip(*(rounds[1:] or rounds), strict=True))
+    return Measured(round_s, env_s, act_s, is_waiting)
+
+
+def _count_sleeps() -> int:
+    """How often this thread gave up its processor by itself."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def choose_setup(
+    usual: Setup,
+    settings: ActorSettings,
+    num_envs: int,
+    schema: Schema,
+    make_policy: Callable[[str], AnyPolicy],
+    look_up: LookUp,
+) -> Setup:
+    """The setup with the shortest round, told in the log with what was measured.
+
+    Args:
+        usual: the one in this process, which is closed here if another one is better.
+        make_policy: on a device, to act with while it is measured.
+    """
+    actor = settings.actor
+    best, found, told = usual, Measured(float("inf"), 0.0, 0.0), list[str]()
+
+    def enter(setup: Setup) -> None:
+        nonlocal best, found
+        with ExitStack() as loser:
+            if setup.envs is not best.envs:
+                loser.callback(close_quietly, setup.envs)
+            if (setup.envs.obs_spec, setup.envs.action_spec) != (schema.obs, schema.action):
+                told.append(f"{setup} looks other")
+                return
+            measured = measure(setup, schema, make_policy(setup.device), look_up)
+            told.append(f"{setup} {1000 * measured.round_s:.3g}")
+            if measured.round_s < MARGIN * found.round_s:
+                loser.pop_all()
+                if setup.envs is not best.envs:
+                    close_quietly(best.envs)
+                best, found = setup, measured
+
+    with ExitStack() as on_failure:
+        on_failure.callback(lambda: close_quietly(best.envs))
+        try:
+            enter(usual)
+            if actor.device == "auto" and found.act_s > QUICK_ACT_S and count_gpus():
+                enter(usual._replace(device="cuda"))
+            if num_workers := _count_worthwhile(found, actor, num_envs, told):
+                settled = settings.env, num_envs, num_workers, settings.policies, look_up
+                enter(Setup("parallel", WorkerEnvs(*settled), best.device))
+        except (EnvError, MismatchError) as error:
+            # A fault in this process is met again by the sampler, which tells it as all others.
+            logger.warning("actor.sampler auto tries no more: %s", error)
+        on_failure.pop_all()
+    logger.info(
+        "actor.sampler auto takes %s; ms for a step of all %d columns: %s",
+        *(best, usual.envs.num_envs, ", ".join(told) or "not measured"),
+    )
+    return best
+
+
+def _count_worthwhile(found: Measured, actor: ActorSection, num_envs: int, told: list[str]) -> int:
+    """How many workers to try; 0, and in `told` why, if they could not win."""
+    num_workers = min(actor.num_workers or count_cores(), num_envs)
+    if found.is_waiting and actor.num_workers is None:
+        num_workers = min(num_envs, max(num_workers, MOST_WAITING))
+        told.append(f"steps wait more than they compute, so {num_workers} workers")
+    if num_workers < 2 or (count_cores() < 2 and not found.is_waiting):
+        told.append("no workers for want of cores or environments")
+        return 0
+    at_best_s = max(found.act_s, found.env_s / num_workers) + num_workers * HAND_OVER_S
+    if at_best_s >= PROMISE * found.round_s:
+        told.append(f"workers not tried, at best {1000 * at_best_s:.3g}")
+        return 0
+    return num_workers

@@ -34,10 +34,7 @@ class Stopper:
         leave: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._tell = tell
-        self._whose = whose
-        self._leave = leave
-        self._clock = clock
+        self._tell, self._whose, self._leave, self._clock = tell, whose, leave, clock
         self._numbers: list[int] = []
         self._told_at = 0.0
         self._wait = Wait(tell, clock=clock)
@@ -53,7 +50,7 @@ class Stopper:
         os.close(self._wakeup)
 
     def take(self, number: int) -> None:
-        """A signal came; the second one ends this process at once."""
+        """The second signal ends this process at once."""
         self._numbers.append(number)
         if len(self._numbers) > 1:
             self._end()
@@ -67,18 +64,15 @@ class Stopper:
             return  # nobody has told it to end, or it is about to
         blame, since = call
         hang = blame.describe(self._clock() - since, self._whose())
+        left_s = self._told_at + END_AFTER_S - self._clock()
         if blame.where not in WAITED_FOR:
             self._end()  # it only starts
-        elif self._clock() - self._told_at >= END_AFTER_S:
+        elif left_s <= 0:
             self._tell(f"{hang}, and is not waited for any longer")
             self._end()
         else:
-            self._wait.look(
-                lambda s: (
-                    f"ending within {END_AFTER_S - s:.0f} s: {hang}; another signal ends this "
-                    "actor at once"
-                )
-            )
+            another = "another signal ends this actor at once"
+            self._wait.look(lambda _: f"ending within {left_s:.0f} s: {hang}; {another}")
 
     def _end(self) -> None:
         word, code = last_word(*self._numbers)

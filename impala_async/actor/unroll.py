@@ -1,17 +1,8 @@
 """Writes rows of env steps into message buffers, one trajectory after the other.
 
-`Unroll` owns what outlives a trajectory: the observation that ends one and begins the next, which
-columns wait for their reset, and the running episodes. Its columns share a cursor.
-
 A row after an episode's end (the final observation) is no transition: mask False, action,
 log-probability and reward 0, no flags. Such a row is in no return and no length. Rows of columns
 that wait for others, or whose policy is not trained, are masked in the same way.
-
-`StackWriter` writes an observation that is a window over frames: each frame once, and which ones a
-row shows. A column holds an empty frame, the frames of its first row, and one for each row after
-it. All that a row shows must be among those: its newest frame is new, and the others are in the
-row before it, or empty, or the newest itself, as behind a reset. Any other frame would be lost, so
-it is an error.
 
     C columns, T action rows, S = T+1 observation rows, K frames of a window; leaves of a buffer are
     seen time-major here
@@ -20,14 +11,14 @@ Runs on: sampler thread
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.actor.sending import Episode, Finished, MessageBuffer
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
+from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import NO_VERSION, Version
 
 Obs = Mapping[str, NDArray[Any]]
@@ -35,9 +26,52 @@ State = Mapping[str, NDArray[Any]]
 NO_STATE: State = {}
 EMPTY = 0
 
+Episode = tuple[float, int]
+"""A finished one: the sum of its rewards as the environment gave them, and its steps."""
+
+
+class MessageBuffer:
+    """The memory of one message: some columns of one trajectory each, in two planes.
+
+    It is written to by the row, through time-major views: `[t]` is a row of all columns, found
+    without a slice.
+    """
+
+    def __init__(self, schema: Schema, num_columns: int) -> None:
+        layout = schema.layout
+        self.num_columns = num_columns
+        self.obs = np.empty((num_columns, layout.obs_bytes), np.uint8)
+        self.small = np.empty((num_columns, layout.small_bytes), np.uint8)
+        # Touches the pages, and gives the padding between leaves a value that can be sent.
+        self.obs.fill(0)
+        self.small.fill(0)
+        self.columns: Columns = columns_over(schema, self.obs, self.small)
+        columns = self.columns
+        self.obs_SC = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
+        self.actions_TC = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
+        self.log_probs_TC = columns.log_probs_CT.T
+        self.rewards_TC = columns.rewards_CT.T
+        self.terminated_TC = columns.terminated_CT.T
+        self.truncated_TC = columns.truncated_CT.T
+        self.mask_TC = columns.mask_CT.T
+
+
+class Finished(NamedTuple):
+    """A whole trajectory in a buffer, the version at its first row, episodes that ended in it."""
+
+    buffer: MessageBuffer
+    version: Version
+    episodes: list[Episode]
+
 
 class StackWriter:
-    """The frames of one leaf of some columns that share a cursor."""
+    """Writes an observation that is a window over frames: each frame once, and which ones a row
+    shows.
+
+    A column holds an empty frame, the frames of its first row, and one for each row after it. A
+    row's newest frame is new; the others are in the row before it, or empty, or the newest itself,
+    as behind a reset. Any other frame would be lost, so it is an error.
+    """
 
     def __init__(self, leaf: ArraySpec, obs: NDArray[Any]) -> None:
         self._name = leaf.name
@@ -71,7 +105,6 @@ class StackWriter:
         np.copyto(self._last, obs)
 
     def _find(self, column: int, row: int, newest: int, window: NDArray[Any]) -> list[int]:
-        """Where a window that does not continue the last one has its frames."""
         frames = self._frames[column]
         known = [newest, EMPTY, *self._windows[column, row - 1].tolist()]
         found = []
@@ -95,7 +128,11 @@ def _wide(stacks: NDArray[Any]) -> NDArray[Any]:
 
 class Unroll:
     """The trajectories of some columns that share a cursor: `begin` when `needs_buffer`, else
-    `append`."""
+    `append`.
+
+    It owns what outlives a trajectory: the observation that ends one and begins the next, which
+    columns wait for their reset, and the running episodes.
+    """
 
     def __init__(self, schema: Schema, obs: Obs) -> None:
         """Begin with the observations of environments that were just reset."""
@@ -186,21 +223,18 @@ class Unroll:
         return [Finished(buffer, self._version, self._episodes)]
 
     def _mark(self, masked: NDArray[np.bool_]) -> None:
-        """Mask this row of these columns; an episode counts from the row after it."""
         self._is_over |= masked
         self._num_over = int(np.count_nonzero(self._is_over))
         for column in np.flatnonzero(masked).tolist():
             self._begun_at[column] = self._num_appended + 1
 
     def _mask_row(self, buffer: MessageBuffer, t: int) -> None:
-        """Take out of row t the columns that are being reset in it."""
         is_over = self._is_over
         buffer.mask_TC[t][is_over] = False
         for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
             array[t][is_over] = 0
 
     def _end_episodes(self) -> None:
-        """Note the episodes that end with this row."""
         ended = np.flatnonzero(self._is_over).tolist()
         for column in ended:
             length = self._num_appended - self._begun_at[column] + 1

@@ -11,6 +11,7 @@ Runs on: sampler thread
 import contextlib
 import json
 import logging
+import math
 import os
 import select
 import subprocess
@@ -59,18 +60,11 @@ LookUp = Callable[[], None]
 
 
 class Worker:
-    """One process, which answers each command once; all of this may raise EnvError.
-
-    What its environments look like is known after `hear_look`.
-    """
-
-    name: str
-    autoreset: AutoresetMode
-    spaces: tuple[ObsSpec, ActionSpec]
-    num_columns: int
+    """One process, which answers each command once; all of this may raise EnvError."""
 
     def __init__(self, order: dict[str, Any], memory: int, look_up: LookUp) -> None:
-        self._env_id, self._timeout_s = order["env"]["id"], order["env"]["step_timeout_s"]
+        self._env_id = order["env"]["id"]
+        self._timeout_s = order["env"]["step_timeout_s"] or math.inf
         self._num_envs, self._first_env = order["num_envs"], order["first_env"]
         self._look_up = look_up
         self._where = "to be made"
@@ -95,7 +89,6 @@ class Worker:
         self.tell(order)
 
     def tell(self, value: Any, command: bytes = b"") -> None:
-        """Send a command with what belongs to it."""
         try:
             write_json(self._commands, value, command)
         except BrokenPipeError:
@@ -113,7 +106,6 @@ class Worker:
             raise self._death() from None
 
     def hear(self) -> int:
-        """Wait for the reply."""
         if not self._waiter.poll(POLL_MS):
             self._wait()
         reply = os.read(self._replies, 1)
@@ -123,16 +115,15 @@ class Worker:
             raise self._fault()
         return reply[0]
 
-    def hear_look(self) -> None:
-        """Take in what it has made: the rest of its first reply."""
+    def hear_look(self) -> tuple[str, AutoresetMode, tuple[ObsSpec, ActionSpec, int]]:
+        """The name and the autoreset mode of what it has made, its spaces and columns."""
         self.hear()
         try:
             look = read_json(self._replies)
         except EOFError:
             raise self._death() from None
-        self.name, self.autoreset = look["name"], AutoresetMode(look["autoreset"])
-        obs, action, self.num_columns = read_answer(json.dumps(look["spaces"]).encode())
-        self.spaces = obs, action
+        spaces = read_answer(json.dumps(look["spaces"]).encode())
+        return look["name"], AutoresetMode(look["autoreset"]), spaces
 
     def hang_up(self) -> None:
         """It ends when it has finished its step."""
@@ -154,13 +145,12 @@ class Worker:
         return fault
 
     def __str__(self) -> str:
-        last = self._first_env + self._num_envs - 1
-        which = f"environment {last}"
-        if self._num_envs > 1:
-            which = f"environments {self._first_env} to {last}"
+        first, last = self._first_env, self._first_env + self._num_envs - 1
+        which = f"environment {last}" if first == last else f"environments {first} to {last}"
         return f"the env worker of {which} of {self._env_id}"
 
     def _wait(self) -> None:
+        """Look up until it answers; it may be gone, or hang for longer than is allowed."""
         call = Blame(self._env_id, self._where, self._num_envs, is_here=False)
         call.first = self._first_env
         since = looked_at = time.monotonic()
@@ -178,18 +168,14 @@ class Worker:
                 # A process that was stopped for a while has not hung meanwhile.
                 now = time.monotonic()
                 waited_s, looked_at = waited_s + min(now - looked_at, LOOK_S), now
-                self._check_time(call, waited_s)
+                if self._where in WHERES and waited_s > self._timeout_s:
+                    self.process.send_signal(TELL_STACKS)
+                    # It writes to where our own log goes.
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self.process.wait(STACKS_S)
+                    raise EnvHangsError(f"{call.describe(waited_s)}, {TOO_LONG}")
         finally:
             RUNNING.call, RUNNING.place = None, former
-
-    def _check_time(self, call: Blame, waited_s: float) -> None:
-        limit_s = self._timeout_s if self._where in WHERES else None
-        if limit_s is not None and waited_s > limit_s:
-            self.process.send_signal(TELL_STACKS)
-            # It writes to where our own log goes.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(STACKS_S)
-            raise EnvHangsError(f"{call.describe(waited_s)}, {TOO_LONG}")
 
     def _fault(self) -> EnvError:
         try:
@@ -201,7 +187,7 @@ class Worker:
         return error
 
     def _death(self) -> EnvError:
-        """Why it is gone: it may have said so before."""
+        """Why it is gone, which it may have said itself."""
         # Who ends this actor may have ended its workers in the same breath.
         self._look_up()
         try:
@@ -236,10 +222,6 @@ class WorkerEnvs:
         look_up: LookUp = lambda: None,
     ) -> None:
         """Start them; EnvError when one cannot make its environments."""
-        order = {
-            "env": section.model_dump(mode="json"),
-            "policies": policies.model_dump(mode="json"),
-        }
         self._workers: list[Worker] = []
         few, num_more = divmod(num_envs, num_workers)
         first = 0
@@ -249,11 +231,14 @@ class WorkerEnvs:
             on_failure.callback(self._end)
             for number in range(num_workers):
                 share = few + (number < num_more)
-                place = {"num_envs": share, "first_env": first}
-                self._workers.append(Worker({**order, **place}, memory, look_up))
+                order = {
+                    "env": section.model_dump(mode="json"),
+                    "policies": policies.model_dump(mode="json"),
+                    "num_envs": share,
+                    "first_env": first,
+                }
+                self._workers.append(Worker(order, memory, look_up))
                 first += share
-            for worker in self._workers:
-                worker.hear_look()
             self._lay_out(memory)
             on_failure.pop_all()
 
@@ -288,16 +273,15 @@ class WorkerEnvs:
         return [fault for fault in faults if fault is not None]
 
     def _lay_out(self, memory: int) -> None:
-        """Only now is it known what goes into the memory."""
-        one = self._workers[0]
-        self.name, self.autoreset = one.name, one.autoreset
-        self.obs_spec, self.action_spec = one.spaces
-        for worker in self._workers:
-            if worker.spaces != one.spaces:
+        """Only what the workers have made says what goes into the memory."""
+        names, modes, spaces = zip(*[worker.hear_look() for worker in self._workers], strict=True)
+        self.name, self.autoreset = names[0], modes[0]
+        self.obs_spec, self.action_spec, _ = spaces[0]
+        for worker, (*specs, _) in zip(self._workers, spaces, strict=True):
+            if specs != [self.obs_spec, self.action_spec]:
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
-        *firsts, self.num_envs = accumulate(
-            (worker.num_columns for worker in self._workers), initial=0
-        )
+        nums_columns = (num_columns for *_, num_columns in spaces)
+        *firsts, self.num_envs = accumulate(nums_columns, initial=0)
         self._shared = SharedColumns.over(memory, self.obs_spec, self.action_spec, self.num_envs)
         self._shared.touch()
         self._steps = [self._shared.read(brought) for brought in range(1 << len(Step._fields))]

@@ -1,6 +1,7 @@
 """The replay door: a recording into a learner of the recorded settings, without environments."""
 
 import argparse
+import contextlib
 import signal
 import subprocess
 import time
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Start a learner with the settings of a recording, and play that into it, as fast as it "
         "takes it: without environments, over the same protocol.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a recording, as --record made it")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a file that `train --record` made")
     parser.add_argument(
         "--exact",
         action="store_true",
@@ -66,15 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    if args.exact and args.loop:
-        raise ConfigError("--loop: an exact replay has an end: drop --loop or --exact")
-    if args.exact and args.overrides:
-        raise ConfigError("--set: an exact replay keeps the recorded settings: drop it, or --exact")
+    if args.exact and (args.loop or args.overrides):
+        raise ConfigError("--exact: it ends, with the recorded settings: drop --loop and --set")
     start_logging()
     from impala_async.replay.index import RecordingIndex, check_exact, settings_for
     from impala_async.runs.folder import RunFolder, default_run_path
 
-    index = RecordingIndex(args.file)
+    with start_told_of(f"{args.file} is checked"):
+        index = RecordingIndex(args.file)
     if args.exact:
         check_exact(index)
     config = settings_for(index, args.overrides, is_exact=args.exact)
@@ -86,7 +86,6 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
-    """The file that the learner reads them from, in its run folder."""
     from impala_async.runs.folder import PRIVATE
 
     try:
@@ -103,17 +102,20 @@ def _start_and_play(
     from impala_async.replay.index import compare
 
     told: list[int] = []
-    learner = StartedLearner(["--config", str(settings), "--run-dir", str(folder.path)])
+    lifeline = Lifeline()
+    flags = ["--config", str(settings), "--run-dir", str(folder.path)]
+    learner = spawn("learner", flags, lifeline)
     grace_s = 0.0
     try:
-        with undone(learner.kill):
+        # Until it has begun it has nothing to say.
+        with undone(learner.wait), undone(learner.kill):
             player = _make_player(args, folder, index, told, learner)
             if player is not None:
                 player.run()
-        is_finished = player is not None and player.client.is_finished
-        grace_s = GRACE_S if is_finished else 0.0
+        grace_s = GRACE_S if player is not None and player.is_finished else 0.0
     finally:
-        code = learner.end(grace_s)
+        code = end_learner(learner, grace_s)
+        lifeline.close()
     if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
         tell_death(code, folder, "learner")
     if code != EXIT_DONE:
@@ -122,7 +124,7 @@ def _start_and_play(
         return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
     print(player.describe())
     if args.exact and not told:
-        print(compare(folder, index, is_finished=is_finished))
+        print(compare(folder, index, is_finished=player.is_finished))
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
 
 
@@ -131,67 +133,47 @@ def _make_player(
     folder: "RunFolder",
     index: "RecordingIndex",
     told: list[int],
-    learner: "StartedLearner",
+    learner: "subprocess.Popen[bytes]",
 ) -> "Player | None":
     """It plays until the learner ends, or a signal comes, which `told` gets then.
 
     None if that comes before the learner listens.
     """
     with start_told_of("torch is loaded"):
-        import torch
-
         from impala_async.replay.player import Player
-
-    # Nothing is computed here, and a pool of threads would only stand in the learner's way.
-    torch.set_num_threads(1)
 
     def hear(number: int, frame: object) -> None:
         if told:
             interrupt(number, frame)
         told.append(number)
 
+    def is_over() -> bool:
+        return bool(told) or learner.poll() is not None
+
     for number in REQUESTS:
         signal.signal(number, hear)
-    while learner.is_running and not told:
+    while not is_over():
         if service := folder.read_json("service.json"):
             return Player(
                 service["data_url"],
                 index,
                 is_exact=args.exact,
                 is_looped=args.loop,
-                should_stop=lambda: bool(told) or not learner.is_running,
+                should_stop=is_over,
                 connect_s=CONNECT_S,
             )
         time.sleep(POLL_S)
     return None
 
 
-class StartedLearner:
-    """Owns the process. It ends with this one, however this one ends."""
-
-    def __init__(self, flags: Sequence[str]) -> None:
-        self._lifeline = Lifeline()
-        self._process: subprocess.Popen[bytes] = spawn("learner", flags, self._lifeline)
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def kill(self) -> None:
-        """It has not begun yet, so it has nothing to say."""
-        self._process.kill()
-        self._process.wait()
-
-    def end(self, grace_s: float) -> int:
-        """Let it end by itself for so long, then ask it to; its exit code."""
-        until = time.monotonic() + grace_s
-        while self.is_running and time.monotonic() < until:
-            time.sleep(POLL_S)
-        if self.is_running:
-            self._process.terminate()
-        end_in_time([self._process], LEARNER_END_S)
-        self._lifeline.close()
-        return exit_code(self._process.returncode)
+def end_learner(learner: "subprocess.Popen[bytes]", grace_s: float) -> int:
+    """Let it end by itself for so long, then ask it to; its exit code."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        learner.wait(grace_s)
+    if learner.poll() is None:
+        learner.terminate()
+    end_in_time([learner], LEARNER_END_S)
+    return exit_code(learner.returncode)
 
 
 if __name__ == "__main__":

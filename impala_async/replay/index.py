@@ -5,7 +5,6 @@ memory but where each of them begins.
 """
 
 import logging
-import time
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -16,11 +15,10 @@ from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError, RecordingError
 from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version
-from impala_async.wire.recording import End, Reader, Record, Recorded, Start, has_body_of
+from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of
 
 logger = logging.getLogger(__name__)
 
-NEWS_EVERY_S = 5.0
 ANY_PORT = "tcp://127.0.0.1:*"
 ENDLESS = dict.fromkeys(("env_steps", "updates", "mean_return", "wall_s"))
 
@@ -35,22 +33,24 @@ class RecordingIndex:
         self.most_columns = 0
         self._offsets: list[int] = []
         self._reader = Reader(path)
-        size = self._reader.num_bytes
         records = self._reader.records()
         _, first, whole = next(records, (0, None, 0))
         if not isinstance(first, Start):
             begins = "does not begin with what is said of its run"
             raise RecordingError(f"{path}: {begins if first else 'holds no message'}")
         self.start, self.schema = first, first.schema
-        say_at = time.monotonic() + NEWS_EVERY_S
-        for begin, record, whole in records:
-            self._add(begin, record)
-            if time.monotonic() > say_at:
-                say_at += NEWS_EVERY_S
-                logger.info("%s: %.0f %% checked", path, 100 * whole / size)
+        for begin, record, end in records:
+            whole = end
+            if isinstance(record, End):
+                self.end = record
+                continue
+            if isinstance(record, Start) or not has_body_of(self.schema, record):
+                raise RecordingError(f"{path}: the record at byte {begin} is not of its run")
+            self._offsets.append(begin)
+            self.most_columns = max(self.most_columns, record.data.columns)
         if not self._offsets:
             raise RecordingError(f"{path}: holds no message")
-        if whole < size:
+        if whole < self._reader.num_bytes:
             logger.warning("%s: its last record is cut off, and left out", path)
 
     def __len__(self) -> int:
@@ -62,19 +62,6 @@ class RecordingIndex:
         assert found is not None
         assert isinstance(found[0], Recorded)
         return found[0]
-
-    def _add(self, begin: int, record: Record) -> None:
-        if isinstance(record, End):
-            self.end = record
-        elif isinstance(record, Start):
-            raise RecordingError(f"{self.path}: holds more than one start of a learner")
-        elif not has_body_of(self.schema, record):
-            raise RecordingError(
-                f"{self.path}: the message at byte {begin} does not fit its environment"
-            )
-        else:
-            self._offsets.append(begin)
-            self.most_columns = max(self.most_columns, record.data.columns)
 
 
 def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: bool) -> RunConfig:
@@ -105,17 +92,15 @@ def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: b
 
 
 def check_exact(index: RecordingIndex) -> None:
-    """RecordingError for a run that cannot be made again: only what began with a seed can."""
+    """RecordingError for a run that cannot be made again: only one that began with a seed can."""
     start = index.start
     if start.settings.get("pace", {}).get("mode") == "lockstep":
         raise RecordingError(
-            f"--exact: {index.path} was recorded in lockstep, where the same settings make the "
-            "same run anyway: train again with them"
+            f"--exact: {index.path} was recorded in lockstep: train again with its settings"
         )
     if start.update != 0:
         raise RecordingError(
-            f"--exact: {index.path} begins at update {start.update}, with a checkpoint that is "
-            "not in it: record from the start of a run"
+            f"--exact: {index.path} begins at update {start.update}: record a run from its start"
         )
     if index.end is not None and index.end.update == 0:
         raise RecordingError(f"--exact: {index.path} ended before the first update")

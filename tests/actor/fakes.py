@@ -7,7 +7,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from impala_async.actor.sampler import sampler_for
-from impala_async.actor.sending import MessageBuffer
+from impala_async.actor.unroll import MessageBuffer
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version, Weights
 
@@ -85,21 +85,10 @@ def sampler_over(envs, schema, policy=None, rng=None, *, buffers=None, newest=No
         policy or FakePolicy(),
         rng,
         take_buffer=buffers.take,
-        newest=newest or NoNews(),
+        newest=newest or (lambda: None),
         seed=seed,
     )
     return sampler, buffers
-
-
-class NoNews:
-    """No newer weights, ever; counts how often it was asked."""
-
-    def __init__(self):
-        self.num_asked = 0
-
-    def __call__(self):
-        self.num_asked += 1
-        return None
 
 
 class Row(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from impala_async.actor.client import Client
-from impala_async.actor.sending import ActorSpec, Finished
+from impala_async.actor.unroll import Finished
 from impala_async.config.run import (
     ActorSection,
     ActorSettings,
@@ -50,9 +50,10 @@ from tests.actor.fakes import schema_of
 from tests.proxy import LEARNER_HOST
 from tests.wire.ends import until
 
-WITHIN_S = 10.0
+WITHIN_S = 20.0
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
-ACTOR_SPEC = ActorSpec(schema_of(3), LAYOUT, 2, 1)
+# The arguments of `Client.join`.
+ACTOR_SPEC = schema_of(3), [LAYOUT], 2, 1
 V1 = Version(1, 1)
 Kind = TypeVar("Kind", bound=Message)
 Result = TypeVar("Result")
@@ -167,9 +168,6 @@ class ScriptedLearner:
         hello.answer(welcome, encode_settings(settings.model_dump(mode="json")))
         return welcome
 
-    def refuse(self, hello, code, text="no"):
-        hello.answer(reject(code, text))
-
     def close(self):
         self.data.router.close()
         self.weights.router.close()
@@ -262,10 +260,10 @@ class Scene:
         connected = actor.begin(actor.client.connect)
         self.learner.welcome(self.learner.data.hear(Hello), settings or settings_of(), **welcome)
         connected.result(WITHIN_S)
-        joined = actor.begin(actor.client.join, spec)
+        joined = actor.begin(actor.client.join, *spec)
         spec = self.learner.data.hear(Spec)
         joined.result(WITHIN_S)
-        return Session(spec, actor.client.welcome)
+        return Session(spec, actor.client.side.welcome)
 
     def at_work(self, num_sent=0, settings=None, *, spec=ACTOR_SPEC, host=LEARNER_HOST, **welcome):
         """An actor that has sent some trajectories, none of them settled; and its session."""

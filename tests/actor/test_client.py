@@ -3,12 +3,14 @@
 import random
 import time
 
+import numpy as np
 import pytest
 
-from impala_async.actor.client import RunFinished
-from impala_async.actor.sending import ActorSpec, Finished
+from impala_async.actor.client import RETRY_AFTER, RunFinished, compressor
+from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.codec import decode_episodes, decompress_into
 from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
@@ -28,7 +30,7 @@ LAGS = pytest.mark.parametrize("lag", [0, 1])
 
 
 def spec_of(rows=3, streams=1):
-    return ActorSpec(schema_of(rows), LAYOUT, 2, streams)
+    return schema_of(rows), [LAYOUT], 2, streams
 
 
 def version_of(update):
@@ -43,8 +45,8 @@ def test_an_address_is_enough_and_spec_says_what_runs(scene):
     assert hello.message.epoch == hello.message.lowest_unsettled == 0
     welcome = scene.learner.welcome(hello, settings_of("my:Env"))
     assert connected.result(WITHIN_S).env.id == "my:Env"
-    assert actor.client.welcome.rank == 3
-    joined = actor.begin(actor.client.join, ACTOR_SPEC)
+    assert actor.client.side.welcome.rank == 3
+    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
     spec = scene.learner.data.hear(Spec)
     joined.result(WITHIN_S)
     assert spec.message.session == welcome.session
@@ -188,6 +190,58 @@ def test_a_stop_is_heard_wherever_it_waits(scene, stage):
     assert time.monotonic() - stopped_at < 2.0
 
 
+# -------------------- what a message is
+
+
+def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
+    actor, session = scene.at_work()
+    session.grant(MANY)
+    finished = Finished(actor.do(actor.client.take), Version(2, 9), [(1.5, 3), (-2.0, 8)])
+    finished.buffer.small.fill(7)
+    actor.do(actor.client.send, finished)
+    data = scene.learner.data.hear(Data).message
+    assert data._replace(body=None) == Data(session.id, 0, 2, 9, 3, 2, 0, 2, None)
+    planes = finished.buffer.obs.tobytes() + finished.buffer.small.tobytes()
+    assert data.body[: len(planes)] == planes
+    episodes = decode_episodes(memoryview(data.body)[len(planes) :])
+    assert episodes.tolist() == [(1.5, 3), (-2.0, 8)]
+
+
+FAR = "tcp://learner.example:5555"
+EVEN = np.zeros((4, 3000), np.uint8)
+NOISE = np.random.default_rng(0).integers(0, 256, (4, 3000), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("choice", "url", "is_compressed"),
+    [
+        ("auto", FAR, True),
+        ("auto", "tcp://10.0.0.7:5555", True),
+        ("auto", "tcp://127.0.0.1:5555", False),
+        ("auto", "tcp://localhost:5555", False),
+        ("auto", "ipc://@impala", False),
+        ("on", "ipc://@impala", True),
+        ("off", FAR, False),
+    ],
+)
+def test_auto_compresses_what_leaves_the_host(choice, url, is_compressed):
+    frame = compressor(choice, url)(EVEN)
+    assert (frame is not None) == is_compressed
+    if frame is not None:
+        target = bytearray(EVEN.nbytes)
+        decompress_into(memoryview(target), memoryview(frame))
+        assert target == EVEN.tobytes()
+
+
+def test_what_does_not_become_smaller_is_tried_again_only_after_a_while():
+    compress = compressor("on", FAR)
+    assert compress(NOISE) is None
+    for _ in range(RETRY_AFTER):
+        assert compress(EVEN) is None
+    for _ in range(2):
+        assert compress(EVEN) is not None
+
+
 # -------------------- lockstep
 
 
@@ -221,19 +275,6 @@ def test_each_trajectory_has_the_weights_of_its_turn(scene, lag):
         session.grant(9, version=version_of(update))
         scene.give(version_of(update), have=version_of(update - 1))
         assert waiting.result(WITHIN_S) == version_of(update)
-
-
-def test_with_a_lag_no_version_is_passed_over(scene):
-    actor, session = scene.at_work(settings=lockstep(1), heartbeat_s=0.1)
-    begin(scene, actor, 0)
-    # Two more are out before its second trajectory is done.
-    for update in (1, 2):
-        session.grant(9, version=version_of(update))
-        actor.do(actor.client.pump, 0)
-        with actor.pumping():
-            scene.give(version_of(update), have=version_of(update - 1))
-    actor.do(actor.pump_until, lambda: actor.client.link.pulls.have == version_of(2))
-    assert [actor.do(boundary, actor) for _ in range(3)] == [None, version_of(1), version_of(2)]
 
 
 @LAGS

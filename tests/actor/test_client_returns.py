@@ -9,11 +9,9 @@ import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.client import NewRun, RunFinished
-from impala_async.actor.sending import ActorSpec
-from impala_async.config.run import PaceSection, TrajectorySection
-from impala_async.errors import MismatchError, NotAllowedError, UnreachableError
-from impala_async.schema import ArraySpec
-from impala_async.weights import NO_VERSION, Version, WeightsLayout
+from impala_async.config.run import TrajectorySection
+from impala_async.errors import MismatchError, UnreachableError
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire import actor_side
 from impala_async.wire.messages import (
     VERDICTS,
@@ -102,18 +100,6 @@ def test_what_is_not_settled_goes_again_under_the_new_session(scene, how):
             assert (seq_of(data), data.message.session) == (seq, welcome.session)
 
 
-def test_weights_that_come_slowly_are_waited_for(scene):
-    """A thin line is busy with them, and nothing else comes through."""
-    spec = ActorSpec(schema_of(3), WeightsLayout((ArraySpec("w", (50_000,), "float32"),)), 2, 1)
-    assert spec.weights_s == 1.0
-    actor = scene.actor()
-    scene.join(actor, spec, lease_s=0.2, heartbeat_s=0.1)
-    started = time.monotonic()
-    with actor.pumping():
-        scene.welcome_back()
-    assert time.monotonic() - started > 1.1
-
-
 def test_it_gives_up_after_reconnect_s(scene):
     actor, session = scene.at_work(settings=settings_of(reconnect_s=0.4))
     lost = pump(actor)
@@ -146,7 +132,7 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
     connected = actor.begin(actor.client.connect)
     scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
     connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, ACTOR_SPEC)
+    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
     for _ in range(2):
         scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
     session = scene.welcome_back()
@@ -198,10 +184,10 @@ def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene):
     scene.learner.welcome(scene.learner.data.hear(Hello), told, epoch=1)
     with pytest.raises(NewRun):
         pumped.result(WITHIN_S)
-    settings = actor.do(actor.client.begin_new_run)
+    settings = actor.client.settings
     assert (settings.env.id, settings.trajectory.rows) == ("b:Env", 7)
-    joined = actor.begin(actor.client.join, ActorSpec(schema_of(7), LAYOUT, 4, 1))
-    again = Session(scene.learner.data.hear(Spec), actor.client.welcome)
+    joined = actor.begin(actor.client.join, schema_of(7), [LAYOUT], 4, 1)
+    again = Session(scene.learner.data.hear(Spec), actor.client.side.welcome)
     joined.result(WITHIN_S)
     assert (again.spec.columns, again.schema.rows) == (4, 7)
     # What it had for the old run is worth nothing here: no weights, no trajectories.
@@ -236,7 +222,7 @@ def test_nothing_more_is_said_in_a_session_that_is_over(scene, monkeypatch, how)
 
 def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
     actor = scene.actor()
-    session = scene.join(actor, ActorSpec(schema_of(1000, num_obs=2000), LAYOUT, 2, 1))
+    session = scene.join(actor, (schema_of(1000, num_obs=2000), [LAYOUT], 2, 1))
     session.grant(1)
 
     def work():
@@ -249,19 +235,6 @@ def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
     left = actor.begin(work)
     assert scene.learner.data.find(ByeOk).message.session == session.id
     left.result(WITHIN_S)
-
-
-@pytest.mark.parametrize(
-    ("code", "error", "exit_code"),
-    [("mismatch", MismatchError, 78), ("not_allowed", NotAllowedError, 77)],
-)
-def test_refusals_for_good(scene, code, error, exit_code):
-    actor, session = scene.at_work()
-    pumped = pump(actor)
-    session.reject(code, "rows: 50 here, 20 there")
-    with pytest.raises(error, match="rows: 50 here, 20 there") as caught:
-        pumped.result(WITHIN_S)
-    assert caught.value.exit_code == exit_code
 
 
 # -------------------- connections break beneath a session: nothing waits out a lease
@@ -287,24 +260,6 @@ def test_what_is_not_settled_goes_again_in_the_same_session(scene):
                 ]
         # What only hangs up is not hammered at: 0, 0.1, 0.2, 0.4 s.
         assert time.monotonic() - began_at > 0.6
-
-
-def test_in_lockstep_nothing_is_given_up_for_a_broken_connection(scene):
-    with proxy(scene.learner.url, scene.learner.weights.router.url) as network:
-        lockstep = settings_of(pace=PaceSection(mode="lockstep"))
-        actor, session = scene.at_work(settings=lockstep, host=HOST, **PATIENT)
-        scene.begin_with(actor, V1)
-        session.grant(1)
-        actor.do(actor.unroll, 7)
-        sent = body_of(scene.data_of(actor))
-        newest = actor.begin(actor.client.newest)
-        network.reset()
-        assert scene.learner.data.find(Spec).message.session == session.id
-        assert body_of(scene.learner.data.hear(Data)) == sent
-        beat = scene.learner.weights.find(Heartbeat)
-        beat.answer(Grant(session.id, 1, 0, 1, 2, []))
-        scene.give(Version(1, 2))
-        assert newest.result(WITHIN_S).version == (1, 2)
 
 
 def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_dialled(scene):
@@ -389,8 +344,8 @@ def test_words_without_meaning_change_nothing_and_are_a_line_of_each_kind(scene,
         hello.answer(reject("full", "come later", 0.0))
     scene.learner.welcome(hello, settings_of("noisy:Env"))
     connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, ACTOR_SPEC)
-    session = Session(scene.learner.data.find(Spec), actor.client.welcome)
+    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
+    session = Session(scene.learner.data.find(Spec), actor.client.side.welcome)
     joined.result(WITHIN_S)
     refused = [[seq, VERDICTS.index("nonfinite")] for seq in range(3)]
     session.grant(0)
@@ -466,10 +421,12 @@ def test_a_weights_port_that_cannot_be_reached_is_named(scene, lines):
         port = taken.getsockname()[1]
         session = scene.join(actor, ACTOR_SPEC, weights_port=port, lease_s=1.0)
         session.grant(1)
-        with actor.pumping():
-            scene.welcome_back(weights_port=port).grant(1)
-        actor.do(actor.client.pump, 0.1)
+        newest = actor.begin(actor.client.newest)
+        scene.welcome_back(weights_port=port)
+        actor.stop.set()
+        with pytest.raises(RunFinished):
+            newest.result(WITHIN_S)
     at = f"tcp://127.0.0.1:{port}"
-    assert lines(f"weights port has not answered at {at} yet")
+    assert lines(f"still waiting for weights from {at}")[0].endswith("s): it has not answered")
     assert lines(f"again: its weights port, {at}, has not answered for 1 s")
     assert not lines("back at work")

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,6 @@ from impala_async.actor.joining import (
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, UnreachableError
 from impala_async.output import EVERY_S, Wait
-from impala_async.wire import actor_side
 from impala_async.wire.actor_side import Handshake
 from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
@@ -35,7 +35,6 @@ from impala_async.wire.messages import (
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
 from tests.actor.scripted import WITHIN_S, settings_of
-from tests.proxy import HOST, proxy
 from tests.wire.ends import until
 
 HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
@@ -153,46 +152,27 @@ def test_a_final_refusal_ends_the_search_and_no_other(scene, find, caplog):
     assert "the learner refuses us for now: come later" in caplog.messages
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [],
-        [b"\xc1"],
-        [b"x" * 70_000],
-        [encode_settings({"env": {"id": "x"}, "from_the_future": 1})],
-        [encode_settings(settings_of().model_dump(mode="json")), b"more"],
-    ],
-    ids=["none", "no msgpack", "too long", "unknown key", "two"],
-)
-def test_settings_that_are_not_understood_do_not_fit(scene, find, frames):
-    found = find()
-    scene.learner.data.hear(Hello).answer(WELCOME, *frames)
-    with pytest.raises(MismatchError, match="install the same release"):
-        found.result(WITHIN_S)
-
-
 def settings_frame(**changes):
     return encode_settings(settings_of().model_dump(mode="json") | changes)
 
 
 @pytest.mark.parametrize(
-    ("frame", "says"),
+    ("frames", "says"),
     [
-        (encode_settings({"seed": 0}), ": env: Field required$"),
-        (settings_frame(**{"evil\n\x1b[31m": 1}), r": evil\\n\\x1b\[31m: Extra inputs are not"),
-        (
-            settings_frame(env={"id": "x", "step_timeout_s": 1e10}),
-            r": env\.step_timeout_s: Input should be less",
-        ),
-        (settings_frame(seed=-5), ": seed: Input should be greater than or equal to 0$"),
-        (settings_frame(seed=2**63), ": seed: Input should be less than"),
+        ([], "a welcome comes with one frame"),
+        ([settings_frame(), b"more"], "a welcome comes with one frame"),
+        ([b"\xc1"], ""),
+        ([b"x" * 70_000], ""),
+        ([encode_settings({"seed": 0})], ": env: Field required$"),
+        ([settings_frame(**{"evil\n\x1b[31m": 1})], r": evil\\n\\x1b\[31m: Extra inputs are not"),
+        ([settings_frame(seed=-5)], ": seed: Input should be greater than or equal to 0$"),
     ],
-    ids=["missing", "extra", "for ever", "negative", "large"],
+    ids=["none", "two", "no msgpack", "too long", "missing", "extra", "negative"],
 )
-def test_settings_that_do_not_fit_are_one_line(scene, find, frame, says):
+def test_settings_that_are_not_understood_do_not_fit(scene, find, frames, says):
     found = find()
-    scene.learner.data.hear(Hello).answer(WELCOME, frame)
-    with pytest.raises(MismatchError, match=says) as caught:
+    scene.learner.data.hear(Hello).answer(WELCOME, *frames)
+    with pytest.raises(MismatchError, match="install the same release.*" + says) as caught:
         found.result(WITHIN_S)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
@@ -221,6 +201,7 @@ def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path):
     nonce.write_bytes(WELCOME.nonce)
     other.write_bytes(b"o" * 16)
     tcp = "tcp://learner.example:5555", "tcp://learner.example:5556"
+    assert best_urls(WELCOME, "tcp://[::1]:5555")[1] == "tcp://[::1]:5556"
     assert urls(nonce, **there) == (f"ipc://{tmp_path}/d", f"ipc://{tmp_path}/w")
     assert urls(other, **there) == tcp
     # A false learner's paths: there is tcp still.
@@ -229,11 +210,6 @@ def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path):
         assert urls(nonce, **there | {"ipc_weights": path}) == tcp
     for unreadable in (tmp_path / "none", tmp_path, "", "null\0byte", "/dev/zero"):
         assert urls(unreadable, **there) == tcp
-
-
-def test_ports_are_joined_to_the_host_that_was_dialled():
-    welcome = WELCOME._replace(nonce_path="/none")
-    assert best_urls(welcome, "tcp://[::1]:5555")[1] == "tcp://[::1]:5556"
 
 
 @pytest.mark.parametrize("last_word", [ByeOk(b"s" * 16), reject("hello_again", "gone", 0.0), None])
@@ -255,20 +231,7 @@ def test_goodbye_waits_for_an_answer_and_not_for_long(scene, dealer, monkeypatch
         said.result(WITHIN_S / 2)
 
 
-def test_a_hello_that_was_lost_with_its_connection_is_said_again_at_once(scene, monkeypatch):
-    monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 10 * WITHIN_S)
-    with proxy(scene.learner.url) as network:
-        actor = scene.actor(host=HOST)
-        connected = actor.begin(actor.client.connect)
-        scene.learner.data.hear(Hello)
-        network.reset()
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings_of())
-        assert connected.result(WITHIN_S).env.id == "some:Env"
-
-
-def test_of_each_kind_of_line_one_is_said_in_ten_seconds(
-    caplog,
-):
+def test_of_each_kind_of_line_one_is_said_in_ten_seconds(caplog):
     caplog.set_level(logging.INFO)
     now = 100.0
     log = SeldomLog(logging.getLogger("some"), lambda: now)
@@ -282,32 +245,23 @@ def test_of_each_kind_of_line_one_is_said_in_ten_seconds(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
-def test_a_silent_learner_is_told_from_none():
+def test_a_silent_learner_is_told_from_none(monkeypatch):
     with socket.socket() as taken:
         # Bound, so that nobody else takes it, and not listening.
         taken.bind(("127.0.0.1", 0))
-        assert "refused" in why_silent(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        assert why_silent(url) == "it cannot be reached (Connection refused)"
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert "something listens there" in why_silent(
-            f"tcp://[127.0.0.1]:{server.getsockname()[1]}"
-        )
-
-
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (socket.gaierror(-2, "unknown"), "the name no-such-host does not resolve"),
-        (TimeoutError(), "there is no answer at all from that host"),
-        (OSError(101, "Network is unreachable"), "no way to it (Network is unreachable)"),
-        (UnicodeError(), "that is no address"),
-    ],
-)
-def test_why_a_learner_cannot_be_reached(monkeypatch, error, says):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(socket, "create_connection", fail)
-    assert why_silent("tcp://no-such-host:5555").endswith(says)
+        url = f"tcp://[127.0.0.1]:{server.getsockname()[1]}"
+        assert why_silent(url).startswith("something listens there")
+    unknown = socket.gaierror(-2, "Name or service not known")
+    for error, says in (
+        (unknown, "Name or service not known"),
+        (TimeoutError("timed out"), "timed out"),
+        (UnicodeError("label too long"), "label too long"),
+    ):
+        monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
+        assert why_silent("tcp://no-such-host:5555") == f"it cannot be reached ({says})"
 
 
 def test_nobody_waits_long_for_an_answer(monkeypatch):

@@ -10,7 +10,7 @@ from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
 from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout
-from impala_async.wire.messages import Get, Grant, Heartbeat
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Get, Grant, Heartbeat, Welcome
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import new_context
@@ -24,6 +24,9 @@ from tests.proxy import HOST, LEARNER_HOST, proxy
 from tests.wire.ends import until
 
 SESSION = b"s" * 16
+WELCOME = Welcome(
+    *(b"r" * 16, 2, SESSION, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 60.0, 60.0, 64)
+)
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
 Open = Callable[..., Link]
 
@@ -34,12 +37,12 @@ def open_link(scene):
     context = new_context()
     links = []
 
-    def make(host=LEARNER_HOST, **changes):
-        terms = {"session": SESSION, "layouts": (LAYOUT,), "have": NO_VERSION}
-        times = {"heartbeat_s": 60.0, "reply_timeout_s": 60.0, "num_kept": 1}
-        said = {"timers": {}, "log": SeldomLog(logging.getLogger("impala_async.actor.link"))}
+    def make(host=LEARNER_HOST, heartbeat_s=60.0, **changes):
+        welcome = WELCOME._replace(heartbeat_s=heartbeat_s)
+        terms = {"layouts": (LAYOUT,), "have": NO_VERSION, "num_kept": 1, "timers": {}}
+        log = SeldomLog(logging.getLogger("impala_async.actor.link"))
         url = scene.learner.weights.router.url.replace(LEARNER_HOST, host)
-        links.append(Link(context, url, **(terms | times | said | changes)))
+        links.append(Link(context, url, welcome, **(terms | changes), log=log))
         return links[-1]
 
     yield make
@@ -74,6 +77,7 @@ def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(scene, op
 @pytest.mark.parametrize(("num_kept", "expected"), [(1, [V7, None]), (2, [V5, V7, None])])
 def test_the_newest_are_kept(scene, open_link, num_kept, expected):
     link = open_link(num_kept=num_kept)
+    assert link.weights_s == LAYOUT.num_bytes / SLOWEST_BYTES_PER_S
     get = scene.learner.weights.find(Get)
     for version in (V5, V7, V6, Version(0, 9)):
         get.answer(*reply_of(weights_of(version.update, version)))

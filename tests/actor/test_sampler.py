@@ -1,14 +1,9 @@
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.vector import SyncVectorEnv
 
-from bench.probes import Counting, CountingVector, Endless, Failing, Slow
-from impala_async.actor.sending import MessageBuffer
-from impala_async.config.run import EnvSection
-from impala_async.envs.make import build_envs
+from bench.probes import CountingVector, Slow
+from impala_async.actor.unroll import MessageBuffer
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.errors import EnvError
 from impala_async.schema import Schema
 from impala_async.weights import Version
 from tests.actor.fakes import FakePolicy, Row, rows_of, sampler_over, weights_of
@@ -131,54 +126,7 @@ def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode, rows):
     assert {length for _, length in total[1]} == {5}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("length", [4, 7])
-def test_a_value_of_1_is_the_fixed_point_of_rows_that_are_only_truncated(mode, length):
-    gamma = 0.5
-    if mode == "NextStep":
-        envs = SerialEnvs([Endless(gamma, length), Endless(gamma, length + 1)])
-    else:
-        kinds = [lambda: Endless(gamma, length), lambda: Endless(gamma, length + 1)]
-        envs = VectorEnvs(SyncVectorEnv(kinds, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP))
-    rig = Rig(envs, rows=5)
-    rows = [r for m in rig.run(40) for r in rows_of(m.buffer.columns, 0)]
-    targets = {row.reward + gamma * (not row.terminated) for row in valid(rows)}
-    assert targets == {1.0}
-    assert any(row.truncated for row in rows)
-    assert len(valid(rows)) < len(rows)
-
-
 # ------------------------------------------------------------------------- real environments
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
-def test_serial_and_gymnasiums_vector_give_bit_equal_trajectories(env_id):
-    def single():
-        return gym.make(env_id, max_episode_steps=31)
-
-    ours = Rig(SerialEnvs([single() for _ in range(3)]), rows=10, seed=4).run(100)
-    theirs = Rig(VectorEnvs(SyncVectorEnv([single] * 3)), rows=10, seed=4).run(100)
-    assert len(ours) == 10
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one.buffer.obs, other.buffer.obs)
-        np.testing.assert_array_equal(
-            one.buffer.columns.rewards_CT, other.buffer.columns.rewards_CT
-        )
-        np.testing.assert_array_equal(one.buffer.columns.mask_CT, other.buffer.columns.mask_CT)
-        assert one.episodes == other.episodes
-    assert any(message.episodes for message in ours)
-
-
-@pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_equal_seeds_give_bit_equal_messages_and_others_do_not(sampler):
-    def planes(seed):
-        envs = build_envs(sampler, EnvSection(id="CartPole-v1"), 4)
-        # Dirt between the leaves is the buffers' own, and equal here too.
-        messages = Rig(envs, rows=8, seed=seed).run(64)
-        return [(m.buffer.obs.tobytes(), m.buffer.small.tobytes()) for m in messages]
-
-    assert planes(1) == planes(1)
-    assert planes(1) != planes(2)
 
 
 # ------------------------------------------------------------------------- versions and buffers
@@ -278,11 +226,3 @@ def test_timers_know_where_the_time_went():
     assert env_s >= 0.01
     assert 0 < act_s < env_s
     assert rig.sampler.take_times() == (0, 0, 0)
-
-
-def test_an_env_that_fails_is_an_env_error():
-    rig = Rig(SerialEnvs([Counting(), Failing(after=3, length=9)]), rows=2)
-    assert len(rig.run(3)) == 1
-    with pytest.raises(EnvError, match="Counting failed in step: RuntimeError") as caught:
-        rig.run(1)
-    assert isinstance(caught.value.__cause__, RuntimeError)

@@ -102,23 +102,6 @@ def test_a_row_is_acted_with_what_its_episode_left_and_so_is_row_0(mode, rows):
     assert num_masked > 0
 
 
-def test_both_ways_to_reset_give_the_same_states():
-    for ours, theirs in zip(run("NextStep", 4), run("SameStep", 4), strict=True):
-        num_common = min(len(ours), len(theirs))
-        assert num_common >= 14
-        assert ours[:num_common] == theirs[:num_common]
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_a_message_keeps_its_state_while_acting_goes_on(mode):
-    envs = VectorEnvs(CountingVector(1, (50,), autoreset=mode))
-    schema = Schema(envs.obs_spec, envs.action_spec, 4, STATE)
-    sampler, _ = sampler_over(envs, schema, CountingPolicy())
-    messages = [message for _ in range(20) for message in sampler.step()]
-    states = [float(message.buffer.columns.state["cell"][0]) for message in messages]
-    assert states == [0, 4, 8, 12, 16]
-
-
 # -------------------- columns that are not trained
 
 

@@ -1,32 +1,28 @@
 """What each sampler is made of, and what does not fit."""
 
 import os
-from dataclasses import replace
+import time
 
 import pytest
 import torch
 
-from bench.probes import CountingVector
 from impala_async.actor import setup as making
-from impala_async.actor.sampler import (
-    SameStepSampler,
-    Sampler,
-)
 from impala_async.actor.setup import (
-    Setup,
+    Measured,
+    choose_setup,
     count_cores,
-    count_workers,
     make_setup,
+    measure,
     pick_device,
 )
 from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection
-from impala_async.config.run import EnvSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.errors import EXIT_MISMATCH, MismatchError
+from impala_async.errors import EnvError, MismatchError
 from impala_async.schema import Schema
-from tests.actor.fakes import sampler_over
+from tests.actor.fakes import FakePolicy
+from tests.actor.scripted import settings_of
 from tests.actor.worlds import section
 
 
@@ -34,42 +30,11 @@ def schema_for(envs, rows=4):
     return Schema(envs.obs_spec, envs.action_spec, rows)
 
 
-def build(envs, schema):
-    return sampler_over(envs, schema)[0]
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "width"), [("NextStep", Sampler, 3), ("SameStep", SameStepSampler, 1)]
-)
-def test_columns_that_reset_in_their_step_travel_alone(mode, kind, width):
-    envs = VectorEnvs(CountingVector(3, autoreset=mode))
-    made = build(envs, schema_for(envs))
-    assert type(made) is kind
-    assert Setup("vector", envs).columns_per_message == width
-    messages = [message for _ in range(4) for message in made.step()]
-    assert [message.buffer.num_columns for message in messages] == [width] * (3 // width)
-
-
-def test_an_environment_that_the_learner_does_not_know_is_a_mismatch():
-    envs = build_envs("serial", EnvSection(id="CartPole-v1"), 2)
-    other = build_envs("serial", EnvSection(id="Acrobot-v1"), 2)
-    with pytest.raises(
-        MismatchError, match=r"choices: \(2,\) here, \(3,\) at the learner"
-    ) as caught:
-        build(envs, schema_for(other))
-    assert caught.value.exit_code == EXIT_MISMATCH
-    wide = replace(schema_for(envs), obs=other.obs_spec)
-    with pytest.raises(MismatchError, match=r"shape: \(4,\) here, \(6,\) at the learner"):
-        build(envs, wide)
-    envs.close()
-    other.close()
-
-
 POLE = section("CartPole-v1")
 
 
 def set_for(sampler, num_envs=4, env=POLE, **actor):
-    return make_setup(sampler, ActorSection(sampler=sampler, **actor), env, num_envs)
+    return make_setup(ActorSection(sampler=sampler, **actor), env, num_envs)
 
 
 @pytest.mark.parametrize(
@@ -78,13 +43,12 @@ def set_for(sampler, num_envs=4, env=POLE, **actor):
         ("serial", "serial", SerialEnvs),
         ("vector", "vector", VectorEnvs),
         ("auto", "vector", VectorEnvs),
-        ("parallel", "parallel", WorkerEnvs),
     ],
 )
 def test_each_name_has_its_environments_and_any_device(monkeypatch, sampler, name, kind):
     monkeypatch.setattr(making, "count_gpus", lambda: 2)
     for device, shown in (("auto", name), ("cuda:1", f"{name} on cuda:1")):
-        setup = make_setup(sampler, ActorSection(device=device), section("CartPole-v1"), 4)
+        setup = set_for(sampler, device=device)
         assert type(setup.envs) is kind
         assert setup.envs.num_envs == setup.columns_per_message == 4
         assert (setup.name, str(setup)) == (name, shown)
@@ -93,15 +57,14 @@ def test_each_name_has_its_environments_and_any_device(monkeypatch, sampler, nam
 
 @pytest.mark.parametrize(
     ("wanted", "num_envs", "num_cores", "expected"),
-    [(None, 8, 4, 4), (None, 3, 4, 3), (None, 8, 1, 1), (6, 8, 2, 6), (None, 8, 5, 5)],
+    [(None, 8, 4, 4), (None, 3, 4, 3), (None, 8, 1, 1), (6, 8, 2, 6), (6, 4, 2, 4)],
 )
 def test_a_worker_for_each_core_unless_the_config_says_otherwise(
     monkeypatch, wanted, num_envs, num_cores, expected
 ):
     monkeypatch.setattr(making, "count_cores", lambda: num_cores)
-    assert count_workers(wanted, num_envs) == expected
-    with pytest.raises(MismatchError, match=r"--num-envs: actor\.num_workers is 9.*got 8"):
-        count_workers(9, 8)
+    monkeypatch.setattr(making, "WorkerEnvs", lambda env, num_envs, num_workers, *_: num_workers)
+    assert set_for("parallel", num_envs, num_workers=wanted).envs == expected
 
 
 def test_a_device_that_is_there(monkeypatch):
@@ -139,3 +102,180 @@ def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, exp
     assert count_cores() == expected
     (machine / "own").unlink()
     assert count_cores() == (expected if group == "." else 8)
+
+
+# -------------------- what `auto` takes, and that it says why
+
+SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
+
+
+def policy_for(envs):
+    return FakePolicy(envs.action_spec.parts[0].choices[0])
+
+
+def measured(setup, look_up=lambda: None):
+    return measure(setup, schema_for(setup.envs), policy_for(setup.envs), look_up)
+
+
+def test_steps_that_wait_are_told_from_those_that_compute():
+    for env, is_waiting in ((SLOW, True), (section("Busy"), False)):
+        setup = set_for("serial", 2, env)
+        found = measured(setup)
+        setup.envs.close()
+        assert found.is_waiting == is_waiting
+        assert 0 < found.env_s <= found.round_s
+        assert 0 <= found.act_s < found.round_s
+        if env is SLOW:
+            assert found.env_s >= 0.02
+
+
+def test_it_ends_after_its_time_or_a_round(monkeypatch):
+    setup = set_for("serial", 1)
+    looks = []
+
+    def look_up():
+        looks.append(time.monotonic())
+
+    monkeypatch.setattr(making, "BUDGET_S", 0.05)
+    measured(setup, look_up)
+    assert len(looks) > 2
+    assert looks[-1] - looks[0] <= 0.05
+    monkeypatch.setattr(making, "BUDGET_S", 0.0)
+    looks.clear()
+    measured(setup, look_up)
+    assert len(looks) == 1
+    setup.envs.close()
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """`auto` for four environments on two cores; what it gave is closed."""
+    made = []
+
+    def run(env, num_cores=2, **actor):
+        monkeypatch.setattr(making, "count_cores", lambda: num_cores)
+        usual = set_for("auto", 4, env, **actor)
+        settings = settings_of().model_copy(update={"env": env, "actor": ActorSection(**actor)})
+        schema, policy = schema_for(usual.envs), policy_for(usual.envs)
+        chosen = choose_setup(usual, settings, 4, schema, lambda _: policy, lambda: None)
+        made.append(chosen)
+        return chosen
+
+    yield run
+    for setup in made:
+        setup.envs.close()
+
+
+@pytest.fixture
+def told(caplog):
+    caplog.set_level("INFO", making.logger.name)
+    return lambda: caplog.messages[-1]
+
+
+def test_small_environments_stay_in_the_actor_and_slow_ones_get_workers(choose, told):
+    setup = choose(section("CartPole-v1"))
+    assert setup.name == "vector"
+    assert told().startswith("actor.sampler auto takes vector; ms for a step of all 4 columns: vec")
+    assert "workers not tried, at best" in told()
+    setup = choose(SLOW, num_workers=2)
+    assert (setup.name, type(setup.envs)) == ("parallel", WorkerEnvs)
+    assert "columns: serial " in told()
+    assert ", parallel " in told()
+    assert choose(section("bench.probes:Failing", kwargs={"after": 0})).name == "serial"
+    assert "takes serial" in told()
+    assert choose(section("Busy"), num_cores=1).name == "serial"
+    assert "no workers for want of cores" in told()
+
+
+def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):
+    made = []
+
+    def workers(env, num_envs, num_workers, *rest):
+        made.append(num_workers)
+        raise EnvError("enough")
+
+    monkeypatch.setattr(making, "WorkerEnvs", workers)
+    choose(SLOW, num_cores=1)
+    choose(SLOW, num_workers=2)
+    assert made == [4, 2]
+    choose(section("Busy"))
+    assert made == [4, 2, 2]
+    assert "wait more than they compute" not in told()
+
+
+class FakeWorkers:
+    num_open = 0
+
+    def __init__(self, env, *_):
+        FakeWorkers.num_open += 1
+        alike = build_envs("serial", env, 1)
+        self.obs_spec, self.action_spec = alike.obs_spec, alike.action_spec
+
+    def close(self):
+        FakeWorkers.num_open -= 1
+
+
+HERE, SLOW_ACT = Measured(1.0, 0.8, 0.0005), Measured(1.0, 0.1, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("times", "keys", "taken"),
+    [
+        # Of equals the simpler one.
+        ({"serial": HERE, "parallel": Measured(0.91, 0.8, 0.1)}, {}, "serial"),
+        ({"serial": HERE, "parallel": Measured(0.89, 0.8, 0.1)}, {}, "parallel"),
+        # What workers cannot win is not tried.
+        ({"serial": Measured(1.0, 0.2, 0.75)}, {"device": "cpu"}, "serial"),
+        # Slow acting may move to a GPU, if it gains by it, and nobody named a device.
+        (
+            {
+                "serial": SLOW_ACT,
+                "serial on cuda": Measured(0.2, 0.1, 0.1),
+                "parallel on cuda": Measured(0.15, 0.05, 0.1),
+            },
+            {},
+            "parallel on cuda",
+        ),
+        ({"serial": SLOW_ACT, "serial on cuda": SLOW_ACT}, {}, "serial"),
+        (
+            {"serial on cuda": HERE, "parallel on cuda": Measured(0.5, 0.4, 0.1)},
+            {"device": "cuda"},
+            "parallel on cuda",
+        ),
+        # Those that fail are not taken.
+        ({"serial": HERE, "parallel": EnvError("a worker died")}, {"device": "cpu"}, "serial"),
+        ({"serial": HERE, "parallel": KeyboardInterrupt()}, {"device": "cpu"}, None),
+    ],
+)
+def test_the_fastest_is_taken(choose, told, monkeypatch, times, keys, taken):
+    asked, closed = [], []
+
+    def measure(setup, *_):
+        asked.append(str(setup))
+        found = times[str(setup)]
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr(making, "count_gpus", lambda: 1)
+    monkeypatch.setattr(making, "measure", measure)
+    monkeypatch.setattr(making, "WorkerEnvs", FakeWorkers)
+    monkeypatch.setattr(SerialEnvs, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(FakeWorkers, "num_open", 0)
+    if taken is None:
+        with pytest.raises(KeyboardInterrupt):
+            choose(SLOW, **keys)
+    else:
+        assert str(choose(SLOW, **keys)) == taken
+        assert f"takes {taken}; " in told()
+    assert asked == list(times)
+    is_parallel = taken is not None and taken.startswith("parallel")
+    assert FakeWorkers.num_open == is_parallel
+    assert len(closed) == (is_parallel or taken is None)
+
+
+def test_workers_whose_environments_look_other_are_not_taken(choose, told, monkeypatch):
+    monkeypatch.setattr(making, "WorkerEnvs", lambda *_: FakeWorkers(POLE))
+    assert choose(SLOW).name == "serial"
+    assert told().endswith(", parallel looks other")
+    assert FakeWorkers.num_open == 0

@@ -3,12 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.actor.sending import MessageBuffer
-from impala_async.actor.unroll import Unroll
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import columns_over
+from impala_async.actor.unroll import MessageBuffer, Unroll
 from impala_async.weights import Version
-from tests.actor.fakes import Row, make_dirty, rows_of, schema_of, streams_of
+from tests.actor.fakes import Row, make_dirty, schema_of, streams_of
 from tests.columns import find_fault
 
 V1 = Version(1, 3)
@@ -57,23 +54,6 @@ class Driver:
         return Row(obs, n % 2, -0.5, float(n + 1), *flags, True, next_obs)
 
 
-def test_a_message_buffer_is_the_planes_of_its_columns():
-    schema = schema_of(rows=4)
-    buffer = MessageBuffer(schema, 3)
-    layout = schema.layout
-    assert buffer.obs.shape == (3, layout.obs_bytes)
-    assert buffer.small.shape == (3, layout.small_bytes)
-    assert buffer.num_columns == 3
-    assert not buffer.obs.any()
-    assert not buffer.small.any()
-    buffer.rewards_TC[2][1] = 7
-    buffer.obs_SC[""][4][1] = 5
-    again = columns_over(schema, buffer.obs, buffer.small)
-    assert again.rewards_CT[1, 2] == 7
-    assert again.obs[""][1, 4].tolist() == [5, 5]
-    assert again.rewards_CT.sum() == 7
-
-
 def test_the_bootstrap_row_survives_its_source():
     obs, no = {"": np.ones((1, 2), np.float32)}, np.array([False])
     number, action = np.zeros(1, np.float32), {"": np.zeros(1, np.int32)}
@@ -99,65 +79,6 @@ def test_returns_are_summed_in_double_precision():
         unroll.begin(buffer, V1)
         (message,) = unroll.append(one, number, reward, yes if n == num_rows - 1 else no, no, obs)
     assert message.episodes == [(num_rows * (1e6 + 0.25), num_rows)]
-
-
-def test_a_buffer_that_comes_back_is_written_anew():
-    schema = schema_of(rows=3)
-    buffer = MessageBuffer(schema, 1)
-    obs = {"": np.ones((1, 2), np.float32)}
-    unroll = Unroll(schema, obs)
-    number, no, yes = np.full(1, -1, np.float32), np.array([False]), np.array([True])
-    messages = []
-    for is_over in (True, False):
-        unroll.begin(buffer, V1)
-        for _ in range(3):
-            flag = yes if is_over else no
-            done = unroll.append({"": np.ones(1, np.int32)}, number, number, flag, flag, obs)
-        messages.append((done[0].episodes, rows_of(done[0].buffer.columns, 0)))
-    episodes, rows = messages[0]
-    assert episodes == [(-1.0, 1), (-1.0, 1)]
-    assert [row.mask for row in rows] == [True, False, True]
-    episodes, rows = messages[1]
-    assert episodes == []
-    assert [row.mask for row in rows] == [False, True, True]
-    assert not any(row.terminated or row.truncated for row in rows)
-
-
-def test_a_finished_buffer_is_not_touched_any_more():
-    driver = Driver(schema_of(rows=2), {(1, 0): (True, False)})
-    driver.feed(2)
-    buffer = driver.messages[0].buffer
-    before = buffer.obs.tobytes(), buffer.small.tobytes()
-    driver.feed(5)
-    assert (buffer.obs.tobytes(), buffer.small.tobytes()) == before
-
-
-def test_initial_state_and_several_leaves_are_written():
-    schema = Schema(
-        ObsSpec((ArraySpec("a/b", (2, 3), "uint8"), ArraySpec("z", (), "int64"))),
-        ActionSpec((ActionPart("x", "discrete", (2,)), ActionPart("y", "discrete", (3,)))),
-        rows=2,
-        state=(ArraySpec("core", (4,), "float32"),),
-    )
-
-    def obs(n):
-        return {"a/b": np.full((2, 2, 3), n, np.uint8), "z": np.array([n, -n])}
-
-    unroll = Unroll(schema, obs(0))
-    buffer = MessageBuffer(schema, 2)
-    state = np.arange(8, dtype=np.float32).reshape(2, 4)
-    unroll.begin(buffer, V1, {"core": state})
-    ending = np.array([True, False])
-    no = np.zeros(2, np.bool_)
-    for n in range(2):
-        actions = {"x": np.array([1, 1], np.int32), "y": np.array([2, 2], np.int32)}
-        number = np.zeros(2, np.float32)
-        unroll.append(actions, number, number, no if n else ending, no, obs(n + 1))
-    np.testing.assert_array_equal(buffer.columns.state["core"], state)
-    assert buffer.columns.obs["a/b"][1, :, 0, 0].tolist() == [0, 1, 2]
-    assert buffer.columns.obs["z"].tolist() == [[0, 1, 2], [0, -1, -2]]
-    assert buffer.columns.actions["x"].tolist() == [[1, 0], [1, 1]]
-    assert buffer.columns.actions["y"].tolist() == [[2, 0], [2, 2]]
 
 
 @st.composite

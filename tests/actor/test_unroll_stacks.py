@@ -12,7 +12,6 @@ from gymnasium.wrappers import FrameStackObservation
 
 from impala_async.actor.unroll import StackWriter
 from impala_async.config.env import EnvSection
-from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
@@ -134,21 +133,3 @@ def test_other_leaves_are_sent_as_ever():
     assert columns.obs["number"].shape == (1, 6, 2)
     image = shown(columns, "image")[0, :, 0, 0, 0]
     assert np.allclose(image / 10, columns.obs["number"][0, :, 0])
-
-
-@pytest.mark.parametrize("sampler", ["serial", "vector"])
-def test_nothing_of_atari_is_lost(sampler):
-    pytest.importorskip("ale_py")
-    if sampler == "serial":
-        pytest.importorskip("cv2")
-    columns = {}
-    for choice in ("off", "auto"):
-        # Games of 50 steps.
-        game = {"id": "ALE/Breakout-v5", "kwargs": {"max_num_frames_per_episode": 200}}
-        section = EnvSection.model_validate({**game, "frame_stack": choice})
-        schema, columns[choice] = messages_of(build_envs(sampler, section, 2), 20, 120)
-    for is_, was in zip(columns["auto"], columns["off"], strict=True):
-        assert find_fault(schema, is_) is None
-        assert np.array_equal(shown(is_), was.obs[""])
-        assert np.array_equal(is_.rewards_CT, was.rewards_CT)
-    assert any(not each.mask_CT.all() for each in columns["auto"])

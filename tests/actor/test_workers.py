@@ -21,6 +21,7 @@ from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, EnvHangsError
 from tests.actor.worlds import PAIR, bytes_of, play, section
+from tests.wire.ends import until
 
 LIVES = "tests.envs.test_agents:Lives"
 STILL = {"": np.zeros(4, np.int32)}
@@ -29,8 +30,6 @@ STILL = {"": np.zeros(4, np.int32)}
 @pytest.mark.parametrize(
     ("name", "settings", "policies"),
     [
-        ("CartPole-v1", {"kwargs": {"max_episode_steps": 11}}, ONE_POLICY),
-        ("Masked", {}, ONE_POLICY),
         ("Masked", {"last_action": True, "last_reward": True}, ONE_POLICY),
         (LIVES, {"kwargs": {"lengths": (2, 3, 1), "starts": (0, 0, 1)}}, ONE_POLICY),
         (LIVES, {}, PAIR),
@@ -38,25 +37,16 @@ STILL = {"": np.zeros(4, np.int32)}
         ("short_poles", {"kwargs": {"mode": "SameStep"}}, ONE_POLICY),
     ],
 )
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_trajectories_are_those_of_one_process_to_the_last_bit(
-    name, settings, policies, num_workers
-):
+def test_trajectories_are_those_of_one_process_to_the_last_bit(name, settings, policies):
     env = section(name, **settings)
     expected = play(build_envs("parallel", env, 5, policies), 64)
-    found = play(WorkerEnvs(env, 5, num_workers, policies), 64)
+    found = play(WorkerEnvs(env, 5, 2, policies), 64)
     assert len(found) >= 8
     assert bytes_of(found) == bytes_of(expected)
     assert any(message.episodes for message in found)
 
 
-def test_it_looks_like_the_batch_in_one_process_and_is_several_without_torch():
-    env = section("short_poles")
-    workers, here = WorkerEnvs(env, 4, 2), build_envs("vector", env, 4)
-    for name in ("name", "num_envs", "obs_spec", "action_spec", "autoreset"):
-        assert getattr(workers, name) == getattr(here, name)
-    workers.close()
-    here.close()
+def test_it_is_several_processes_without_torch():
     envs = WorkerEnvs(section("Telling"), 4, 2)
     envs.reset(0)
     seen = envs.step(STILL).obs[""]
@@ -113,23 +103,26 @@ def test_workers_that_cannot_be_had_say_why(name, says):
 
 
 def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
-    looks = []
+    seen = []
 
     def look_up():
-        looks.append(None)
-        if is_stepping and len(looks) == 3:
+        is_in_step = RUNNING.call is not None and RUNNING.call[0].where == "in step"
+        # And the worker has said which of its environments it steps.
+        if is_in_step and RUNNING.place[0]:
+            call, _ = RUNNING.call
+            seen.append(call.describe(12.0, "actor 2"))
+        if len(seen) == 3:
             raise Stopped
 
-    is_stepping = False
     envs = WorkerEnvs(section("Hanging", kwargs={"after": 0}), 4, 2, look_up=look_up)
     envs.reset(0)
-    is_stepping = True
-    looks.clear()
     with pytest.raises(Stopped):
         envs.step(STILL)
+    assert seen == ["environment 0 of actor 2 has been in step for 12 s"] * 3
+    assert RUNNING.call is None
     before = time.monotonic()
     envs.close()
-    assert time.monotonic() - before < worker_module.CLOSE_S + 2
+    assert time.monotonic() - before < CLOSE_S + 2
 
 
 def test_a_fault_in_close_is_told():
@@ -143,12 +136,14 @@ def test_what_an_environment_starts_holds_nobody_up():
     envs.reset(0)
     before = time.monotonic()
     envs.close()
+    assert time.monotonic() - before < 8.0
     envs = WorkerEnvs(section("Forking"), 2, 1)
     envs.reset(0)
+    before = time.monotonic()
     with pytest.raises(EnvError, match=r"was killed \(SIGKILL"):
         envs.step({"": np.zeros(2, np.int32)})
+    assert time.monotonic() - before < 10.0
     envs.close()
-    assert time.monotonic() - before < 6
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,9 +168,8 @@ def working(env, look_up=lambda: None, num_envs=1):
     memory = os.memfd_create("columns")
     worker = Worker(order_of(env, num_envs), memory, look_up)
     try:
-        worker.hear_look()
-        spaces = worker.spaces
-        worker.place = SharedColumns.over(memory, *spaces, num_envs).place
+        *_, (obs, action, _) = worker.hear_look()
+        worker.place = SharedColumns.over(memory, obs, action, num_envs).place
         worker.tell([num_envs, 0])
         worker.begin_reset(1)
         worker.hear()
@@ -184,26 +178,6 @@ def working(env, look_up=lambda: None, num_envs=1):
         os.close(memory)
         worker.hang_up()
         worker.end(time.monotonic() + CLOSE_S)
-
-
-def test_one_that_takes_long_is_told_of():
-    """By whoever looks at what runs, as it is told of a call in this process."""
-    seen = []
-
-    def look_up():
-        is_in_step = RUNNING.call is not None and RUNNING.call[0].where == "in step"
-        # And the worker has said which of its environments it steps.
-        if RUNNING.call is not None and is_in_step and RUNNING.place[0]:
-            call, _ = RUNNING.call
-            seen.append(call.describe(12.0, "actor 2"))
-            raise Stopped
-
-    with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:
-        worker.begin_step()
-        with pytest.raises(Stopped):
-            worker.hear()
-    assert seen == ["environment 0 of actor 2 has been in step for 12 s"]
-    assert RUNNING.call is None
 
 
 def test_one_that_takes_too_long_tells_its_stack(capfd):
@@ -283,26 +257,15 @@ envs = WorkerEnvs(EnvSection(id=sys.argv[1], kwargs={"after": 1}), 2, 2)
 envs.reset(0)
 envs.step({"": np.zeros(2, np.int32)})
 print("ready", flush=True)
-if sys.argv[2] == "in step":
-    envs.step({"": np.zeros(2, np.int32)})
-sys.stdin.read()
+envs.step({"": np.zeros(2, np.int32)})
 """
 
 
-@pytest.mark.parametrize("when", ["in step", "between steps"])
-def test_when_its_actor_is_killed_it_ends_and_leaves_nothing(when):
-    command = [sys.executable, "-c", ACTOR, "tests.actor.worlds:Hanging", when]
-    actor = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    try:
+def test_when_its_actor_is_killed_in_a_step_it_ends_and_leaves_nothing():
+    command = [sys.executable, "-c", ACTOR, "tests.actor.worlds:Hanging"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as actor:
         assert actor.stdout.readline() == b"ready\n"
         workers = psutil.Process(actor.pid).children()
         assert len(workers) == 2
-    finally:
         actor.kill()
-        actor.wait()
-        actor.stdout.close()
-        actor.stdin.close()
-    give_up_at = time.monotonic() + 20
-    while any(is_alive(worker) for worker in workers):
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
+    until(lambda: not any(is_alive(worker) for worker in workers))

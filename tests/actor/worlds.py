@@ -88,34 +88,39 @@ class Busy(Counting):
         return super().step(action)
 
 
-class Hanging(Counting):
-    """Hangs on the step after `after` steps of its life."""
+class Late(Counting):
+    """Something happens on the step after `after` steps of its life."""
 
-    def __init__(self, after=3):
+    def __init__(self, after=3, how=""):
         super().__init__(100)
-        self._num_left = after
+        self._num_left, self.how = after, how
 
     def step(self, action):
-        if not self._num_left:
-            time.sleep(1000)
         self._num_left -= 1
+        if self._num_left < 0:
+            self.happen()
         return super().step(action)
 
 
-class Dying(Counting):
-    """Takes its process with it on the step after `after` steps of its life."""
+class Hanging(Late):
+    def happen(self):
+        time.sleep(1000)
 
-    def __init__(self, after=3, how="kill"):
-        super().__init__(100)
-        self._num_left, self._how = after, how
 
-    def step(self, action):
-        if not self._num_left:
-            if self._how == "exit":
-                os._exit(7)
-            os.kill(os.getpid(), signal.SIGKILL)
-        self._num_left -= 1
-        return super().step(action)
+class Dying(Late):
+    """Takes its process with it."""
+
+    def happen(self):
+        if self.how == "exit":
+            os._exit(7)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Quitting(Late):
+    """Ends its process, or means to."""
+
+    def happen(self):
+        raise getattr(builtins, self.how)
 
 
 class Unmade(Probe):
@@ -128,20 +133,6 @@ class Unborn(Probe):
 
     def __init__(self):
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Quitting(Counting):
-    """Ends its process on the step after `after` steps of its life, or means to."""
-
-    def __init__(self, how, after=6):
-        super().__init__()
-        self._how, self._num_left = how, after
-
-    def step(self, action):
-        self._num_left -= 1
-        if self._num_left < 0:
-            raise getattr(builtins, self._how)
-        return super().step(action)
 
 
 class Moody(Probe):
@@ -161,7 +152,7 @@ class Parent(Counting):
 
     def __init__(self):
         super().__init__()
-        self.child = subprocess.Popen(["sleep", "5"], close_fds=False)
+        self.child = subprocess.Popen(["sleep", "9"], close_fds=False)
 
     def close(self):
         self.child.terminate()
@@ -193,6 +184,6 @@ class Forking(Counting):
 
     def step(self, action):
         if os.fork() == 0:
-            time.sleep(3)
+            time.sleep(15)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -20,7 +20,7 @@ def test_it_acts_there_as_the_same_policy_would_here(
     device: torch.device, sampler: SamplerName, num_workers: int | None
 ) -> None:
     actor = ActorSection(sampler=sampler, device=str(device), num_workers=num_workers)
-    setup = make_setup(sampler, actor, section("Masked"), 6)
+    setup = make_setup(actor, section("Masked"), 6)
     assert setup.device == str(device)
     schema = Schema(setup.envs.obs_spec, setup.envs.action_spec, 8)
     there = Policy(schema, ModelSection(), seed=1, device=setup.device)
