@@ -54,7 +54,6 @@ def test_damage_is_one_line_that_names_the_file(path, damage):
         find_object(path)
     told = str(caught.value)
     assert told.startswith(f"{path}: cannot be read: ")
-    is_special = stat.S_ISFIFO(path.stat().st_mode) if path.exists() else False
     assert not path.is_fifo() or told.endswith("it is no regular file")
     # Nothing in it is about Python.
     assert not re.search("\n|recursion|set_int_max", told)
