@@ -54,6 +54,7 @@ def test_damage_is_one_line_that_names_the_file(path, damage):
         find_object(path)
     told = str(caught.value)
     assert told.startswith(f"{path}: cannot be read: ")
+    assert not path.is_fifo() or told.endswith("it is no regular file")
     # Nothing in it is about Python.
     assert not re.search("\n|recursion|set_int_max", told)
 
@@ -101,4 +102,5 @@ def test_on_a_full_disk_all_stays_as_it_was(tmp_path, monkeypatch):
 
 
 def full_disk(descriptor):
-    raise OSError(errno.ENOSPC, "full")
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        raise OSError(errno.ENOSPC, "full")
