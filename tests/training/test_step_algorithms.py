@@ -9,6 +9,7 @@ import torch
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.metrics.names import REGISTRY
 from impala_async.policy import Policy
+from impala_async.training import rewards
 from impala_async.training.batch import Batch, deal
 from impala_async.training.rewards import scale_of
 from impala_async.training.step import UpdateStep
@@ -153,6 +154,18 @@ def test_the_scale_moves_once_per_batch_and_parts_are_measured_as_one(make_step,
     assert scales_of(make_step(**settings, num_minibatches=4), [batch]) == pytest.approx(
         whole, rel=1e-5
     )
+
+
+def test_a_step_tells_of_rewards_too_small_to_be_normalised(
+    make_step, make_batch, monkeypatch, caplog
+):
+    monkeypatch.setattr(rewards, "WARN_AT_ROWS", 30)
+    batch, step = make_batch(), make_step(gamma=0.0, normalize_returns=True)
+    with torch.no_grad():
+        step.policy.model.value_head.weight.zero_()
+    batch.rewards_BT.fill_(1e-7)
+    scales_of(step, [batch] * 4)
+    assert "algorithm.reward_scale" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo", "a2c"])
