@@ -1,6 +1,6 @@
 """Tiny environments whose optimum is known, each of which finds out one mistake.
 
-Tests and benchmarks use them by name: `bench.probes:DelayedReward`. Observations are float32
+Tests and benchmarks use them by name: `bench.probes:MatchObservation`. Observations are float32
 vectors, actions are Discrete(2) unless said otherwise.
 """
 
@@ -40,13 +40,6 @@ class Probe(gym.Env[Obs, np.int64]):
         return _vector(0)
 
 
-class ConstantReward(Probe):
-    """One step, reward 1: the value is 1. Finds a value that does not learn."""
-
-    def step(self, action: np.int64) -> Transition:
-        return _vector(0), 1.0, True, False, {}
-
-
 class ActionReward(Probe):
     """One step, the reward is the action's index: the return goes to `num_actions - 1`.
 
@@ -64,10 +57,10 @@ class ActionReward(Probe):
         return _vector(0), float(action - self._start), True, False, {}
 
 
-class ObservationReward(Probe):
-    """One step, the observation is -1 or 1 and so is the reward: the value is the observation.
+class MatchObservation(Probe):
+    """One step, reward 1 for action 1 at observation 1 and for action 0 at -1: return 1.
 
-    Finds observations that do not belong to their rewards.
+    Finds actions that do not belong to their observations.
     """
 
     def _first(self) -> Obs:
@@ -75,32 +68,8 @@ class ObservationReward(Probe):
         return _vector(self._sign)
 
     def step(self, action: np.int64) -> Transition:
-        return _vector(0), self._reward(action), True, False, {}
-
-    def _reward(self, action: np.int64) -> float:
-        return self._sign
-
-
-class MatchObservation(ObservationReward):
-    """One step, reward 1 for action 1 at observation 1 and for action 0 at -1: return 1.
-
-    Finds actions that do not belong to their observations.
-    """
-
-    def _reward(self, action: np.int64) -> float:
-        return float((action == 1) == (self._sign > 0))
-
-
-class DelayedReward(Probe):
-    """Two steps, reward 0 then 1: values gamma and 1. Finds wrong discounting."""
-
-    def _first(self) -> Obs:
-        self._step = 0
-        return _vector(0)
-
-    def step(self, action: np.int64) -> Transition:
-        self._step += 1
-        return _vector(1), float(self._step == 2), self._step == 2, False, {}
+        reward = float((action == 1) == (self._sign > 0))
+        return _vector(0), reward, True, False, {}
 
 
 class Endless(Probe):

@@ -45,4 +45,13 @@ class FilesAndProcesses(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndProcesses | None:
-    return FilesAndProcesses(config, log) if config.getvalue("dist") == "loadfile" else None
+    if config.getvalue("dist") != "loadfile":
+        return None
+    # In the order in which they are collected, and not by their number of tests.
+    config.option.loadscopereorder = False
+    return FilesAndProcesses(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest piece of work begins first, so that a worker does not end with it alone."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))

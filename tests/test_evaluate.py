@@ -10,21 +10,21 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from bench.probes import Counting
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import Step
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.evaluate import _play_greedily, main
 from impala_async.policy import Action, Policy, Team
 from impala_async.runs.folder import RunFolder
-from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
+from impala_async.schema import Schema, recurrent_state
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 from tests.envs.test_agents import Lives
@@ -74,57 +74,25 @@ def test_returns_are_those_of_the_episodes(autoreset, ends):
     assert returns_of(AlwaysOne(), serial, 3) == [counted(4)] * 3
 
 
-class ScriptedEnvs:
-    """Two columns of a NEXT_STEP batch; each episode is a list of rewards."""
-
-    name, num_envs = "scripted", 2
-    obs_spec = ObsSpec((ArraySpec("", (1,), "float32"),))
-
-    def __init__(self, *episodes):
-        self._rewards = [self._with_resets(column) for column in episodes]
-        self._num_steps = 0
-
-    @staticmethod
-    def _with_resets(episodes):
-        """For each step a reward, and whether it is an end, or a reset."""
-        steps = []
-        for rewards in episodes:
-            steps += [(reward, n == len(rewards) - 1, False) for n, reward in enumerate(rewards)]
-            steps.append((0.0, False, True))
-        return steps
-
-    def close(self): ...
-
-    def reset(self, seed):
-        return {"": np.zeros((2, 1), np.float32)}
-
-    def step(self, actions):
-        now = [column[self._num_steps] for column in self._rewards]
-        self._num_steps += 1
-        rewards, is_over, idle = (np.array(part) for part in zip(*now, strict=True))
-        return Step(self.reset(0), rewards, is_over, np.zeros(2, np.bool_), idle=idle)
-
-
 def test_a_key_called_policy_means_nothing_where_there_is_one():
-    class Named(ScriptedEnvs):
-        def reset(self, seed):
-            return {**super().reset(seed), "policy": np.full((2, 3), 7)}
+    class Named(gym.wrappers.TransformObservation):
+        def __init__(self):
+            shown = Dict({"": Box(-9, 9, (3,)), "policy": Discrete(9)})
+            super().__init__(Counting(2), lambda obs: {"": obs, "policy": 7}, shown)
 
-    for kind in (ScriptedEnvs, Named):
-        envs = kind([[1, 2], [4], [9, 9, 9]], [[0.5], [-8, 0, 1], [7]])
-        assert returns_of(AlwaysOne(), envs, 4) == [3.0, 4.0, 0.5, -7.0]
+    assert returns_of(AlwaysOne(), SerialEnvs([Named()]), 4) == [counted(2)] * 4
 
 
 def test_a_long_play_says_how_far_it_is(capfd):
-    envs = ScriptedEnvs([[1.0, 1.0]] * 6, [[1.0, 1.0]] * 6)
+    envs = SerialEnvs([Counting(2), Counting(2)])
     # Each look at the clock, one per step, is a second later.
     seconds = itertools.count()
     _play_greedily(AlwaysOne(), envs, 12, seed=0, clock=lambda: float(next(seconds)))
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "playing: 2 of 12 episodes after 3 s, mean return 2.00",
-        "playing: 8 of 12 episodes after 13 s, mean return 2.00",
+        "playing: 2 of 12 episodes after 3 s, mean return 23.0",
+        "playing: 8 of 12 episodes after 13 s, mean return 23.0",
     ]
 
 
@@ -179,11 +147,10 @@ THREE = {"lengths": [1, 2, 4], "starts": [0, 0, 0]}
 
 @pytest.mark.parametrize("per_agent", [1, 4, 9])
 def test_each_agent_counts_as_often(per_agent):
-    envs = build_envs("serial", EnvSection(id="tests.envs.test_agents:Lives", kwargs=THREE), 4)
+    envs = AgentEnvs([Lives(**THREE) for _ in range(4)])
     played = _play_greedily(AlwaysOne(), envs, per_agent, seed=0, num_agents=3)
     returns = sorted(total for _, total in played)
     assert returns == [counted(length) for length in (1, 2, 4) for _ in range(per_agent)]
-    envs.close()
 
 
 def test_what_is_counted_was_played_together():
@@ -288,28 +255,21 @@ def test_a_recurrent_checkpoint_plays_with_the_threads_of_an_actor(tmp_path, cap
     assert "mean return of 3 greedy episodes" in capsys.readouterr().out
 
 
-def test_the_newest_checkpoint_plays(run, save, capsys):
+def test_the_newest_checkpoint_plays_or_the_one_that_is_named(run, save, capsys, monkeypatch):
     older = save(10, prefers=0)
     save(20, prefers=1)
-    assert main([str(run.path), "--episodes", "5"]) == 0
-    said = capsys.readouterr().out
-    assert f"{PROBES}:ActionReward with ckpt-1-20" in said
-    assert "mean return of 5 greedy episodes: 1.00" in said
-    assert "smallest 1.00, largest 1.00" in said
-    assert main([str(older)]) == 0
-    said = capsys.readouterr().out
-    assert "with ckpt-1-10" in said
-    assert "mean return of 10 greedy episodes: 0.00" in said
-
-
-def test_a_run_its_checkpoints_and_one_of_them_can_be_named(run, save, capsys, monkeypatch):
-    one = save(10, prefers=1)
-    for path in (run.path, run.checkpoints, one):
-        assert main([str(path)]) == 0
-        assert "with ckpt-1-10" in capsys.readouterr().out
+    for path, checkpoint, mean in (
+        (run.path, "ckpt-1-20", "1.00"),
+        (run.checkpoints, "ckpt-1-20", "1.00"),
+        (older, "ckpt-1-10", "0.00"),
+    ):
         monkeypatch.chdir(path)
-        assert main(["."]) == 0
-        assert "with ckpt-1-10" in capsys.readouterr().out
+        for named in (str(path), "."):
+            assert main([named, "--episodes", "5"]) == 0
+            said = capsys.readouterr().out
+            assert f"{PROBES}:ActionReward with {checkpoint}\n" in said
+            assert f"mean return of 5 greedy episodes: {mean}\n" in said
+            assert f"smallest {mean}, largest {mean}" in said
 
 
 def test_a_damaged_newest_one_falls_back_to_the_older(run, save, capsys, caplog):

@@ -244,10 +244,7 @@ def test_only_a_density_may_be_above_one(kind: Any) -> None:
     assert message.reason == "nonfinite"
 
 
-def test_any_garbage_has_a_verdict_and_valid_rows_are_counted(plain: Message) -> None:
-    plain["mask_CT"][:] = [[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]]
-    counted = ColumnChecks(SCHEMA).count_valid(plain.small)
-    assert (counted.dtype, counted.tolist()) == (np.int64, [2, 0, 4])
+def test_any_garbage_has_a_verdict(plain: Message) -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         plain.obs[:] = rng.integers(0, 256, plain.obs.shape, np.uint8)

@@ -26,7 +26,7 @@ def gae(
         lambda_: how much of later TD errors is carried back: 1 all, 0 nothing.
     """
     rows = ValidRows(values_SB, mask_TB)
-    rewards_TB, discounts_TB = rows.take(rewards_TB), rows.take(discounts_TB)
+    discounts_TB = rows.take(discounts_TB)
     deltas_TB = rows.td_errors(rewards_TB, discounts_TB, rows.values_SB[1:])
     advantages_TB = accumulate(deltas_TB, check_lambda(lambda_) * discounts_TB)
     return Returns(rows.values_SB[:-1] + advantages_TB, advantages_TB)

@@ -56,9 +56,9 @@ def impala_loss(
         rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
     """
     rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
-    log_probs_TB, behaviour_TB = rows.take(log_probs_TB), rows.take(behaviour_log_probs_TB)
+    log_probs_TB = rows.take(log_probs_TB)
     targets_TB, advantages_TB = vtrace(
-        log_rhos_TB=log_probs_TB - behaviour_TB,
+        log_rhos_TB=log_probs_TB.detach() - rows.check(behaviour_log_probs_TB),
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
         values_SB=values_SB,

@@ -57,22 +57,30 @@ class ValidRows:
         self.values_SB = _at_least_float32(values_SB)
         if mask_TB is None:
             mask_TB = torch.ones_like(values_SB[1:], dtype=torch.bool)
-        self.mask_TB = mask_TB.bool()
-        self._check_shape(mask_TB)
+        self._shape = torch.Size((len(values_SB) - 1, values_SB.shape[1]))
+        self.mask_TB = self.check(mask_TB).bool()
         self._reduction, self._num_valid = reduction, num_valid
 
+    def check(self, tensor_TB: Tensor) -> Tensor:
+        """The tensor; ValueError if it would be broadcast."""
+        if tensor_TB.shape != self._shape:
+            raise ValueError(
+                f"tensors must be [T, B] = {list(self._shape)} to fit values_SB of "
+                f"{list(self.values_SB.shape)}, got {list(tensor_TB.shape)}"
+            )
+        return tensor_TB
+
     def take(self, tensor_TB: Tensor) -> Tensor:
-        """Zero where masked, and in float32 at least; refused where it would be broadcast.
+        """Zero where masked, and in float32 at least.
 
         Taken are leaves, or a sum of leaves, which hands on a gradient of 0 as 0.
         """
-        self._check_shape(tensor_TB)
-        return torch.where(self.mask_TB, _at_least_float32(tensor_TB), 0.0)
+        return torch.where(self.mask_TB, _at_least_float32(self.check(tensor_TB)), 0.0)
 
     def td_errors(self, rewards_TB: Tensor, discounts_TB: Tensor, next_values_TB: Tensor) -> Tensor:
         """One-step errors of the values; a discount of 0 hides even a NaN next value."""
         bootstrap_TB = torch.where(discounts_TB > 0, discounts_TB * next_values_TB, 0.0)
-        return self.take(rewards_TB + bootstrap_TB - self.values_SB[:-1])
+        return self.take(self.check(rewards_TB) + bootstrap_TB - self.values_SB[:-1])
 
     def normalize(self, advantages_TB: Tensor) -> Tensor:
         """Mean 0 and deviation 1 over these valid rows; 0 elsewhere.
@@ -112,14 +120,6 @@ class ValidRows:
         total = total + kl_coeff * kl if kl_coeff else total
         return LossTerms(policy, value, entropy, kl, total, sum_entropy, targets_TB)
 
-    def _check_shape(self, tensor_TB: Tensor) -> None:
-        want = self.values_SB[1:].shape
-        if tensor_TB.shape != want:
-            raise ValueError(
-                f"tensors must be [T, B] = {list(want)} to fit values_SB of "
-                f"{list(self.values_SB.shape)}, got {list(tensor_TB.shape)}"
-            )
-
 
 def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)

@@ -60,7 +60,7 @@ def vtrace(
     if not all(bar >= 0 for bar in bars):
         raise ValueError(f"rho_bar, c_bar and pg_rho_bar must be None or at least 0, got {bars}")
     rows = ValidRows(values_SB, mask_TB)
-    rewards_TB, discounts_TB = rows.take(rewards_TB), rows.take(discounts_TB)
+    discounts_TB = rows.take(discounts_TB)
     ratios_TB = clamped_exp(rows.take(log_rhos_TB))
     rhos_TB, cs_TB, pg_rhos_TB = (ratios_TB.clamp(max=bar) for bar in bars)
 

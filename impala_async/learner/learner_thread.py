@@ -127,7 +127,10 @@ class LearnerThread:
             # It is told before the version is out by which others go on: what they do then does
             # not count.
             self._is_over()
-        self._advance(num_updates)
+        before, every = self.progress.update, self._section.publish_every_updates
+        self.progress = self.progress._replace(update=before + num_updates)
+        if self.progress.update // every > before // every:
+            self._publish()
         if draw.is_last_pass:
             slot = self.loader.release(loaded)
             self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
@@ -196,12 +199,6 @@ class LearnerThread:
             # Or skipped: a run whose every loss is NaN must reach its time limit.
             self._first_update = time.monotonic(), self.progress.env_steps_trained
         return result.num_updates
-
-    def _advance(self, num_updates: int) -> None:
-        before, every = self.progress.update, self._section.publish_every_updates
-        self.progress = self.progress._replace(update=before + num_updates)
-        if self.progress.update // every > before // every:
-            self._publish()
 
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
         """Something in an update is not finite: nothing of these columns is learned."""

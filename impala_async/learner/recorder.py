@@ -166,7 +166,9 @@ class Recorder:
                     self._num_bytes += len(part)
                 if isinstance(record, Recorded):
                     self._written_bytes += len(record.body)
-                if self._behind_since is not None and self._is_half_gone():
+                waiting_bytes = self._queued_bytes - self._written_bytes
+                is_half_gone = waiting_bytes <= self._most_waiting_bytes // 2
+                if self._behind_since is not None and is_half_gone:
                     has_room.post(None)
                 if self._queue.empty():
                     file.flush()
@@ -204,9 +206,6 @@ class Recorder:
             self._behind_total_s += time.monotonic() - self._behind_since
             self._behind_since = None
             self._has_room()
-
-    def _is_half_gone(self) -> bool:
-        return self._queued_bytes - self._written_bytes <= self._most_waiting_bytes // 2
 
 
 def _holds_message(path: Path) -> bool:

@@ -1,13 +1,8 @@
 """One session of one actor: what is known of it, and the credit that it is dealt. Pure.
 
 Credits are counts, not places. The invariant: the columns for which room is kept, over all
-sessions, never exceed the columns that free slots can hold.
-
-Room is kept for what is expected soon: for the brisk, who use their credit about as fast as
-others do, and for whoever came when there was no room, and comes when it is called. Where these
-leave none, the others cost them little: newcomers have a moment now and then to show what they do,
-and one that is known to be slow has credit without room, and looks for some when it comes. All this
-is among actors that give way themselves: for the sake of one that does not, nobody is hurried.
+sessions, never exceed the columns that free slots can hold. Room is kept for what is expected soon;
+docs/protocol.md tells for whom, and what the others have.
 """
 
 import heapq
@@ -217,7 +212,7 @@ class Credit:
         """Give out credit for free columns; those who got some."""
         self._dealt = {}
         expected, others = self._line_up(peers, now)
-        # What is set aside for others is waited for; those who were brisk may hold another batch.
+        # Columns set aside for others are waited for; those who were brisk may hold another batch.
         aside = max(0, min(most_ahead - others.kept, others.wanted))
         free_beside = free_columns - (0 if now < self._next_moment_at else aside)
         self._hand_out(expected, free_beside - others.kept, most_ahead, now)

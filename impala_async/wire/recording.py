@@ -1,14 +1,7 @@
-"""A recorded actor stream as bytes: the format of its file, written and read.
+"""A recorded actor stream as bytes, written and read; docs/recording.md has the format.
 
-    opening │ record │ record │ ...
-
-    opening   magic, number of the format
-    record    size of the head, size of the body, CRC-32 of both parts, CRC-32 of these three;
-              the head; the body
-
-A head is a msgpack array `[kind, field, ...]`. Only a message has a body, and that is the one it
-had on the wire. The sizes have a checksum of their own: so a file that was cut in mid-write can be
-told from one that is damaged, wherever the damage is.
+The sizes of a record have a checksum of their own: so a file that was cut in mid-write can be told
+from one that is damaged, wherever the damage is.
 """
 
 import json

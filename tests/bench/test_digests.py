@@ -9,72 +9,63 @@ from bench.digests import CASES, EVERYWHERE, main
 from impala_async.config.algorithm import ALGORITHMS
 from impala_async.config.load import load_config
 
+ONE = {"model.safetensors": "aa", "loss/total": 0.1}
+TWO = {"model.safetensors": "bb", "loss/total": None}
+
 
 @pytest.fixture
-def play(monkeypatch):
-    """Plays two cases, of which the trainings come to what the test says; without it they fail."""
+def compare(monkeypatch, tmp_path, capsys):
+    """Trains two cases, of which one may fail, records or compares them, and gives what is said."""
+    monkeypatch.setattr(digests, "CASES", {"one": ("one",), "two": ("two",)})
 
-    def set_outcomes(outcomes):
+    def run(how, outcomes, *flags):
         def train(settings):
             if settings[0] not in outcomes:
                 raise RuntimeError("exit code 70: last words")
             return outcomes[settings[0]]
 
         monkeypatch.setattr(digests, "train", train)
+        code = main([f"--{how}", str(tmp_path / "digests.json"), *flags])
+        return code, capsys.readouterr().out
 
-    monkeypatch.setattr(digests, "CASES", {"one": ("one",), "two": ("two",)})
-    return set_outcomes
-
-
-ONE = {"model.safetensors": "aa", "loss/total": 0.1}
-TWO = {"model.safetensors": "bb", "loss/total": None}
+    return run
 
 
-def test_what_differs_is_named_with_both_values(play, tmp_path, capsys):
-    file = str(tmp_path / "digests.json")
-    play({"one": ONE, "two": TWO})
-    assert main(["--only", "one", "--write", file]) == 0
-    for flags, code, told in (
-        (["--only", "one", "--compare", file], 0, " same\n"),
-        (["--compare", file], 1, "    was not recorded\n"),
-        (["--write", file], 0, ""),
-        (["--compare", file], 0, " same\n"),
+def test_what_differs_is_named_with_both_values(compare):
+    both = {"one": ONE, "two": TWO}
+    assert compare("write", both, "--only", "one")[0] == 0
+    assert compare("compare", both, "--only", "one")[0] == 0
+    code, said = compare("compare", both)
+    assert (code, said.count(" same\n")) == (1, 1)
+    assert "    was not recorded\n" in said
+    assert compare("write", both)[0] == 0
+    code, said = compare("compare", both)
+    assert (code, said.count(" same\n")) == (0, 2)
+    assert "another" not in said
+    for changed, told in (
+        ({**ONE, "loss/total": 0.2}, "    loss/total: 0.2, was 0.1\n"),
+        # One that goes away or comes differs too.
+        ({"model.safetensors": "aa"}, "    loss/total: None, was 0.1\n"),
+        ({**ONE, "target.safetensors": "cc"}, "    target.safetensors: cc, was None\n"),
     ):
-        assert main(flags) == code
-        said = capsys.readouterr().out
+        code, said = compare("compare", {"one": changed, "two": TWO})
+        assert (code, said.count(" same\n")) == (1, 1)
         assert told in said
-        assert "another" not in said
-    play({"one": {**ONE, "loss/total": 0.2}, "two": TWO})
-    assert main(["--compare", file]) == 1
-    said = capsys.readouterr().out
-    assert "    loss/total: 0.2, was 0.1\n" in said
-    assert "model.safetensors:" not in said
-    assert said.count(" same\n") == 1
-    # One that goes away or comes differs too.
-    play({"one": {"model.safetensors": "aa"}, "two": {**TWO, "target.safetensors": "cc"}})
-    assert main(["--compare", file]) == 1
-    said = capsys.readouterr().out
-    assert "    loss/total: None, was 0.1\n" in said
-    assert "    target.safetensors: cc, was None\n" in said
+        assert "model.safetensors:" not in said
 
 
-def test_a_training_that_fails_is_not_recorded_and_the_others_are(play, tmp_path, capsys):
+def test_a_training_that_fails_is_not_recorded_and_another_torch_is_said(compare, tmp_path):
+    code, said = compare("write", {"two": TWO})
+    assert code == 1
+    assert "    failed: exit code 70: last words\n" in said
     file = tmp_path / "digests.json"
-    play({"two": TWO})
-    assert main(["--write", str(file)]) == 1
-    assert "    failed: exit code 70: last words\n" in capsys.readouterr().out
-    assert json.loads(file.read_text())["cases"] == {"two": TWO}
-
-
-def test_another_torch_is_said(play, tmp_path, capsys):
-    file = tmp_path / "digests.json"
-    play({"one": ONE, "two": TWO})
-    assert main(["--write", str(file)]) == 0
     content = json.loads(file.read_text())
+    assert content["cases"] == {"two": TWO}
     content["machine"]["torch"] = "1.0"
     file.write_text(json.dumps(content))
-    assert main(["--compare", str(file)]) == 0
-    assert "recorded with another torch: 1.0, here it is " in capsys.readouterr().out
+    code, said = compare("compare", {"two": TWO}, "--only", "two")
+    assert code == 0
+    assert "recorded with another torch: 1.0, here it is " in said
 
 
 def test_a_word_that_no_case_has_is_refused(capsys):

@@ -8,6 +8,7 @@ import torch
 
 from bench import gpu
 from bench.gpu import means_of, watched
+from tests.e2e.harness import wait_until
 
 CUDA = torch.device("cuda")
 TABLE = """# gpu     sm    mem    enc    dec    jpg    ofa  rxpci  txpci
@@ -56,30 +57,25 @@ def test_it_is_watched_for_as_long_as_is_measured(put):
         assert means == {}
     assert means["sm_share"] == 0.95
     assert asked.read_text().split()[1:] == ["dmon", "-s", "ut", "-c", "8", "-i", "GPU-7"]
-
-
-def test_who_fails_meanwhile_does_not_leave_it_behind(put):
-    asked = put("exec sleep 60")
-
-    def fail():
-        with watched(CUDA, 8.0):
-            while not asked.exists() or not asked.read_text():
-                pass
-            raise OSError("something else")
-
-    with pytest.raises(OSError, match="something else"):
-        fail()
+    # It is not left behind where a benchmark fails meanwhile.
+    asked.unlink()
+    put("exec sleep 60")
+    with pytest.raises(TimeoutError), watched(CUDA, 8.0):
+        fail_when(lambda: asked.exists() and asked.read_text())
     assert not Path(f"/proc/{asked.read_text().split()[0]}").exists()
+
+
+def fail_when(is_so):
+    wait_until("it is asked", is_so)
+    raise TimeoutError
 
 
 def test_without_that_program_or_a_gpu_there_are_no_figures(put, monkeypatch, capsys):
     asked = put("exit 1")
-    with watched(torch.device("cpu"), 1.0) as means:
-        pass
-    assert means == {}
-    assert not asked.exists()
+    with watched(torch.device("cpu"), 1.0) as of_a_cpu:
+        assert not asked.exists()
     monkeypatch.setenv("PATH", "/nowhere")
     with watched(CUDA, 1.0) as means:
         pass
-    assert means == {}
+    assert of_a_cpu == means == {}
     assert "nvidia-smi" in capsys.readouterr().err

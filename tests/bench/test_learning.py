@@ -16,11 +16,9 @@ from bench.learning.train import Outcome, read, train
 from bench.learning.trials import return_at_the_end
 from impala_async.config.load import load_config
 
+PASSED = Outcome(0, 12.5, 1000, 3.0, 2, True)
+MISSED = Outcome(1, 12.5, 1000, 3.0, 2, False)
 CASE = Case("CartPole, briefly", "cartpole.toml", 475, 3_000)
-
-
-def outcome(seed, has_passed):
-    return Outcome(seed, 12.5, 1000, 3.0, 2, has_passed)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -67,21 +65,19 @@ def test_every_case_has_settings_that_hold_together():
 
 
 def test_a_floor_is_held_by_as_many_seeds_as_it_says():
-    passed, missed = outcome(0, True), outcome(1, False)
     two_of_three = Case("x", "cartpole.toml", 1, 1, num_seeds=3, num_must=2)
-    assert is_held(two_of_three, [passed, missed, passed])
-    assert not is_held(two_of_three, [passed, missed, missed])
+    assert is_held(two_of_three, [PASSED, MISSED, PASSED])
+    assert not is_held(two_of_three, [PASSED, MISSED, MISSED])
     # Fewer seeds: as many in proportion, one at least.
-    assert not is_held(two_of_three, [missed])
+    assert not is_held(two_of_three, [MISSED])
 
 
 def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
-    passed, missed = outcome(0, True), outcome(1, False)
     first, second = CASES[:2]
     assert measured(tmp_path, CASE) == []
-    write(tmp_path, second, [passed] * second.num_seeds, "a command")
-    write(tmp_path, first, [missed] * first.num_seeds, "another")
-    write(tmp_path, first, [missed, passed], "a third")
+    write(tmp_path, second, [PASSED] * second.num_seeds, "a command")
+    write(tmp_path, first, [MISSED] * first.num_seeds, "another")
+    write(tmp_path, first, [MISSED, PASSED], "a third")
     entries = json.loads((tmp_path / "learning.json").read_text())
     assert [entry["task"] for entry in entries] == [first.name, second.name]
     assert [entry["command"] for entry in entries] == ["a third", "a command"]
@@ -89,7 +85,7 @@ def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
     page = (tmp_path / "learning.md").read_text()
     assert page.count("| 1 of 2 **missed** |") == page.count("| 10 of 10 |") == 1
     # Seeds are kept while their settings are those of today.
-    assert measured(tmp_path, first) == [missed, passed]
+    assert measured(tmp_path, first) == [MISSED, PASSED]
     for other in (CASE, replace(first, goal=1), replace(first, overrides=("seed=1",))):
         assert measured(tmp_path, other) == []
 
@@ -118,10 +114,9 @@ def test_only_a_task_without_a_trial_ends_at_its_goal(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(subprocess, "run", run)
-    cases = CASE, replace(CASE, is_control=True), replace(CASE, trial=return_at_the_end)
-    for number, case in enumerate(cases):
+    for kind in ({}, {"is_control": True}, {"trial": return_at_the_end}):
         with pytest.raises(RuntimeError, match="exit code 1"):
-            train(case, 3, tmp_path / str(number))
+            train(replace(CASE, **kind), 3, tmp_path / str(len(ends)))
     assert ends == ["stop.mean_return=475", "stop.mean_return=none", "stop.mean_return=none"]
     (tmp_path / "summary.json").write_text('{"mean_return_100": 9.3}')
     assert return_at_the_end(tmp_path) == 9.3

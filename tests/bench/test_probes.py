@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
@@ -20,45 +18,26 @@ def play(env, actions):
     return seen, rewards, terminated, truncated
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        probes.ConstantReward,
-        probes.ActionReward,
-        probes.ObservationReward,
-        probes.MatchObservation,
-        probes.DelayedReward,
-        probes.Endless,
-        probes.Counting,
-        probes.Slow,
-    ],
-)
 @pytest.mark.filterwarnings("ignore:.*(spec|render|infinity)")
-def test_probes_are_what_gymnasium_calls_an_environment(kind):
-    check_env(kind(), skip_render_check=True)
+def test_probes_are_what_gymnasium_calls_an_environment():
+    kinds = probes.ActionReward, probes.MatchObservation, probes.Endless, probes.Counting
+    for kind in (*kinds, probes.Slow):
+        check_env(kind(), skip_render_check=True)
 
 
 def test_rewards_are_what_the_probes_say():
-    assert play(probes.ConstantReward(), [0])[1:] == ([1.0], [True], [False])
     by_action = probes.ActionReward(num_actions=3, start=5)
     assert [play(by_action, [action])[1] for action in (5, 6, 7)] == [[0.0], [1.0], [2.0]]
     with pytest.raises(ValueError, match="is not in Discrete"):
         play(by_action, [0])
-    by_obs, match = probes.ObservationReward(), probes.MatchObservation()
+    match = probes.MatchObservation()
+    match.reset(seed=1)
     seen = set()
-    for env in (by_obs, match):
-        env.reset(seed=1)
-    for _ in range(30):
-        (obs, _), (reward,), *_ = play(by_obs, [0])
-        assert obs[0] == reward
-        seen.add(reward)
-        for action in (0, 1):
-            (obs, _), (reward,), *_ = play(match, [action])
-            assert reward == (action == (obs[0] > 0))
+    for action in (0, 1) * 15:
+        (obs, _), (reward,), *_ = play(match, [action])
+        assert reward == (action == (obs[0] > 0))
+        seen.add(float(obs[0]))
     assert seen == {-1.0, 1.0}
-    obs, rewards, terminated, truncated = play(probes.DelayedReward(), [0, 1])
-    assert [float(o[0]) for o in obs] == [0, 1, 1]
-    assert (rewards, terminated, truncated) == ([0.0, 1.0], [False, True], [False, False])
 
 
 def test_a_value_of_1_is_the_fixed_point_of_endless_unless_it_terminates():
@@ -77,42 +56,3 @@ def test_counting_tells_every_row_from_every_other():
     assert [o.tolist() for o in obs] == [[0, 0, 0], [0, 0, 1], [0, 0, 2]]
     assert (rewards, terminated, truncated) == ([1.0, 12.0], [False, True], [False, True])
     assert env.reset()[0].tolist() == [0, 1, 0]
-
-
-def test_faults_come_when_they_are_to():
-    before = time.perf_counter()
-    play(probes.Slow(step_s=0.005), [0] * 4)
-    assert time.perf_counter() - before >= 0.02
-    failing = probes.Failing(after=4, length=3)
-    play(failing, [0] * 3)
-    with pytest.raises(RuntimeError, match="as it was told to"):
-        play(failing, [0] * 2)
-    obs, *_ = play(probes.NotFinite(after=2, length=9), [0] * 4)
-    assert [bool(np.isfinite(o).all()) for o in obs] == [True, True, True, False, False]
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_the_vector_steps_like_its_single_ones(mode):
-    vector = probes.CountingVector(3, lengths=(2, 3), autoreset=mode, ends="truncated")
-    obs, _ = vector.reset(seed=0)
-    assert obs.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0]]
-    rows, finals = [], []
-    for _ in range(4):
-        obs, rewards, _, truncated, infos = vector.step(np.array([0, 1, 0]))
-        rows.append((obs.tolist(), rewards.tolist(), truncated.tolist()))
-        finals.append(infos["final_obs"].tolist() if infos else None)
-    # Columns 0 and 2 end with the second step, column 1 with the third.
-    assert rows[0][2] == [False] * 3
-    if mode == "NextStep":
-        assert rows[1:] == [
-            ([[0, 0, 2], [1, 0, 2], [2, 0, 2]], [2, 12, 2], [True, False, True]),
-            ([[0, 1, 0], [1, 0, 3], [2, 1, 0]], [0, 13, 0], [False, True, False]),
-            ([[0, 1, 1], [1, 1, 0], [2, 1, 1]], [1, 0, 1], [False, False, False]),
-        ]
-    else:
-        assert rows[1:] == [
-            ([[0, 1, 0], [1, 0, 2], [2, 1, 0]], [2, 12, 2], [True, False, True]),
-            ([[0, 1, 1], [1, 1, 0], [2, 1, 1]], [1, 13, 1], [False, True, False]),
-            ([[0, 2, 0], [1, 1, 1], [2, 2, 0]], [2, 11, 2], [True, False, True]),
-        ]
-        assert (finals[1][0], finals[1][2], finals[2][1]) == ([0, 0, 2], [2, 0, 2], [1, 0, 3])

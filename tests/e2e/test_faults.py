@@ -1,7 +1,9 @@
 """Actors come, die and return; the learner carries on and says what it sees."""
 
 import signal
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from tests.e2e.harness import (
     identities_hold,
     wait_until,
 )
+from tests.proxy import HOST, LEARNER_HOST, proxy
 
 pytestmark = pytest.mark.e2e
 LOCKSTEP = ("pace.mode=lockstep", "pace.lag=1")
@@ -119,3 +122,23 @@ def test_in_lockstep_a_run_goes_on_without_a_killed_actor_and_with_its_successor
     assert more["trajectories/rejected"] == 0
     learner.ends()
     assert all(identities_hold(report) for report in site.reports())
+
+
+def test_over_a_network_that_resets_training_goes_on_and_every_step_counts_once(site: Site) -> None:
+    # The lease is longer than the test: who waits for one does not end in time.
+    terms = ("stop.mean_return=none", "stop.env_steps=40000", "learner.lease_s=60")
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        learner = site.learner(*terms, config=CARTPOLE, XDG_RUNTIME_DIR=runtime)
+        # The actors have no shorter way than over that network.
+        (nonce,) = Path(runtime).glob("*/nonce")
+        nonce.unlink()
+        urls = site.service["data_url"], site.service["weights_url"]
+        with proxy(*urls, every_s=0.3) as network:
+            for _ in range(2):
+                site.open("actor", "--learner", urls[0].replace(LEARNER_HOST, HOST))
+            assert learner.wait_exit(50) == 0, learner.log
+    assert network.num_resets > 3
+    assert all(identities_hold(report) for report in site.reports())
+    last = site.reports()[-1]
+    assert site.summary["env_steps_trained"] >= 40_000
+    assert last["trajectories/rejected"] == last["rejected/duplicate"]

@@ -70,7 +70,7 @@ def test_no_child_outlives_a_killed_parent(site: Site) -> None:
 
 
 def test_ctrl_c_ends_everybody_in_good_order(site: Site) -> None:
-    door = site.train(*ENDLESS, is_started=True)
+    door = site.train(*ENDLESS)
     site.wait_report("training", lambda r: r["updates"] > 5)
     door.ends(signal.SIGINT, 130)
     assert "CartPole-v1: ended (interrupted)" in door.log

@@ -55,7 +55,6 @@ PACKAGE = (
     "Write package:{} for an environment that is registered when its package is imported, and "
     "package.module:Name for a class or a function."
 )
-ON_PATH = "write {}, and have it in the current folder or on PYTHONPATH"
 MISSING = (
     "; Python looks for {} among what is installed on this host, in the current folder, and on "
     "PYTHONPATH"
@@ -84,11 +83,7 @@ GAME = "If it is one of Atari's games, it is ALE/{}-v5."
         (f"{PROBES}:Nothing-v0", "neither has nor registers 'Nothing-v0'."),
         ("no_such:Thing-v0", MISSING.format("no_such")),
         (":Thing", "Empty module name"),
-        ("foo.py:Env", ON_PATH.format("foo:Env")),
-        ("../odd:Ok", ON_PATH.format("odd:Ok")),
-        ("my/odd:Ok", ON_PATH.format("my.odd:Ok")),
-        ("/home/me/odd.py:Ok", ON_PATH.format("odd:Ok")),
-        (".odd:Ok", ON_PATH.format("odd:Ok")),
+        ("my/odd:Ok", "write my.odd:Ok, and have it in the current folder or on PYTHONPATH"),
         ("subprocess:Popen", "name a subclass of gymnasium.Env, or a function that makes one"),
         ("os:system", PYTHONS),
         ("shutil:rmtree", PYTHONS),
@@ -117,19 +112,14 @@ def test_a_missing_package_of_an_extra_is_told_with_the_extra(monkeypatch):
         assert str(caught.value).endswith(f"; pip install 'impala-async[{extra}]'")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_a_wrapper_is_found_by_the_same_rules():
+    for name, text in (
         (f"{PROBES}:Countig", "Did you mean: `Counting`"),
-        ("no_such:Thing", "No module named 'no_such'"),
-        ("./my/foo.py:Env", r"write my\.foo:Env, "),
         ("math:pi", r"^env.wrappers: math:pi is of type float, and cannot be called"),
         ("os:system", "comes with Python"),
-    ],
-)
-def test_a_wrapper_is_found_by_the_same_rules(name, text):
-    with pytest.raises(EnvError, match=text):
-        find_callable("env.wrappers", name)
+    ):
+        with pytest.raises(EnvError, match=text):
+            find_callable("env.wrappers", name)
 
 
 def test_what_is_no_environment_is_not_called_by_way_of_a_module_of_ones_own(module):
@@ -139,14 +129,6 @@ def test_what_is_no_environment_is_not_called_by_way_of_a_module_of_ones_own(mod
     for name in ("run", "later", "Thing"):
         with pytest.raises(EnvError, match="no environment"):
             find_env(f"{MODULE}:{name}")
-
-
-def test_a_module_that_breaks_is_an_error_with_its_cause(tmp_path, monkeypatch):
-    (tmp_path / "broken_module.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EnvError, match="import broken_module: ZeroDivisionError") as caught:
-        find_env("broken_module:Thing")
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_a_namespace_that_a_package_announces_is_registered(module, monkeypatch):

@@ -1,9 +1,12 @@
+"""Environments by name: single ones, wrapped, and the batch that each sampler steps."""
+
 import logging
 from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Dict, Text
 from gymnasium.vector import SyncVectorEnv
 
 from bench import probes
@@ -20,6 +23,8 @@ from impala_async.errors import EnvError
 HERE = "tests.envs.test_make"
 PROBES = "bench.probes"
 MODULE = "a_module_of_a_test"
+BOX = Box(0, 1)
+SINGLE, VECTOR = f"{PROBES}:Counting", f"{PROBES}:CountingVector"
 
 
 def section(env_id, **kwargs):
@@ -35,14 +40,41 @@ def fails(one, sampler="serial", num_envs=2):
     return str(caught.value)
 
 
-def acts(num_envs=2):
-    return {"": np.zeros(num_envs, np.int32)}
+def first_step(one, num_envs=2):
+    """What `auto` steps gives first."""
+    envs = build_envs("auto", one, num_envs)
+    envs.reset(0)
+    step = envs.step({"": np.zeros(num_envs, np.int32)})
+    envs.close()
+    return step
+
+
+class Closing(Counting):
+    """Remembers which have been made, and which closed; a third one cannot be made."""
+
+    made, closed, spaces = [], [], {}
+
+    def __init__(self):
+        super().__init__()
+        vars(self).update(self.spaces)
+        if len(self.made) == 2:
+            raise RuntimeError("no third one")
+        self.made.append(self)
+
+    def close(self):
+        self.closed.append(self)
+
+
+@pytest.fixture(autouse=True)
+def nothing_made():
+    Closing.made.clear()
+    Closing.closed.clear()
 
 
 # -------------------- single environments
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "MountainCar-v0"])
 def test_gymnasium_ids_are_made_with_their_time_limit_and_without_the_checker(env_id):
     env = made = make_env(section(env_id, max_episode_steps=3))
     env.reset(seed=0)
@@ -55,20 +87,15 @@ def test_gymnasium_ids_are_made_with_their_time_limit_and_without_the_checker(en
 
 def test_a_class_or_factory_is_called_with_its_arguments(module):
     module.make = lambda length: Counting(length + 1)
-    for env_id, is_over in ((f"{PROBES}:Counting", True), (f"{MODULE}:make", False)):
-        env = make_env(section(env_id, length=1))
-        env.reset()
-        assert env.step(np.int64(0))[2] == is_over
+    assert first_step(section(SINGLE, length=1)).terminated.all()
+    assert not first_step(section(f"{MODULE}:make", length=1)).terminated.any()
 
 
 def test_an_old_version_and_one_without_a_number_say_what_they_are():
-    with pytest.warns(UserWarning, match="Using the latest versioned environment"):
-        env = make_env(section("CartPole"))
-    assert env.spec.id == "CartPole-v1"
-    with pytest.warns(UserWarning, match="Using the latest versioned environment"):
-        vector = build_envs("vector", section("CartPole"), 2)
-    assert vector.num_envs == 2
-    vector.close()
+    for sampler in ("serial", "vector"):
+        with pytest.warns(UserWarning, match="Using the latest versioned environment"):
+            envs = build_envs(sampler, section("CartPole"), 2)
+        envs.close()
     with pytest.warns(DeprecationWarning, match="out of date"):
         make_env(section("CartPole-v0"))
 
@@ -80,66 +107,32 @@ def test_what_is_wrong_with_a_name_or_an_argument_is_told_by_any_sampler(sampler
 
 
 def test_a_failing_constructor_keeps_its_cause():
-    assert "'lenth'" in fails(section(f"{PROBES}:Counting", lenth=2))
     with pytest.raises(EnvError, match=r"to be made with kwargs .*'lots'") as caught:
         make_env(section(f"{PROBES}:ActionReward", num_actions="lots"))
     assert caught.value.__cause__ is not None
 
 
-def test_those_made_so_far_are_closed_when_a_later_one_fails(module):
-    closed, made = [], []
-
-    class Third(Counting):
-        def __init__(self):
-            super().__init__()
-            if len(made) == 2:
-                raise RuntimeError("no third one")
-            made.append(self)
-
-        def close(self):
-            closed.append(self)
-
-    module.Third = Third
-    assert "no third one" in fails(section(f"{MODULE}:Third"), num_envs=4)
-    assert closed == made
+def test_those_made_so_far_are_closed_when_a_later_one_fails():
+    assert "no third one" in fails(section(f"{HERE}:Closing"), num_envs=4)
+    assert len(Closing.made) == 2
+    assert Closing.closed == Closing.made
 
 
-@pytest.mark.parametrize(
-    ("spaces", "settings", "says"),
-    [
-        ({"action_space": gym.spaces.Text(3)}, {}, "supported are Discrete"),
-        (
-            {"observation_space": gym.spaces.Dict(last_reward=gym.spaces.Box(0, 1))},
-            {"last_reward": True},
-            "env.last_reward: the observation has a key of that name already",
-        ),
-        (
-            {"observation_space": gym.spaces.Dict(last_action=gym.spaces.Box(0, 1))},
-            {"last_action": True},
-            "env.last_action: the observation has a key of that name already",
-        ),
-    ],
-)
-def test_an_unsupported_environment_is_closed(module, spaces, settings, says):
-    closed = []
+class ClosingVector(SyncVectorEnv):
+    def __init__(self, num_envs):
+        super().__init__([Closing] * num_envs)
 
-    class Odd(Counting):
-        def __init__(self):
-            super().__init__()
-            vars(self).update(spaces)
 
-        def close(self):
-            closed.append(self)
-
-    class OddVector(SyncVectorEnv):
-        def __init__(self, num_envs):
-            super().__init__([Odd] * num_envs)
-
-    module.Odd, module.OddVector = Odd, OddVector
-    for name in ("Odd", "OddVector"):
-        assert says in fails(EnvSection(id=f"{MODULE}:{name}", **settings), "auto")
-        assert len(closed) == 2
-        closed.clear()
+@pytest.mark.parametrize("name", ["Closing", "ClosingVector"])
+@pytest.mark.parametrize("key", [None, "last_reward", "last_action"])
+def test_an_unsupported_environment_is_closed(monkeypatch, name, key):
+    one, spaces, says = EnvSection(id=f"{HERE}:{name}"), {"action_space": Text(3)}, "supported are"
+    if key is not None:
+        one, spaces = one.model_copy(update={key: True}), {"observation_space": Dict({key: BOX})}
+        says = f"env.{key}: the observation has a key of that name already"
+    monkeypatch.setattr(Closing, "spaces", spaces)
+    assert says in fails(one, "auto", 1)
+    assert len(Closing.closed) == 1
 
 
 def test_probes_are_found_by_name():
@@ -147,19 +140,10 @@ def test_probes_are_found_by_name():
     names = [kind.__name__ for kind in kinds if kind.__module__ == PROBES and kind is not Probe]
     assert len(names) >= 10
     for name in names:
-        envs = build_envs("auto", section(f"{PROBES}:{name}"), 2)
-        envs.reset(0)
-        assert envs.step(acts()).rewards.shape == (2,)
-        envs.close()
+        assert first_step(section(f"{PROBES}:{name}")).rewards.shape == (2,)
 
 
 # -------------------- what a sampler steps
-
-
-def no_metadata(num_envs):
-    env = CountingVector(num_envs)
-    env.metadata = {}
-    return env
 
 
 @pytest.mark.parametrize(
@@ -167,8 +151,8 @@ def no_metadata(num_envs):
     [
         ("CartPole-v1", {"serial": "serial", "vector": "vector", "auto": "vector"}),
         ("Acrobot-v1", {"serial": "serial", "auto": "serial"}),
-        (f"{PROBES}:Counting", {"serial": "serial", "auto": "serial"}),
-        (f"{PROBES}:CountingVector", {"vector": "vector", "auto": "vector"}),
+        (SINGLE, {"serial": "serial", "auto": "serial"}),
+        (VECTOR, {"vector": "vector", "auto": "vector"}),
     ],
 )
 def test_each_sampler_steps_what_it_can(env_id, stepped):
@@ -178,9 +162,8 @@ def test_each_sampler_steps_what_it_can(env_id, stepped):
     for sampler in get_args(SamplerName):
         kind = stepped.get(sampler, workers if sampler not in ("serial", "vector") else None)
         if kind is None:
-            assert f"sampler to {'serial' if sampler == 'vector' else 'vector'} or auto" in (
-                fails(section(env_id), sampler)
-            )
+            other = "serial" if sampler == "vector" else "vector"
+            assert f"sampler to {other} or auto" in fails(section(env_id), sampler)
             continue
         envs = build_envs(sampler, section(env_id), 3)
         assert isinstance(envs, kinds[kind])
@@ -198,9 +181,13 @@ def test_vectors_are_made_with_their_arguments_and_time_limits():
     steps = [envs.step(actions).truncated.tolist() for _ in range(4)]
     assert steps == [[False] * 3] * 3 + [[True] * 3]
     envs.close()
-    envs = build_envs("vector", section(f"{PROBES}:CountingVector", lengths=(1, 2)), 3)
-    envs.reset(0)
-    assert envs.step(acts(3)).terminated.tolist() == [True, False, True]
+    assert first_step(section(VECTOR, lengths=(1, 2)), 3).terminated.tolist() == [True, False, True]
+
+
+def no_metadata(num_envs):
+    env = CountingVector(num_envs)
+    env.metadata = {}
+    return env
 
 
 def test_vector_code_that_cannot_be_used_is_told_and_auto_falls_back(register, caplog):
@@ -221,11 +208,39 @@ def test_vector_code_that_cannot_be_used_is_told_and_auto_falls_back(register, c
 def test_a_vector_of_the_wrong_kind_or_size_is_refused(module):
     module.too_many = lambda num_envs: CountingVector(num_envs + 1)
     module.none = lambda num_envs: Counting()
-    must = "and must make a gymnasium.vector.VectorEnv of 2"
-    says = fails(section(f"{MODULE}:too_many"), "auto")
-    assert says == f"{MODULE}:too_many made a CountingVector of 3 environments, {must}"
-    says = fails(section(f"{MODULE}:none"), "auto")
-    assert says == f"{MODULE}:none made a Counting of no environments, {must}"
+    must = "environments, and must make a gymnasium.vector.VectorEnv of 2"
+    for name, made in (("too_many", "a CountingVector of 3"), ("none", "a Counting of no")):
+        assert fails(section(f"{MODULE}:{name}"), "auto") == f"{MODULE}:{name} made {made} {must}"
+
+
+# As ale_py's, whose games are stacks of frames.
+class Game(gym.Env):
+    observation_space, action_space = Box(0, 255, (4, 8, 8), np.uint8), gym.spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_stack"),
+    [
+        ({}, True),
+        ({"frame_stack": "off"}, False),
+        ({"preprocess": "off"}, False),
+        ({"preprocess": "off", "frame_stack": "on"}, True),
+        ({"wrappers": (f"{HERE}:watched",)}, False),
+    ],
+)
+def test_atari_that_is_preprocessed_here_is_a_stack(register, monkeypatch, settings, is_stack):
+    register("Game-v0", entry_point=Game)
+    monkeypatch.setattr(make_module, "is_atari", lambda found: found == "Game-v0")
+    monkeypatch.setattr(make_module, "_make_atari", lambda gym_id, kwargs: Game())
+    envs = build_envs("auto", EnvSection(id="Game-v0", **settings), 1)
+    assert envs.obs_spec.leaves[0].is_stack is is_stack
+
+
+def test_only_ales_own_entry_point_is_atari(register):
+    register("Pong-v9", entry_point="ale_py.env:AtariEnv")
+    assert make_module.is_atari("Pong-v9")
+    assert not make_module.is_atari("CartPole-v1")
+    assert not make_module.is_atari(Counting)
 
 
 # -------------------- wrappers
@@ -253,6 +268,10 @@ def no_env(env):
     return object()
 
 
+def watched(env):
+    return env
+
+
 def named(name, **kwargs):
     return Named(name=f"{HERE}:{name}", kwargs=kwargs)
 
@@ -264,9 +283,7 @@ def test_the_first_wrapper_is_the_innermost():
         ([named("Double"), named("Add")], 3),
         ([named("Add", summand=10.0)], 11),
     ):
-        envs = build_envs("auto", EnvSection(id=f"{PROBES}:Counting", wrappers=wrappers), 2)
-        envs.reset(0)
-        assert envs.step(acts()).rewards.tolist() == [reward] * 2
+        assert first_step(EnvSection(id=SINGLE, wrappers=wrappers)).rewards.tolist() == [reward] * 2
 
 
 @pytest.mark.parametrize(
@@ -280,25 +297,17 @@ def test_the_first_wrapper_is_the_innermost():
     ids=str,
 )
 def test_a_wrapper_that_fails_is_named_and_the_environment_closed(wrapper, text):
-    closed = []
-
-    class Closing(Counting):
-        def close(self):
-            closed.append(self)
-
     with pytest.raises(EnvError) as caught:
         wrap(Closing(), [named("Double"), wrapper])
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert len(closed) == 1
+    assert len(Closing.closed) == 1
 
 
 def test_wrappers_go_around_single_environments_alone(module):
     cartpole = EnvSection(id="CartPole-v1", wrappers=(named("Add"),))
-    envs = build_envs("auto", cartpole, 2)
-    assert isinstance(envs, SerialEnvs)
-    envs.close()
-    vector = EnvSection(id=f"{PROBES}:CountingVector", wrappers=(named("Add"),))
+    assert first_step(cartpole).rewards.tolist() == [2, 2]
+    vector = EnvSection(id=VECTOR, wrappers=(named("Add"),))
     for one in (cartpole, vector):
         assert "has env.wrappers, which go around single environments" in fails(one, "vector")
     assert "nor be put into env.wrappers: drop these" in fails(vector, "auto")
@@ -309,9 +318,7 @@ def test_wrappers_go_around_single_environments_alone(module):
         return gym.wrappers.vector.TransformReward(made, lambda rewards: 10 * rewards)
 
     module.tenfold = tenfold
-    envs = build_envs("auto", section(f"{MODULE}:tenfold"), 2)
-    envs.reset(0)
-    assert envs.step(acts()).rewards.tolist() == [10, 10]
+    assert first_step(section(f"{MODULE}:tenfold")).rewards.tolist() == [10, 10]
 
 
 # -------------------- kinds and policies
@@ -324,47 +331,31 @@ class Other:
         self.inner = gym.make("CartPole-v1", disable_env_checker=True)
 
 
-def other_env():
-    return Other()
-
-
-def watched(env):
-    return env
-
-
 def step_others(envs, section):
     return SerialEnvs([env.inner for env in envs], section)
 
 
-def test_a_new_kind_is_a_line_of_the_table_and_its_batch(monkeypatch):
-    one = EnvSection(id=f"{HERE}:other_env", wrappers=[named("watched")])
+def test_a_new_kind_is_a_line_of_the_table_and_its_batch(module, monkeypatch):
+    module.other_env = lambda: Other()
+    one = EnvSection(id=f"{MODULE}:other_env", wrappers=[named("watched")])
     assert "made a Other, which is no gymnasium.Env and no parallel environment of " in fails(one)
     kind = ("environment of others", lambda env: isinstance(env, Other), step_others)
     monkeypatch.setattr(make_module, "KINDS", (*KINDS, kind))
     envs = build_envs("auto", one, 2)
     assert (envs.num_envs, envs.reset(0)[""].shape) == (2, (2, 4))
     envs.close()
-    one = EnvSection(id=f"{HERE}:other_env", wrappers=[named("no_env")])
-    assert "no_env made a object, which is no gymnasium.Env and no" in fails(one)
 
 
 PAIR = PoliciesSection(names=("main", "other"))
-LIVES = "tests.envs.test_agents:Lives"
 
 
-def test_agents_are_dealt_policies_whatever_the_sampler_may_be():
+def test_agents_are_dealt_policies_and_a_single_one_has_one():
     for sampler in ("auto", "serial"):
-        one = EnvSection(id=LIVES, last_action=True)
+        one = EnvSection(id="tests.envs.test_agents:Lives", last_action=True)
         envs = build_envs(sampler, one, 2, PAIR)
         assert [leaf.name for leaf in envs.obs_spec.leaves] == ["", "policy", "last_action"]
         assert set(envs.reset(0)["policy"].tolist()) == {0, 1}
         envs.close()
-
-
-@pytest.mark.parametrize(
-    ("env_id", "sampler"),
-    [("CartPole-v1", "auto"), ("CartPole-v1", "vector"), (f"{PROBES}:Counting", "serial")],
-)
-def test_a_single_agent_has_one_policy(env_id, sampler):
-    with pytest.raises(EnvError, match=r"policies.names: .* has a single agent.*drop the section"):
-        build_envs(sampler, section(env_id), 2, PAIR)
+    for env_id, sampler in (("CartPole-v1", "auto"), ("CartPole-v1", "vector"), (SINGLE, "serial")):
+        with pytest.raises(EnvError, match=r"policies.names: .* has a single agent.*drop the sect"):
+            build_envs(sampler, section(env_id), 2, PAIR)

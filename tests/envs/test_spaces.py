@@ -1,14 +1,24 @@
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple
+from gymnasium.spaces import (
+    Box,
+    Dict,
+    Discrete,
+    Graph,
+    MultiBinary,
+    MultiDiscrete,
+    OneOf,
+    Sequence,
+    Text,
+    Tuple,
+)
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import batch_space
 
 from impala_async.config.env import EnvSection
-from impala_async.envs.spaces import Spaces
+from impala_async.envs.describe import random_actions
+from impala_async.envs.spaces import Spaces, obs_leaves
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ArraySpec, ObsSpec
@@ -21,57 +31,45 @@ NESTED = Dict(
         "buy": Dict({"what": MultiDiscrete([[2, 3], [4, 5]]), "if": MultiBinary(2)}),
     }
 )
-PARTS = [
-    (Discrete(3), [ActionPart("", "discrete", (3,))]),
-    (Discrete(3, start=-1), [ActionPart("", "discrete", (3,))]),
-    (Discrete(3, start=7, dtype=np.int8), [ActionPart("", "discrete", (3,))]),
-    (MultiDiscrete([2, 3]), [ActionPart("", "discrete", (2, 3), (2,))]),
-    (MultiDiscrete([2, 3], start=[-1, 9]), [ActionPart("", "discrete", (2, 3), (2,))]),
-    (
-        MultiDiscrete([[2, 3], [4, 5]], np.uint8),
-        [ActionPart("", "discrete", (2, 3, 4, 5), (2, 2))],
-    ),
-    (MultiBinary(3), [ActionPart("", "discrete", (2, 2, 2), (3,))]),
-    (MultiBinary((2, 1)), [ActionPart("", "discrete", (2, 2), (2, 1))]),
-    (BOUNDED, [ActionPart("", "continuous", (), (2,))]),
-    (HALF_OPEN, [ActionPart("", "continuous", (), (2,))]),
-    (Box(-1, 1, (), np.float32), [ActionPart("", "continuous", (), ())]),
-    (Box(-1, 1, (2, 3), np.float16), [ActionPart("", "continuous", (), (2, 3))]),
-    (
-        Tuple((Discrete(2), Discrete(4, start=3))),
-        [ActionPart("0", "discrete", (2,)), ActionPart("1", "discrete", (4,))],
-    ),
-    (Dict({"": Discrete(2)}), [ActionPart("", "discrete", (2,))]),
-    (
-        NESTED,
-        [
-            ActionPart("buy/if", "discrete", (2, 2), (2,)),
-            ActionPart("buy/what", "discrete", (2, 3, 4, 5), (2, 2)),
-            ActionPart("move/0", "discrete", (3,)),
-            ActionPart("move/1", "continuous", (), ()),
-        ],
-    ),
+NESTED_PARTS = [
+    ActionPart("buy/if", "discrete", (2, 2), (2,)),
+    ActionPart("buy/what", "discrete", (2, 3, 4, 5), (2, 2)),
+    ActionPart("move/0", "discrete", (3,)),
+    ActionPart("move/1", "continuous", (), ()),
 ]
+TWO_PARTS = [ActionPart("0", "discrete", (2,)), ActionPart("1", "discrete", (4,))]
 
 
+def discrete(*choices, shape=()):
+    return [ActionPart("", "discrete", choices, shape)]
+
+
+def numbers(*shape):
+    return [ActionPart("", "continuous", (), shape)]
+
+
+PARTS = [
+    (Discrete(3), discrete(3)),
+    (Discrete(3, start=-1), discrete(3)),
+    (Discrete(3, start=7, dtype=np.int8), discrete(3)),
+    (MultiDiscrete([2, 3]), discrete(2, 3, shape=(2,))),
+    (MultiDiscrete([2, 3], start=[-1, 9]), discrete(2, 3, shape=(2,))),
+    (MultiDiscrete([[2, 3], [4, 5]], np.uint8), discrete(2, 3, 4, 5, shape=(2, 2))),
+    (MultiBinary(3), discrete(2, 2, 2, shape=(3,))),
+    (MultiBinary((2, 1)), discrete(2, 2, shape=(2, 1))),
+    (BOUNDED, numbers(2)),
+    (HALF_OPEN, numbers(2)),
+    (Box(-1, 1, (), np.float32), numbers()),
+    (Box(-1, 1, (2, 3), np.float16), numbers(2, 3)),
+    (Tuple((Discrete(2), Discrete(4, start=3))), TWO_PARTS),
+    (Dict({"": Discrete(2)}), discrete(2)),
+    (NESTED, NESTED_PARTS),
+]
 BOX = Box(-1, 1, (4,), np.float32)
 
 
 def spaces_of(action, **options):
     return Spaces(BOX, action, EnvSection(id="some:Env", **options))
-
-
-def random_actions(parts, num_columns, rng):
-    """As a policy chooses them: numbers go far beyond all bounds."""
-    actions = {}
-    for part in parts:
-        shape = (num_columns, *part.shape)
-        if part.kind == "discrete":
-            choices = np.reshape(part.choices, part.shape)
-            actions[part.name] = rng.integers(np.broadcast_to(choices, shape)).astype(np.int32)
-        else:
-            actions[part.name] = (5 * rng.standard_normal(shape)).astype(np.float32)
-    return actions
 
 
 def test_an_action_space_is_its_parts_of_which_numbers_alone_are_squashed():
@@ -111,16 +109,15 @@ def test_other_spaces_are_refused_by_name(space, options, named):
     assert "\n" not in str(caught.value)
 
 
-class Recording(gym.Env[Any, Any]):
+class Recording(gym.Env):
     """Keeps the actions that it gets, and refuses those that are not in its space."""
 
+    observation_space = Box(-1, 1, (1,), np.float32)
+
     def __init__(self, space):
-        self.observation_space = Box(-1, 1, (1,), np.float32)
-        self.action_space = space
-        self.actions = []
+        self.action_space, self.actions = space, []
 
     def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
         return np.zeros(1, np.float32), {}
 
     def step(self, action):
@@ -134,22 +131,22 @@ class Recording(gym.Env[Any, Any]):
 # gymnasium's own vector gives a number, not an array, for a Box without dimensions.
 @pytest.mark.filterwarnings("ignore:.*Casting input x to numpy array")
 def test_single_and_vector_environments_get_the_same_actions_of_their_space(space, is_squashed):
-    options = EnvSection(id="some:Env", squash_actions=is_squashed)
-    singles = [Recording(space) for _ in range(3)]
-    columns = [Recording(space) for _ in range(3)]
+    section = EnvSection(id="some:Env", squash_actions=is_squashed)
+    singles, columns = ([Recording(space) for _ in range(3)] for _ in range(2))
     try:
-        serial = SerialEnvs(singles, options)
+        serial = SerialEnvs(singles, section)
     except EnvError:
         assert is_squashed, "there is nothing to squash"
         return
-    kinds = [lambda env=env: env for env in columns]
-    vector = VectorEnvs(SyncVectorEnv(kinds), options)
+    vector = VectorEnvs(SyncVectorEnv([lambda env=env: env for env in columns]), section)
     whole, spaces = batch_space(space, 3), spaces_of(space, squash_actions=is_squashed)
     rng = np.random.default_rng(3)
     serial.reset(0)
     vector.reset(0)
     for _ in range(20):
-        actions = random_actions(serial.action_spec.parts, 3, rng)
+        # As a policy chooses them: numbers go far beyond all bounds.
+        actions = random_actions(serial.action_spec, {}, 3, rng)
+        actions |= {name: 5 * part for name, part in actions.items() if part.dtype == np.float32}
         assert whole.contains(spaces.batch(actions))
         serial.step(actions)
         vector.step(actions)
@@ -188,6 +185,78 @@ def test_numbers_are_clipped_or_squashed_into_their_own_bounds():
     widest = spaces_of(Box(-most, most, (1,), np.float32), squash_actions=True)
     squashed = widest.batch({"": np.array([[0.0], [99.0], [-99.0]], np.float32)})
     assert squashed.tolist() == [[0.0], [most], [-most]]
+
+
+# -------------------- leaves of observations
+
+# Every kind, twice nested.
+ALL = Dict(
+    {
+        "box": BOX,
+        "bits": MultiBinary((2, 2)),
+        "both": Tuple((Discrete(3, start=-1), Dict({"many": MultiDiscrete([[2, 3], [4, 5]])}))),
+    }
+)
+PLAIN = [
+    (Box(0, 1, (4,), np.float32), ArraySpec("", (4,), "float32")),
+    (Box(0, 255, (84, 84, 4), np.uint8), ArraySpec("", (84, 84, 4), "uint8")),
+    (Box(0, 1, (), np.float64), ArraySpec("", (), "float64")),
+    (Box(0, 1, (2, 1, 3, 1), np.float16), ArraySpec("", (2, 1, 3, 1), "float16")),
+    (Box(-5, 5, (1,), np.int64), ArraySpec("", (1,), "int64")),
+    (Box(0, 1, (2, 2), np.bool_), ArraySpec("", (2, 2), "bool")),
+    (Discrete(16), ArraySpec("", (), "int64", (16,))),
+    (Discrete(3, start=-7), ArraySpec("", (), "int64", (3,))),
+    (Discrete(3, start=5, dtype=np.int8), ArraySpec("", (), "int8", (3,))),
+    (MultiDiscrete([2, 3]), ArraySpec("", (2,), "int64", (2, 3))),
+    (MultiDiscrete([2, 3], start=[-1, 9]), ArraySpec("", (2,), "int64", (2, 3))),
+    (MultiDiscrete([[2, 3], [4, 5]], np.int16), ArraySpec("", (2, 2), "int16", (2, 3, 4, 5))),
+    (MultiBinary(3), ArraySpec("", (3,), "int8")),
+    (MultiBinary((2, 3)), ArraySpec("", (2, 3), "int8")),
+]
+
+
+def leaves_of(space):
+    return [leaf.spec for leaf in obs_leaves(space)]
+
+
+def test_a_space_is_its_leaves_in_the_order_of_gymnasium():
+    for space, spec in PLAIN:
+        assert leaves_of(space) == [spec], space
+    assert leaves_of(ALL) == [
+        ArraySpec("bits", (2, 2), "int8"),
+        ArraySpec("both/0", (), "int64", (3,)),
+        ArraySpec("both/1/many", (2, 2), "int64", (2, 3, 4, 5)),
+        ArraySpec("box", (4,), "float32"),
+    ]
+    own_order = Dict([("b", BOX), ("a", Tuple((BOX, Tuple((BOX, BOX)))))])
+    assert [leaf.name for leaf in leaves_of(own_order)] == ["b", "a/0", "a/1/0", "a/1/1"]
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        (Text(5), "Text"),
+        (Graph(BOX, None), "Graph"),
+        (OneOf((BOX, Discrete(2))), "OneOf"),
+        (Sequence(Box(np.arange(200.0), np.arange(200.0) + 1, dtype=np.float64)), "Sequence"),
+        (Dict(a=Dict(b=Text(3))), "at 'a/b'"),
+        (Tuple((BOX, Sequence(Discrete(2)))), "at '1'"),
+        (Dict(image=BOX, mission=Text(5)), "(env.wrappers), as gymnasium.wrappers:Filter"),
+        (Dict(), "empty"),
+        (Tuple(()), "empty"),
+        (Box(0, 1, (3,), np.uint32), "uint32"),
+        (Box(0, 1, (3, 0), np.float32), "(3, 0)"),
+        (Dict([("a", Dict(b=BOX)), ("a/b", BOX)]), "two parts called 'a/b'"),
+        (Dict([("a", Tuple((BOX,))), ("a/0", BOX)]), "two parts called 'a/0'"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_other_spaces_are_refused_on_one_line(space, named):
+    with pytest.raises(EnvError) as caught:
+        obs_leaves(space)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 350
 
 
 # -------------------- masks and stacks

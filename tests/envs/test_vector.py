@@ -1,16 +1,19 @@
+"""Gymnasium's environments as batches, in both modes of resetting; the last action and reward."""
+
 from copy import deepcopy
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import Counting, CountingVector, Failing, NotFinite
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.faults import RUNNING
-from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
 from impala_async.errors import EnvError
+from impala_async.schema import ArraySpec
 from tests.envs.test_agents import Lives
 
 Mode = AutoresetMode
@@ -22,12 +25,13 @@ class NestedObs(gym.Env):
     Shows the same arrays every time, as an environment may.
     """
 
+    action_space = Discrete(2)
+    observation_space = Dict(
+        {"count": Box(-9, 9, (), np.int64), "a": Dict({"b": Box(0, 255, (2, 2), np.uint8)})}
+    )
+
     def __init__(self, length=2):
         self._length = length
-        self.observation_space = Dict(
-            {"count": Box(-9, 9, (), np.int64), "a": Dict({"b": Box(0, 255, (2, 2), np.uint8)})}
-        )
-        self.action_space = Discrete(2)
         self.count = np.zeros((), np.int64)
         self.pixels = np.zeros((2, 2), np.uint8)
 
@@ -50,29 +54,14 @@ def acts(*actions):
     return {"": np.array(actions, np.int32)}
 
 
-def copied(step):
-    """A step that outlives the next one."""
-    obs = {name: array.copy() for name, array in step.obs.items()}
-    return obs, step.rewards.copy(), step.terminated.copy(), step.truncated.copy()
-
-
 def run(envs, seed, num_steps):
     """Everything that random actions (always the same) lead to, from the reset on."""
     rng = np.random.default_rng(5)
     num_choices = envs.action_spec.parts[0].choices[0]
-    seen = [{name: array.copy() for name, array in envs.reset(seed).items()}]
+    seen = [deepcopy(envs.reset(seed))]
     for _ in range(num_steps):
-        seen.append(copied(envs.step(acts(*rng.integers(num_choices, size=envs.num_envs)))))
+        seen.append(deepcopy(envs.step(acts(*rng.integers(num_choices, size=envs.num_envs)))))
     return seen
-
-
-def make_single(env_id, **kwargs):
-    return gym.make(env_id, disable_env_checker=True, **kwargs)
-
-
-def cartpole_vector(num_envs, **kwargs):
-    mode = gym.VectorizeMode.VECTOR_ENTRY_POINT
-    return VectorEnvs(gym.make_vec("CartPole-v1", num_envs, vectorization_mode=mode, **kwargs))
 
 
 def pair(kind):
@@ -80,24 +69,20 @@ def pair(kind):
     return SerialEnvs([kind()]), VectorEnvs(SyncVectorEnv([kind]))
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "nested"])
 def test_serial_envs_are_bit_equal_to_gymnasiums_own_vector(env_id):
     def single():
-        return make_single(env_id, max_episode_steps=23)
+        if env_id == "nested":
+            return NestedObs()
+        return gym.make(env_id, disable_env_checker=True, max_episode_steps=23)
 
     serial = run(SerialEnvs([single() for _ in range(3)]), 7, 120)
     vector = run(VectorEnvs(SyncVectorEnv([single] * 3)), 7, 120)
     np.testing.assert_equal(serial, vector)
-    assert any(step[3].any() for step in serial[1:]), "nothing was truncated"
-
-
-def test_so_they_are_with_nested_observations():
-    serial = run(SerialEnvs([NestedObs(), NestedObs()]), 7, 9)
-    vector = run(VectorEnvs(SyncVectorEnv([NestedObs, NestedObs])), 7, 9)
-    np.testing.assert_equal(serial, vector)
-    counts = [obs["count"].tolist() for obs, *_ in serial[1:5]]
-    assert counts == [[1, 1], [2, 2], [0, 0], [1, 1]]
-    assert serial[1][0]["a/b"].dtype == np.uint8
+    assert any(step.ended.any() for step in serial[1:])
+    if env_id == "nested":
+        assert [step.obs["count"][0] for step in serial[1:5]] == [1, 2, 0, 1]
+        assert serial[1].obs["a/b"].dtype == np.uint8
 
 
 def test_a_dict_of_one_box_is_not_a_plain_array():
@@ -110,11 +95,19 @@ def test_a_dict_of_one_box_is_not_a_plain_array():
     assert envs.step(acts(0)).obs[""].tolist() == [[0, 0, 1]]
 
 
+class Paying(CountingVector):
+    """Gives a reward in the step that resets, too."""
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        return obs, np.where(rewards == 0, 99, rewards), *rest
+
+
 @pytest.mark.parametrize("kind", ["serial", "vector"])
 def test_the_step_after_an_end_resets_and_ignores_the_action(kind):
     envs = SerialEnvs([Counting(1, column=0), Counting(2, column=1)])
     if kind == "vector":
-        envs = VectorEnvs(CountingVector(2, (1, 2)))
+        envs = VectorEnvs(Paying(2, (1, 2)))
     assert envs.autoreset is Mode.NEXT_STEP
     assert envs.reset(0)[""].tolist() == [[0, 0, 0], [1, 0, 0]]
     seen = []
@@ -122,12 +115,15 @@ def test_the_step_after_an_end_resets_and_ignores_the_action(kind):
         step = envs.step(acts(1, 1))
         assert not step.truncated.any()
         assert step.rewards.dtype == np.float32
-        seen.append((step.obs[""][:, 1:].tolist(), step.rewards.tolist(), step.terminated.tolist()))
+        assert step.masked is step.fresh is step.idle
+        idle = None if step.idle is None else step.idle.tolist()
+        shown, rewards = step.obs[""][:, 1:].tolist(), step.rewards.tolist()
+        seen.append((shown, rewards, step.terminated.tolist(), idle))
     assert seen == [
-        ([[0, 1], [0, 1]], [11, 11], [True, False]),
-        ([[1, 0], [0, 2]], [0, 12], [False, True]),
-        ([[1, 1], [1, 0]], [11, 0], [True, False]),
-        ([[2, 0], [1, 1]], [0, 11], [False, False]),
+        ([[0, 1], [0, 1]], [11, 11], [True, False], None),
+        ([[1, 0], [0, 2]], [0, 12], [False, True], [True, False]),
+        ([[1, 1], [1, 0]], [11, 0], [True, False], [False, True]),
+        ([[2, 0], [1, 1]], [0, 11], [False, False], [True, False]),
     ]
     # A reset in the midst of things forgets them.
     while not envs.step(acts(0, 0)).terminated.any():
@@ -135,6 +131,7 @@ def test_the_step_after_an_end_resets_and_ignores_the_action(kind):
     envs.reset(0)
     step = envs.step(acts(0, 0))
     assert step.obs[""][:, 2].tolist() == [1, 1], "this must not be another reset"
+    assert step.idle is None
 
 
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
@@ -192,21 +189,6 @@ def test_what_an_environment_raises_is_an_env_error_with_its_cause():
             envs.reset(0)
 
 
-@pytest.mark.parametrize("obs", [np.zeros(2, np.float32), np.float32(0), "ab", {"a": 0}], ids=str)
-def test_an_environment_that_breaks_its_space_is_refused_at_reset(obs):
-    class Wrong(Counting):
-        def _first(self):
-            return obs
-
-    class WrongVector(CountingVector):
-        def reset(self, **kwargs):
-            return obs, {}
-
-    for envs in (SerialEnvs([Wrong()]), VectorEnvs(WrongVector(1))):
-        with pytest.raises(EnvError, match="promises"):
-            envs.reset(0)
-
-
 def test_all_environments_are_closed_and_a_failure_is_told():
     closed = []
 
@@ -224,30 +206,16 @@ def test_all_environments_are_closed_and_a_failure_is_told():
     assert vector.closed
 
 
-def test_columns_and_neighbouring_seeds_differ_and_equal_seeds_do_not():
-    def start(kind, seed):
-        envs = kind()
-        obs = envs.reset(seed)[""].copy()
-        envs.close()
-        return obs
-
-    for kind in (
-        lambda: cartpole_vector(4),
-        lambda: SerialEnvs([make_single("CartPole-v1") for _ in range(4)]),
-    ):
-        np.testing.assert_array_equal(start(kind, 3), start(kind, 3))
-        both = np.concatenate([start(kind, 3), start(kind, 4)])
-        assert len(np.unique(both, axis=0)) == 8
-
-
 @pytest.mark.parametrize("is_vector", [False, True])
-def test_a_part_of_a_batch_has_the_seeds_of_the_whole(is_vector):
-    def made(num_envs):
+def test_columns_and_neighbouring_seeds_differ_and_a_part_has_the_seeds_of_the_whole(is_vector):
+    def started(num_envs, *seed):
         kinds = [lambda: gym.make("CartPole-v1")] * num_envs
-        return VectorEnvs(SyncVectorEnv(kinds)) if is_vector else SerialEnvs([k() for k in kinds])
+        envs = VectorEnvs(SyncVectorEnv(kinds)) if is_vector else SerialEnvs([k() for k in kinds])
+        return envs.reset(*seed)[""].copy()
 
-    whole, part = made(5).reset(7)[""], made(2).reset(7, first_env=3)[""]
-    np.testing.assert_array_equal(whole[3:], part)
+    np.testing.assert_array_equal(started(4, 3), started(4, 3))
+    assert len(np.unique(np.concatenate([started(4, 3), started(4, 4)]), axis=0)) == 8
+    np.testing.assert_array_equal(started(5, 7)[3:], started(2, 7, 3))
 
 
 # -------------------- vector envs
@@ -268,16 +236,6 @@ def test_the_resetting_mode_is_read_from_the_metadata():
             VectorEnvs(env)
 
 
-def test_final_observations_are_read_batched():
-    envs = VectorEnvs(CountingVector(2, (2, 3), autoreset="SameStep"))
-    envs.reset(0)
-    assert envs.step(acts(0, 0)).final_obs is None
-    step = envs.step(acts(0, 0))
-    assert step.final_obs is not None
-    assert step.final_obs[""][0].tolist() == [0, 0, 2]
-    assert step.obs[""].tolist() == [[0, 1, 0], [1, 0, 2]]
-
-
 def test_final_observations_are_read_one_per_column_and_nested():
     """A column that ends after its second step, and one that does after its third."""
 
@@ -287,26 +245,24 @@ def test_final_observations_are_read_one_per_column_and_nested():
             super().__init__(gym.wrappers.TimeLimit(NestedObs(length), 9))
 
         def reset(self, **kwargs):
-            obs, info = self.env.reset(**kwargs)
-            return deepcopy(obs), info
+            return deepcopy(self.env.reset(**kwargs))
 
         def step(self, action):
-            obs, *rest = self.env.step(action)
-            return deepcopy(obs), *rest
+            return deepcopy(self.env.step(action))
 
     kinds = [lambda: Showing(2), lambda: Showing(3)]
     envs = VectorEnvs(SyncVectorEnv(kinds, autoreset_mode=Mode.SAME_STEP))
     envs.reset(0)
-    for ended, length in ((None, 1), (0, 2), (1, 3)):
+    step = envs.step(acts(0, 0))
+    assert step.final_obs is step.fresh is step.idle is None
+    for ended, length in ((0, 2), (1, 3)):
         step = envs.step(acts(0, 0))
-        assert np.flatnonzero(step.terminated).tolist() == ([] if ended is None else [ended])
-        if ended is None:
-            assert step.final_obs is None
-            continue
-        assert step.final_obs is not None
+        assert np.flatnonzero(step.terminated).tolist() == [ended]
+        assert step.fresh.tolist() == step.terminated.tolist()
         assert step.final_obs["count"][ended] == length
         assert step.final_obs["a/b"][ended].tolist() == [[7 + length] * 2] * 2
         assert step.obs["count"][ended] == 0
+        assert step.idle is None
 
 
 @pytest.mark.parametrize(
@@ -334,3 +290,108 @@ def test_an_end_on_the_step_that_must_only_reset_is_refused():
     envs.step(acts(0, 0))
     with pytest.raises(EnvError, match="ends an episode on the step after an end"):
         envs.step(acts(0, 0))
+
+
+# -------------------- the last action and reward
+
+
+def with_both(envs):
+    return WithHistory(envs, has_action=True, has_reward=True)
+
+
+class Composite(gym.Env):
+    """A Dict observation, and an action of several parts; ends with its second step."""
+
+    observation_space = Dict({"a": Box(0, 9, (1,)), "b": Discrete(3)})
+    action_space = Tuple((Discrete(4, start=5), Box(-1, 1, (2,)), MultiDiscrete([2, 3])))
+
+    def reset(self, *, seed=None, options=None):
+        return {"a": np.zeros(1, np.float32), "b": 0}, {}
+
+    def step(self, action):
+        return {"a": np.ones(1, np.float32), "b": 1}, -2.5, False, False, {}
+
+
+def test_they_are_leaves_like_any_other_of_the_unclipped_sample_and_the_index():
+    envs = with_both(SerialEnvs([Composite()]))
+    assert [leaf.name for leaf in envs.obs_spec.leaves][:2] == ["a", "b"]
+    assert envs.obs_spec.leaves[2:] == (
+        ArraySpec("last_action/0", (), "int32", (4,)),
+        ArraySpec("last_action/1", (2,), "float32"),
+        ArraySpec("last_action/2", (2,), "int32", (2, 3)),
+        ArraySpec("last_reward", (), "float32"),
+    )
+    first = envs.reset(0)
+    assert [first[name].tolist() for name in ("last_action/1", "last_reward")] == [[[0, 0]], [0]]
+    given = {
+        "0": np.array([3], np.int32),
+        "1": np.array([[7.0, -0.5]], np.float32),
+        "2": np.array([[1, 2]], np.int32),
+    }
+    obs = envs.step(given).obs
+    assert {name: array.tolist() for name, array in obs.items()} == {
+        "a": [[1.0]],
+        "b": [1],
+        "last_action/0": [3],
+        "last_action/1": [[7.0, -0.5]],
+        "last_action/2": [[1, 2]],
+        "last_reward": [-2.5],
+    }
+    dtypes = {leaf.name: leaf.dtype for leaf in envs.obs_spec.leaves}
+    assert {name: array.dtype.name for name, array in obs.items()} == dtypes
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (
+            lambda: SerialEnvs([Counting(2, column=0), Counting(3, column=1)]),
+            # Column 0 ends with the second step, and column 1 with the third.
+            [(1, 1, 11, 11), (1, 1, 12, 12), (0, 1, 0, 13), (1, 0, 11, 0), (1, 1, 12, 11)],
+        ),
+        (
+            lambda: AgentEnvs([Lives((1, 3))]),
+            # The first agent's episode ends with the first step, and it is idle until the reset.
+            [(1, 1, 11, 11), (0, 1, 0, 12), (0, 1, 0, 13), (0, 0, 0, 0), (1, 1, 11, 11)],
+        ),
+    ],
+    ids=["serial", "agents"],
+)
+def test_next_step_shows_them_in_the_final_row_and_not_in_the_first(make, expected):
+    envs = with_both(make())
+    first = envs.reset(0)
+    assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
+    rows = []
+    for _ in range(5):
+        obs = envs.step(acts(1, 1)).obs
+        rows.append((*obs["last_action"].tolist(), *obs["last_reward"].tolist()))
+    assert rows == expected
+
+
+def test_same_step_shows_them_in_the_final_observation():
+    envs = with_both(VectorEnvs(CountingVector(2, (2, 3), autoreset="SameStep")))
+    envs.reset(0)
+    assert envs.step(acts(1, 0)).final_obs is None
+    step = envs.step(acts(1, 0))
+    assert step.terminated.tolist() == [True, False]
+    final = {name: array[0].tolist() for name, array in step.final_obs.items()}
+    assert final == {"": [0, 0, 2], "last_action": 1, "last_reward": 12}
+    assert step.obs[""].tolist() == [[0, 1, 0], [1, 0, 2]]
+    assert step.obs["last_action"].tolist() == [0, 0]
+    assert step.obs["last_reward"].tolist() == [0, 2]
+    after = envs.step(acts(1, 1))
+    assert after.obs["last_reward"].tolist() == [11, 0]
+    assert after.final_obs["last_reward"][1] == 13
+    assert final["last_reward"] == step.final_obs["last_reward"][0], "it is a copy"
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_reset_in_the_midst_of_things_forgets_them(mode):
+    envs = with_both(VectorEnvs(CountingVector(2, (1, 3), autoreset=mode)))
+    envs.reset(0)
+    assert envs.step(acts(1, 1)).terminated[0]
+    first = envs.reset(0)
+    assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
+    obs = envs.step(acts(0, 1)).obs
+    assert obs["last_reward"][1] == 11
+    assert obs["last_action"][1] == 1

@@ -99,12 +99,6 @@ class ServerHarness:
         check_identities(report)
         return report[name]
 
-    def counts(self) -> dict[str, Any]:
-        """Every number that is not zero."""
-        report: dict[str, Any] = self.server.report()
-        check_identities(report)
-        return {name: value for name, value in report.items() if value}
-
     def close(self) -> None:
         for actor in self.actors:
             actor.close()

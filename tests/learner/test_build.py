@@ -1,5 +1,7 @@
 """From settings to a learner: how many slots, which device, and what is put together."""
 
+import threading
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -37,6 +39,7 @@ from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.learner.columns import small_schema
 from tests.learner.fakes import Listener
+from tests.learner.hand_actor import DEADLINE_S
 from tests.learner.server_harness import config_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -86,6 +89,24 @@ def test_in_lockstep_what_is_full_at_the_end_is_trained(mode):
     learner.loader.full.put(1)
     with pytest.raises(ClosedError) if mode == "async" else nullcontext():
         learner.loader.get(timeout=0.0)
+
+
+def test_waiting_takes_next_to_no_processor_time():
+    listener = Listener()
+    learner = build(listener=listener, learner={"lease_s": 1})
+    thread = threading.Thread(target=learner.run)
+    thread.start()
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not listener.weights:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.001)
+    before = time.process_time()
+    time.sleep(0.7)
+    spent_s = time.process_time() - before
+    learner.loader.close()
+    thread.join(DEADLINE_S)
+    assert spent_s < 0.05
+    assert listener.reports[-1].starved_at is not None
 
 
 def test_an_algorithm_is_tried_before_anything_runs(monkeypatch):

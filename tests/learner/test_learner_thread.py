@@ -374,3 +374,149 @@ def test_wall_time_runs_from_the_first_update(clock):
     assert run.listener.stops == ["wall_s"]
     # What that was made of was gathered before.
     assert run.listener.reports[-1].first_update == (1004.0, 12)
+
+
+# -------------------- with nothing to do
+
+
+def famine(clock, script, wait_s=5.0, **stop):
+    """A letter is a batch; at a dot a report is asked for, and none comes for a while."""
+    listener, steps = Listener(), list[Any]()
+    for number, letter in enumerate(script):
+        if letter == ".":
+            steps += [listener.channels.is_report_due.set, clock.pass_s(wait_s), None]
+        else:
+            steps.append(batch_of(number))
+    return Run(steps, listener=listener, stop=stop)()
+
+
+def test_starvation_is_told_once_at_onset_and_once_at_its_end_and_reported_while_it_lasts(
+    clock, caplog
+):
+    run = famine(clock, "A...BC....D")
+    starved = "learner starved: no batch for 5.0 s; it waits for actors to send more"
+    ends = [f"learner no longer starved, after {seconds:.1f} s" for seconds in (15, 20)]
+    assert caplog.messages == [starved, ends[0], starved, ends[1]]
+    assert run.thread.progress.update == 4
+    assert set(run.loader.timeouts) == {learner_thread.POLL_S}
+    totals = [report.metrics["learner/starved_total_s"] for report in run.listener.reports]
+    assert totals == [5, 10, 15, 20, 25, 30, 35, 35]
+    # It began when the wait began, not when it was noticed; a wait that ended is added up.
+    begun = [report.starved_at for report in run.listener.reports]
+    assert begun == [1000.0] * 3 + [1015.0] * 4 + [None]
+
+
+def test_short_waits_add_up_to_starvation(clock, caplog):
+    run = famine(clock, "A.........B", wait_s=1.0)
+    assert caplog.messages == [
+        "learner starved: no batch for 5.0 s; it waits for actors to send more",
+        "learner no longer starved, after 9.0 s",
+    ]
+    # Each of the nine requests was answered while it waited, and the whole wait is one.
+    assert len(run.listener.reports) == 9 + 1
+    assert run.listener.report["timing_breakdown/learner_dequeue_time_ms"] == 4500.0
+
+
+def test_the_time_limit_holds_while_it_waits(clock):
+    run = famine(clock, "A......B", wait_s=1.0, wall_s=3.0)
+    assert run.listener.stops == ["wall_s"]
+    assert clock.now == 1003.0
+
+
+def test_without_a_batch_ever_it_ends_as_soon_as_it_is_closed(clock):
+    run = famine(clock, "...")
+    last = run.listener.reports[-1]
+    assert last.first_update is None
+    assert last.progress == Progress(1)
+    assert last.metrics["lag/mean"] is None
+    assert last.lag_histogram == [0] * 101
+    assert run.listener.settlements == []
+
+
+# -------------------- in lockstep: a batch with all its passes is one update
+
+
+def run_of(script, **settings):
+    return Run(script, is_lockstep=True, **settings)()
+
+
+@pytest.mark.parametrize("num_updates", [1, 4])
+def test_all_passes_and_minibatches_of_a_batch_are_one_version(num_updates):
+    batches = [batch_of(n, updates=(n - 1,) * 4) for n in (1, 2, 3)]
+    run = run_of(batches, step=FakeStep(num_updates=num_updates), num_passes=3)
+    assert run.step.batches == [1] * 3 + [2] * 3 + [3] * 3
+    assert [version.update for version in run.listener.versions] == [0, 1, 2, 3]
+    # Weights of the last pass.
+    assert [weights.buffer[0] for weights in run.listener.weights] == [0, 3, 6, 9]
+    assert run.thread.progress == Progress(1, update=3, env_steps_trained=36)
+    assert run.lag_histogram[:2] == [36, 0]
+    assert run.report["lag/max"] == 0
+    assert closes(run.settlements, 3)
+
+
+def test_with_a_lag_every_pass_has_it():
+    batches = [batch_of(1, updates=(0,) * 4), batch_of(2, updates=(0,) * 4), batch_of(3, (1,) * 4)]
+    run = run_of(batches, num_passes=2, max_lag=1)
+    assert run.lag_histogram == [8, 16]
+    assert sum(settlement.trained for settlement in run.settlements) == 12
+
+
+def nobody_filled() -> Any:
+    empty = batch_of(1)
+    empty.alive_B[:] = False
+    return empty
+
+
+@pytest.mark.parametrize(
+    ("batch", "nonfinite"),
+    [(batch_of(1), [0]), (batch_of(1, valid_rows=(0,) * 4), []), (nobody_filled(), [])],
+    ids=["not finite", "no valid row", "nobody filled it"],
+)
+def test_an_update_that_is_skipped_has_a_version_all_the_same(batch, nonfinite):
+    run = run_of([batch, batch_of(2, (1,) * 4)], step=FakeStep(nonfinite=nonfinite))
+    assert [version.update for version in run.listener.versions] == [0, 1, 2]
+    assert run.report["learner/skipped_updates"] == 1
+    assert run.lag_histogram[0] == 4
+    assert run.loader.released == [1, 2]
+    assert run.settlements[1] == Settlement(2, trained=4, passes_done=4)
+
+
+def test_a_limit_that_is_reached_waits_for_the_end_of_the_update():
+    batches = [batch_of(1), batch_of(2, (1,) * 4), batch_of(3, (2,) * 4)]
+    run = run_of(batches, num_passes=3, stop={"env_steps": 13})
+    assert run.step.batches == [1] * 3 + [2] * 3
+    assert run.listener.stops == ["env_steps"]
+    assert run.thread.progress == Progress(1, update=2, env_steps_trained=24)
+    assert [settlement.trained for settlement in run.settlements] == [4, 4]
+
+
+def test_the_end_is_told_before_the_version_by_which_others_would_go_on():
+    listener = Listener()
+    told = []
+    post = listener.channels.stops.post
+
+    def noted(reason):
+        told.append((reason, [version.update for version in listener.versions]))
+        post(reason)
+
+    listener.channels.stops.post = noted  # type: ignore[method-assign]
+    batches = [batch_of(1), batch_of(2, (1,) * 4), batch_of(3, (2,) * 4)]
+    run_of(batches, listener=listener, stop={"env_steps": 24})
+    assert told == [("env_steps", [0, 1])]
+    assert [version.update for version in listener.versions] == [0, 1, 2]
+
+
+def test_nothing_is_saved_between_the_passes_of_an_update():
+    listener = Listener()
+    step = FakeStep()
+    learn = step.run
+
+    def ask_in_the_middle(*arguments, **settings):
+        listener.channels.is_capture_due.set()
+        return learn(*arguments, **settings)
+
+    step.run = ask_in_the_middle  # type: ignore[method-assign]
+    run_of([batch_of(1), batch_of(2, (1,) * 4)], listener=listener, step=step, num_passes=3)
+    # The last is the capture of the end.
+    assert [capture.training for capture in listener.captures] == [3, 6, 6]
+    assert [capture.progress.update for capture in listener.captures] == [1, 2, 2]

@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from unittest.mock import MagicMock
 
 import pytest
 import zmq
@@ -371,34 +372,16 @@ def test_an_address_that_cannot_be_listened_on_is_named_and_nothing_left_open(en
     assert not ending.is_alive()
 
 
-class Networked:
-    """A socket of a host that has a way to others, or none."""
-
-    way: str | None = "127.0.0.3"
-
-    def __init__(self, family, kind):
-        assert kind == socket.SOCK_DGRAM
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error): ...
-
-    def connect(self, address):
-        if self.way is None:
-            raise OSError("Network is unreachable")
-
-    def getsockname(self):
-        return self.way, 7
-
-
 def test_a_wildcard_is_told_as_something_to_connect_to(ends, monkeypatch):
     router = ends.router("tcp://0.0.0.0:*")
-    monkeypatch.setattr(sockets.socket, "socket", Networked)
+    probe = MagicMock(**{"getsockname.return_value": ("127.0.0.3", 7)})
+    make = MagicMock(**{"return_value.__enter__.return_value": probe})
+    monkeypatch.setattr(sockets.socket, "socket", make)
     assert router.connectable_url() == f"tcp://127.0.0.3:{router.port}"
     greeted(router, ends.dealer(router.connectable_url()))
     # Without a network, what its own name stands for.
-    monkeypatch.setattr(Networked, "way", None)
+    make.assert_called_with(socket.AF_INET, socket.SOCK_DGRAM)
+    probe.connect.side_effect = OSError("Network is unreachable")
     monkeypatch.setattr(sockets.socket, "gethostname", lambda: "this-host")
     monkeypatch.setattr(sockets.socket, "gethostbyname", {"this-host": "127.0.0.2"}.__getitem__)
     assert router.connectable_url() == f"tcp://127.0.0.2:{router.port}"

@@ -1,16 +1,33 @@
 """Trajectories into slots: what comes in whole, what is refused and why, and what is told."""
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from impala_async.errors import ProtocolError
+from impala_async.learner.loop.endpoint import BAD_REASONS
 from impala_async.learner.slots import Arrival
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
-from impala_async.wire.messages import VERDICTS, Hello, pack
+from impala_async.wire.messages import (
+    VERDICTS,
+    Bye,
+    ByeOk,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Spec,
+    pack,
+    unpack,
+)
+from tests.columns import find_fault
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
+from tests.learner.hand_actor import LAYOUT
 from tests.learner.pure_learner import HandActor, PureLearner
 
 SMALL, BIG = small_schema(), big_schema()
@@ -373,3 +390,88 @@ def test_no_credit_is_given_while_the_recorder_is_behind():
     recorder.is_behind = True
     actor.send()
     assert len(recorder.taken) == 1
+
+
+# -------------------- thousands of mutated messages, while a well-behaved actor works
+
+
+class Vandal:
+    """Says what is nearly right, in the name of a session of its own."""
+
+    def __init__(self, actor: HandActor, seed: int) -> None:
+        self.actor = actor
+        self.random = random.Random(seed)
+        self.planes = planes_of(actor.schema, 1, seed=99)
+
+    def say(self) -> str:
+        """The next message; the reason why it is not understood, if so."""
+        frames = self._noise() if self.random.random() < 0.1 else self._right()
+        for _ in range(self.random.choice((0, 1, 1, 2, 3))):
+            self._mutate(frames)
+        if not frames or self.random.random() < 0.6:
+            return self.actor.say(*(frames or [b""]))
+        try:
+            return self.actor.pull(unpack(frames[0]))
+        except ProtocolError as error:
+            return error.reason
+
+    def _noise(self) -> list[bytes]:
+        sizes = self.random.choices((0, 1, 3, 20, 300, 5000, 13_000), k=self.random.randint(1, 4))
+        return [self.random.randbytes(size) for size in sizes]
+
+    def _right(self) -> list[bytes]:
+        actor, rng, schema = self.actor, self.random, self.actor.schema
+        session = actor.session if rng.random() < 0.7 else rng.randbytes(16)
+        header = actor.header(
+            session=session,
+            seq=rng.choice((actor.settled, actor.settled + 1, rng.randrange(2**62))),
+            epoch=rng.choice((1, 1, 1, 0, 2, 2**31)),
+            rows=rng.choice((schema.rows, schema.rows, 1, 65535)),
+            columns=rng.choice((1, 1, 1, 2, 4096)),
+        )
+        spec = Spec(session, schema.digest, LAYOUT, rng.randint(1, 9), rng.randint(1, 3))
+        data = encode_data(header, self.planes.obs, self.planes.small, [])
+        choices = [
+            [pack(actor.hello_of(protocol=rng.choice((1, 1, 2)), actor=rng.randbytes(16)))],
+            [pack(Get(session, rng.randrange(3), rng.randrange(5)))],
+            [pack(Heartbeat(session, {"env_time_ms": 1.0, rng.choice("ab"): 2}))],
+            [pack(Grant(session, 1, 0, 1, 1, []))],
+            [pack(rng.choice((ByeOk(rng.randbytes(16)), Bye(rng.randbytes(16), 0))))],
+            [pack(spec), rng.choice((schema.to_json(), b"{}", b"[1]"))],
+            *[data] * 4,
+        ]
+        return [bytes(frame) for frame in rng.choice(choices)]
+
+    def _mutate(self, frames: list[bytes]) -> None:
+        rng, noise = self.random, self._noise()[0]
+        at = rng.randrange(len(frames)) if frames else 0
+        frame = frames[at : at + 1] or [b""]
+        cut = rng.randrange(len(frame[0]) + 1)
+        changed = frame[0][:cut] + rng.randbytes(1) + frame[0][cut + 1 :]
+        ways = ([], [noise, *frame], [frame[0][:cut]], [frame[0] + noise], [changed])
+        frames[at : at + 1] = rng.choice(ways)
+
+
+def test_thousands_of_bad_messages():
+    learner = PureLearner(big_schema(rows=2))
+    good, bad = HandActor(learner, 2).join(), HandActor(learner, 1).join()
+    vandal, reasons = Vandal(bad, seed=1), Counter[str]()
+    sent, taken = [], {}
+    for number in range(6000):
+        reasons[vandal.say()] += 1
+        if number % 10 == 0:
+            planes = good.send(planes_of(good.schema, 2, seed=number), [(1.0, 3)])
+            sent += [(planes.columns, column) for column in range(2)]
+        if learner.table.peer_of(bad.session) is None:
+            bad.join()
+        while learner.full:
+            assert find_fault(learner.schema, learner.full[0].columns) is None
+            column = train(learner)
+            for columns, place in map(column, range(4)):
+                taken[columns.rewards_CT[place].tobytes()] = columns, place
+    assert reasons.keys() == {"", *BAD_REASONS} - {"oversized_header"}
+    assert reasons.total() - reasons[""] > 3000
+    # The good one never noticed. Only the filling slot may still hold some of the newest.
+    assert (good.rejects, good.verdicts, len(learner.episodes)) == ([], [], 600)
+    found = [taken.get(columns.rewards_CT[place].tobytes()) for columns, place in sent[:-3]]
+    assert all(same(*there, *here) for there, here in zip(found, sent[:-3], strict=True))
