@@ -61,10 +61,8 @@ class FakeBuffers:
     def __init__(self, schema, num_columns):
         self.schema = schema
         self.num_columns = num_columns
-        self.num_taken = 0
 
     def take(self):
-        self.num_taken += 1
         buffer = MessageBuffer(self.schema, self.num_columns)
         make_dirty(buffer)
         return buffer

@@ -148,19 +148,6 @@ def test_heartbeats_come_by_themselves_and_carry_the_timers(scene, open_link):
     assert 0.3 < time.monotonic() - started < 5.0
 
 
-def test_grants_are_handed_over_in_order(scene, open_link):
-    link = open_link(have=V5)
-    beat = scene.learner.weights.hear(Heartbeat)
-    heard_before = link.pulls.last_heard
-    grants = [Grant(SESSION, n, 0, *V5, [[n, 1]]) for n in range(1, 4)]
-    for one in grants:
-        beat.answer(one)
-    taken = []
-    until(lambda: taken.extend(link.take_grants()) or len(taken) == 3)
-    assert taken == grants
-    assert link.pulls.last_heard > heard_before
-
-
 def test_a_refusal_wakes_who_waits_and_may_end_the_session(scene, open_link):
     link = open_link()
     beat = scene.learner.weights.find(Heartbeat)

@@ -206,15 +206,6 @@ def test_a_buffer_per_group_is_enough(mode, rows):
     assert num_messages >= 60 // rows
 
 
-def test_no_buffer_is_taken_before_the_first_step():
-    rig = Rig(counting("NextStep"), rows=4)
-    assert rig.buffers.num_taken == 0
-    rig.run(4)
-    assert rig.buffers.num_taken == 1
-    rig.run(1)
-    assert rig.buffers.num_taken == 2
-
-
 # ------------------------------------------------------------------------- timers and ends
 
 

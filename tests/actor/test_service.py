@@ -138,12 +138,6 @@ def test_columns_that_do_not_complete_together_are_streams(scene):
     assert {heard.message.columns for heard in messages} == {1}
 
 
-def test_without_a_flag_the_learner_says_how_many_environments(scene):
-    settings = settings_for("Counting")
-    _, (session, _) = run(scene, play(settings, num_messages=1), num_envs=None)
-    assert session.spec.columns == settings.actor.num_envs
-
-
 def changed(settings, **sections):
     """Settings with other keys in some of their sections."""
     update = {
