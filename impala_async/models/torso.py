@@ -194,6 +194,8 @@ def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
     changed = [leaf for leaf, row in rows.items() if row._version]
     if changed:
         raise SpacesError(f"{wants} not change {changed} in place: it is the batch's own memory")
+    if not isinstance(features, Tensor):
+        raise SpacesError(f"{wants} give a tensor, not {type(features).__name__}")
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         found = f"{features.dtype} of {list(features.shape)} for two rows"
         raise SpacesError(f"{wants} give float32 of [N, {num_out}], its num_out, not {found}")

@@ -13,6 +13,8 @@ One thread at a time writes and prunes a folder of checkpoints.
 """
 
 import contextlib
+import ctypes
+import errno
 import hashlib
 import json
 import logging
@@ -44,6 +46,9 @@ TENSORS_SUFFIX = ".safetensors"
 # No longer numbers than a message to an actor can hold.
 _NAME = re.compile(r"ckpt-(0|[1-9]\d{0,8})-(0|[1-9]\d{0,17})")
 _HIDDEN = ".partial-"
+# Both are arguments of the Linux call renameat2, which os.rename does not offer.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,9 @@ def save_checkpoint(
         partial.mkdir()
         _write_files(partial, version, tensors, state)
         if os.path.lexists(final):
-            _hide(final)
-        partial.rename(final)
+            _exchange(partial, final)
+        else:
+            partial.rename(final)
     except OSError as error:
         raise CheckpointError(f"cannot write checkpoint {final}: {error}") from error
     finally:
@@ -197,6 +203,20 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _exchange(path: Path, other: Path) -> None:
+    """Let two folders trade their names at once, so that there is no moment without either."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    here = _AT_FDCWD, os.fsencode(path)
+    if libc.renameat2(*here, _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return
+    if ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    # Some network file systems cannot.
+    hidden = _hide(other)
+    path.rename(other)
+    hidden.rename(path)
 
 
 def _hide(path: Path) -> Path:

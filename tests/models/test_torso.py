@@ -65,6 +65,7 @@ def fail_later(obs, features):
 TooWide = own_that(lambda obs, features: torch.cat([features(obs)] * 2, -1))
 OneRow = own_that(lambda obs, features: features(obs)[:1])
 InDouble = own_that(lambda obs, features: features(obs).double())
+Several = own_that(lambda obs, features: (features(obs), None))
 Fails = own_that(lambda obs, features: obs["pixels"])
 InPlace = own_that(lambda obs, features: features({"": obs[""].mul_(10)}))
 InItsDict = own_that(lambda obs, features: obs.update({"": obs[""] * 10}) or features(obs))
@@ -112,6 +113,7 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
         ("TooWide", r"must give float32 of \[N, 6\], .* not torch.float32 of \[2, 12\]"),
         ("OneRow", r"not torch.float32 of \[1, 6\]"),
         ("InDouble", r"not torch.float64 of \[2, 6\]"),
+        ("Several", "must give a tensor, not tuple"),
         ("NoModule", "must make an nn.Module with a whole number num_out"),
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
         ("Fails", r"failed on two rows of zeros, at .*test_torso\.py:[0-9]+: KeyError: 'pixels'"),

@@ -286,8 +286,11 @@ def test_what_a_crash_leaves_is_not_found_and_is_pruned(folder, monkeypatch):
     assert names(folder) == ["ckpt-1-1"]
 
 
+@pytest.mark.parametrize("can_exchange", [True, False])
 @pytest.mark.parametrize("target", [None, "moved", "nowhere"])
-def test_one_of_the_same_version_is_replaced_whatever_it_is(folder, tmp_path, target):
+def test_one_of_the_same_version_is_replaced_whatever_it_is(
+    folder, tmp_path, monkeypatch, target, can_exchange
+):
     """It may be damaged, or a link, and leftovers of the same names are no obstacle."""
     first = save(folder, 1, 2)
     os.truncate(first / MODEL, 10)
@@ -297,6 +300,10 @@ def test_one_of_the_same_version_is_replaced_whatever_it_is(folder, tmp_path, ta
     if target is not None:
         first.rename(tmp_path / "moved")
         first.symlink_to(tmp_path / target)
+    if can_exchange:
+        monkeypatch.setattr(type(folder), "rename", lambda *_: pytest.fail("a moment without it"))
+    else:
+        monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)  # no flag of Linux
     save(folder, 1, 2, {"env_steps_trained": 5})
     prune(folder, keep=1)
     assert names(folder) == ["ckpt-1-2"]
