@@ -6,9 +6,11 @@ own pull whatever is newest and load it. With none, one and eight of them, in tu
 
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -153,11 +155,18 @@ def figures_of(name: str, sides: list[list[Sample]]) -> list[Figure]:
 
 @contextlib.contextmanager
 def _end(*told: str) -> Iterator["subprocess.Popen[str]"]:
-    """One end as a process, which is gone afterwards."""
+    """One end as a process, which is gone afterwards, with its folder of sockets."""
     command = [sys.executable, "-m", "bench.weights_ends", *told]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_RUNTIME_DIR": folder},
+        ) as process,
+    ):
         try:
             yield process
             process.wait(END_WITHIN_S)

@@ -138,7 +138,7 @@ def test_an_unsupported_environment_is_closed(monkeypatch, name, key):
 def test_probes_are_found_by_name():
     kinds = [kind for kind in vars(probes).values() if isinstance(kind, type)]
     names = [kind.__name__ for kind in kinds if kind.__module__ == PROBES and kind is not Probe]
-    assert len(names) >= 10
+    assert len(names) > 5
     for name in names:
         assert first_step(section(f"{PROBES}:{name}")).rewards.shape == (2,)
 
