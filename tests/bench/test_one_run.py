@@ -30,7 +30,7 @@ def test_a_real_run_is_timed_and_weighed(forks):
         assert run.summary()["updates"] == run.reports()[-1]["updates"] >= 60
         assert steps_per_s(run.reports()) > 0
         # Not before there was a learner, and not after it was seen.
-        assert alone_s < run.first_update_after_s <= trained_s[0] + 0.05
+        assert alone_s < run.first_update_after_s <= trained_s[0] + 0.25
         assert run.first_update_after_s < run.last_report_after_s
         # PyTorch alone, in three processes, is more than that.
         assert 0.2e9 < peak.rss_bytes < 4e9

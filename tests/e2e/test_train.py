@@ -60,7 +60,7 @@ def test_cartpole_is_solved(site: Site, seed: int) -> None:
 
 
 def test_no_child_outlives_a_killed_parent(site: Site) -> None:
-    door = site.train(*ENDLESS)
+    door = site.train(*ENDLESS, "actor.sampler=serial")  # auto would try env workers meanwhile
     site.wait_report("training", lambda r: r["updates"] > 5)
     family = psutil.Process(door.process.pid).children(recursive=True)
     # The learner, what watches it, and two actors.
