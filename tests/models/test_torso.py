@@ -236,6 +236,16 @@ def test_sizes_are_those_of_the_paper_and_every_weight_gets_a_gradient(
     assert all(parameter.grad.any() for parameter in torso.parameters())
 
 
+def test_a_residual_block_adds_to_what_it_sees():
+    first = make("impala_resnet", FRAMES).bodies[0][0]
+    images = torch.rand(2, 4, 84, 84)
+    with torch.no_grad():
+        for block in first.blocks:
+            block[-1].weight.zero_()
+            block[-1].bias.fill_(1.0)
+        torch.testing.assert_close(first(images), first.enter(images) + 2)
+
+
 def test_the_deep_network_is_as_wide_as_asked_for_and_keeps_the_signal():
     torch.manual_seed(0)
     plain, wide = make("impala_resnet", FRAMES), make("impala_resnet", FRAMES, width=3)
