@@ -34,7 +34,7 @@ from impala_async.errors import (
     how_it_ended,
 )
 from impala_async.files import find_object
-from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
+from impala_async.output import Wait, flush_output, told_of, write_any_text, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 
 if TYPE_CHECKING:
@@ -172,9 +172,11 @@ def learner_url(where: str, within_s: float) -> str:
     if not os.path.isdir(where):
         return where
     give_up_at = time.monotonic() + within_s
+    wait = Wait(logger.info)
     while (service := find_object(Path(where) / "service.json")) is None:
         if time.monotonic() > give_up_at:
             raise UnreachableError(f"{where}: no learner has said there where it listens")
+        wait.look(lambda s: f"waiting for a learner to say in {where} where it listens ({s:.0f} s)")
         time.sleep(POLL_S)
     url = str(service.get("data_url"))
     check_learner(url)

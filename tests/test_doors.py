@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from impala_async import __version__, errors, processes
+from impala_async import __version__, doors, errors, processes
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
 from impala_async.config.load import load_config
@@ -395,6 +395,14 @@ def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path):
     RunFolder(tmp_path).write_json("service.json", {})
     with pytest.raises(ConfigError, match="wants tcp://HOST:PORT"):
         learner_url(str(tmp_path), 0.0)
+
+
+def test_the_wait_for_a_run_folder_is_told(tmp_path, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(doors, "Wait", functools.partial(doors.Wait, after_s=0.0))
+    with pytest.raises(UnreachableError):
+        learner_url(str(tmp_path), 0.05)
+    assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
 
 
 def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(monkeypatch):

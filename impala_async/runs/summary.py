@@ -92,7 +92,7 @@ def lag_quantiles(histogram: Sequence[int]) -> list[int]:
 
 
 def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -> str:
-    """The summary as a table. Of a resumed run some figures are of its last start alone."""
+    """The summary as a table. Some figures of a resumed run are of its last start alone."""
     last = ", this start" if is_resumed else ""
     lag, rate, frame_rate = (
         summary[name] for name in ("lag_quantiles", "env_steps_per_s", "frames_per_s")

@@ -242,7 +242,7 @@ def module(folder: Path, name: str, text: str) -> dict[str, str]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whoever inherits an ended orphan may be slow to collect it: a zombie is not alive."""
+    """A zombie is not alive: the process that inherits an orphan may be slow to collect it."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

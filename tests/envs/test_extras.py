@@ -132,7 +132,7 @@ NOOP = {"": np.zeros(1, np.int32)}
 
 
 def both_kinds(**settings):
-    """Of one game, a single one and a vector."""
+    """They play one game, in turn and as a vector."""
     need("ale_py", "cv2")
     section = EnvSection(**settings)
     serial, vector = build_envs("serial", section, 1), build_envs("auto", section, 1)

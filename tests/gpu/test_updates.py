@@ -24,7 +24,6 @@ SCHEMA = Schema(
     ActionSpec((ActionPart("", "discrete", (3,)),)),
     ROWS,
 )
-ALIVE = torch.ones(COLUMNS, dtype=torch.bool)
 
 
 def step_on(device: torch.device | str, **settings: Any) -> UpdateStep:

@@ -15,7 +15,6 @@ from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 HERE = __name__
 OBS = ObsSpec((ArraySpec("", (3,), "float32"),))
 EYE = ObsSpec((ArraySpec("", (36, 36, 2), "uint8"),))
-MIXED = ObsSpec((ArraySpec("eye", (36, 36, 2), "uint8"), ArraySpec("speed", (2,), "float32")))
 ACTION = ActionSpec((ActionPart("", "discrete", (2,)),))
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -1,6 +1,6 @@
 """Whole networks under a fake clock: a learner without sockets, actors, and a wire that loses,
-repeats, delays and reorders what is on it. Whatever it does, no column is granted twice, no
-trajectory comes in twice, every one is accounted for, and in the end every one is settled.
+repeats, delays and reorders what is on it. No column is granted twice then, no trajectory comes in
+twice, every one is accounted for, and in the end every one is settled.
 """
 
 import itertools
