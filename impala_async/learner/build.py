@@ -1,7 +1,5 @@
 """From a config and a schema to a learner that is ready to run: policy, update, slots, loader.
 
-The device is picked here, and what the memory of this machine cannot hold is refused.
-
 Runs on: event loop, once
 """
 
@@ -15,14 +13,9 @@ from impala_async.config.learner import LearnerSection
 from impala_async.config.model import TORSOS, ModelSection
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError, SpacesError
-from impala_async.learner.handoff import Channels, IndexQueue, Progress
+from impala_async.learner.handoff import Channels, Progress
 from impala_async.learner.learner_thread import LearnerThread
-from impala_async.learner.loader import (
-    DeviceLoader,
-    HostLoader,
-    allocator_for,
-    make_current,
-)
+from impala_async.learner.loader import DeviceLoader, HostLoader, allocator_for, make_current
 from impala_async.learner.slots import allocate_slots
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import Snapshot
@@ -70,23 +63,15 @@ def build_learner(
     is_coarse = precision == torch.bfloat16 and not is_lockstep
     layout = step.policy.coarse_layout if is_coarse else step.policy.layout
     slots = allocate_slots(schema, section.batch_columns, num_host_slots, allocator_for(device))
-    full = IndexQueue("full", num_host_slots)
-    # A batch that is full at the end is trained on: else the end would hang on the clock.
-    loader = HostLoader(slots, full, is_drained=is_lockstep)
+    loader = HostLoader(slots)
     if device.type == "cuda":
         loader = DeviceLoader(
-            slots,
-            full,
-            release,
-            schema=schema,
-            num_device_slots=num_device_slots,
-            device=device,
-            is_drained=is_lockstep,
+            slots, release, schema=schema, num_device_slots=num_device_slots, device=device
         )
     # An algorithm of the user's own is tried here: its error ends the start, and not a run.
     make_current(device)
     torch.set_num_threads(section.threads)
-    step.prepare(loader.blank())
+    step.prepare(loader.batches[0])
     thread = LearnerThread(
         step=step,
         snapshot=Snapshot(layout, step.policy.tensors),
@@ -139,10 +124,9 @@ def num_slots(section: LearnerSection, device: torch.device) -> tuple[int, int]:
 
 
 def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
-    """Raise SpacesError if slots and weights want more memory than is free.
+    """Raise SpacesError if slots and weights want more memory than the system says is free.
 
-    The spaces may come from an actor, and what they ask for must not end the learner. The system
-    says what is free; the limit of a container, and a GPU's memory, are not looked at.
+    The spaces may come from an actor, and what they ask for must not end the learner.
     """
     slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
     weights_bytes = sum(tensor.nbytes for tensor in _shapes(config.model, schema).values())

@@ -1,16 +1,10 @@
-"""Every crossing between the event loop and the threads: the only file that knows both.
-
-Slot indices go to a thread through an `IndexQueue`. Records come back in order through an `Inbox`;
-values of which only the newest counts through a `Mailbox`. `Channels` are all that the learner
-thread and the loop have of these.
+"""Crossings from threads to the event loop, and the threads: the only file that knows both.
 
 Runs on: event loop and threads; each method says which.
 """
 
 import asyncio
-import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +15,10 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from impala_async.config.run import StopSection
 from impala_async.errors import ServiceError
 from impala_async.learner.watchdog import Pulse
-from impala_async.metrics.window import WindowStat
 from impala_async.weights import Version, Weights
 
 if TYPE_CHECKING:
-    from impala_async.learner.loop.ledger import Settlement
+    from impala_async.learner.slots import Settlement
     from impala_async.training.state import TrainingState
 
 Value = TypeVar("Value")
@@ -36,69 +29,6 @@ NOT_FINITE = "not_finite"
 
 class ClosedError(Exception):
     """The service is stopping: the thread that sees this returns."""
-
-
-class IndexQueue:
-    """Slot indices from one side to the other. Bounded by the number of slots, so puts never wait.
-
-    Owns its three numbers: the wait of each `get`, the depth after each `put` and the capacity.
-    """
-
-    def __init__(self, name: str, capacity: int) -> None:
-        self.name = name
-        self.capacity = capacity
-        self._items: deque[int] = deque()
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._is_drained = False
-        self._get_wait = WindowStat("get_wait")
-        self._depth = WindowStat("depth")
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def put(self, item: int) -> None:
-        """From any side; never waits."""
-        with self._changed:
-            assert len(self._items) < self.capacity, f"{self.name}: more indices than slots"
-            self._items.append(item)
-            self._depth.push(len(self._items))
-            self._changed.notify()
-
-    def get(self, timeout: float | None = None) -> int:
-        """From a thread: wait; raises queue.Empty after the timeout, ClosedError at the end."""
-        started = time.monotonic()
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
-            if self._is_closed and not (self._is_drained and self._items):
-                raise ClosedError(self.name)
-            if not self._items:
-                raise queue.Empty
-            self._get_wait.push((time.monotonic() - started) * 1000)
-            return self._items.popleft()
-
-    def take_all(self) -> list[int]:
-        """Take what is left after the close: for the accounts."""
-        with self._changed:
-            items = list(self._items)
-            self._items.clear()
-            return items
-
-    def close(self, *, is_drained: bool = False) -> None:
-        """From any side: every waiter wakes and raises ClosedError, drained: once it is empty."""
-        with self._changed:
-            self._is_closed, self._is_drained = True, is_drained
-            self._changed.notify_all()
-
-    def report(self) -> dict[str, object]:
-        """The three numbers, under the names of the registry."""
-        prefix = f"queue/{self.name}"
-        with self._changed:
-            return {
-                f"{prefix}_get_wait_ms": self._get_wait.mean,
-                f"{prefix}_depth_quantiles": self._depth.quantiles,
-                f"{prefix}_capacity": self.capacity,
-            }
 
 
 class Inbox(Generic[Value]):
@@ -219,7 +149,7 @@ class Channels:
     stops: Inbox[str]
     run_path: Path
     """Where it leaves what made it give up."""
-    pulse: Pulse = field(default_factory=lambda: Pulse("the learner thread"))
+    pulse: Pulse = field(default_factory=Pulse)
     # Requests of the loop, which the thread looks at when it has time.
     is_report_due: threading.Event = field(default_factory=threading.Event)
     is_capture_due: threading.Event = field(default_factory=threading.Event)

@@ -1,8 +1,4 @@
-"""The learner thread: draw a batch, update, publish, settle; and wait without fuss when there is
-nothing to learn from.
-
-It owns the model while it runs, the windows and timers of learning, and the count of updates.
-Everything it tells the loop goes through `Channels`; it never waits for the loop.
+"""The learner thread: draw a batch, update, publish, settle; and never wait for the loop.
 
 Runs on: learner thread
 """
@@ -66,8 +62,7 @@ class LearnerThread:
     ) -> None:
         self._step, self._snapshot, self.loader = step, snapshot, loader
         self._section, self._stop, self._channels = section, stop, channels
-        self._device, self._is_lockstep = device, is_lockstep
-        self.progress = progress
+        self._device, self._is_lockstep, self.progress = device, is_lockstep, progress
         self._ring: MinibatchBuffer[LoadedBatch] = MinibatchBuffer(
             loader,
             section.minibatch_buffer_size,
@@ -78,9 +73,8 @@ class LearnerThread:
         self._is_closed = False
         self._stop_reason: str | None = None
         self._first_update: tuple[float, int] | None = None
-        self._waited_s = 0.0
+        self._waited_s = self._starved_total_s = 0.0
         self._starved_at: float | None = None
-        self._starved_total_s = 0.0
         self._warn_at = -math.inf
         self._num_skipped = 0
         # These are of the newest update, whatever became of it.
@@ -105,17 +99,16 @@ class LearnerThread:
                 self._take_turn()
         finally:
             # A loader's own thread may be waiting for us.
-            self.loader.abandon()
+            self.loader.close()
             # How long an end may take, its own watch knows.
             self._channels.pulse.rest()
         for loaded in self._ring.drain():
             loaded.drop(loaded.alive_B.copy(), "shutdown")
             self._channels.settlements.post(loaded.settle(self._section.num_passes))
         self._channels.reports.post(self._report())
-        self._channels.captures.post(self._capture())
+        self._channels.captures.post(Captured(self.progress, self._step.capture()))
 
     def _take_turn(self) -> None:
-        """Make a pass, if a batch comes by and by."""
         draw = self._draw()
         if draw is None:
             return
@@ -139,17 +132,13 @@ class LearnerThread:
     def _draw(self) -> Draw[LoadedBatch] | None:
         """The next pass; None if no batch came for a moment, or none will come any more."""
         started_s, copies_s = time.perf_counter(), self.loader.load_wait_timer.total_s
-        draw = None
         try:
             draw = self._ring.get()
-        except ClosedError:
-            self._is_closed = True
-        except queue.Empty:
-            pass
-        self._waited_s += time.perf_counter() - started_s
-        if draw is None:
-            self._note_starved()
+        except (ClosedError, queue.Empty) as error:
+            self._is_closed = isinstance(error, ClosedError)
+            self._note_starved(time.perf_counter() - started_s)
             return None
+        self._waited_s += time.perf_counter() - started_s
         if self._starved_at is not None:
             self._starved_total_s += self._waited_s
             self._starved_at = None
@@ -160,7 +149,8 @@ class LearnerThread:
         self._waited_s = 0.0
         return draw
 
-    def _note_starved(self) -> None:
+    def _note_starved(self, waited_s: float) -> None:
+        self._waited_s += waited_s
         if self._starved_at is None and self._waited_s >= self._section.starved_after_s:
             self._starved_at = time.monotonic() - self._waited_s
             logger.warning(
@@ -232,7 +222,6 @@ class LearnerThread:
             )
 
     def _give_up(self, why: str) -> None:
-        """There is nothing to learn any more, and nobody should believe that there was."""
         logger.error("%s", why)
         self._stop_reason = NOT_FINITE
         self._channels.stops.post(NOT_FINITE)
@@ -248,14 +237,13 @@ class LearnerThread:
             )
 
     def _answer(self) -> None:
-        """Answer what the loop has asked for since the last update."""
         channels = self._channels
         if channels.is_report_due.is_set():
             channels.is_report_due.clear()
             channels.reports.post(self._report())
         if self._is_between_updates and channels.is_capture_due.is_set():
             channels.is_capture_due.clear()
-            channels.captures.post(self._capture())
+            channels.captures.post(Captured(self.progress, self._step.capture()))
 
     @property
     def _is_between_updates(self) -> bool:
@@ -273,17 +261,8 @@ class LearnerThread:
                 self._channels.stops.post(reached)
         return self._is_closed or self._stop_reason is not None
 
-    def _capture(self) -> Captured:
-        return Captured(self.progress, self._step.capture())
-
     def _report(self) -> LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
-        timers = {
-            "grad": self._grad_timer,
-            "load": self.loader.load_timer,
-            "load_wait": self.loader.load_wait_timer,
-            "dequeue": self._dequeue_timer,
-        }
         metrics: dict[str, object] = {
             "learner/starved_total_s": self._starved_total_s + starved_s,
             "learner/skipped_updates": self._num_skipped,
@@ -293,15 +272,12 @@ class LearnerThread:
             "lag/mean": self._lag.mean,
             "lag/max": self._lag.max,
             "lag/quantiles": self._lag.quantiles,
+            "timing_breakdown/learner_grad_time_ms": self._grad_timer.mean_ms,
+            "timing_breakdown/learner_load_time_ms": self.loader.load_timer.mean_ms,
+            "timing_breakdown/learner_load_wait_time_ms": self.loader.load_wait_timer.mean_ms,
+            "timing_breakdown/learner_dequeue_time_ms": self._dequeue_timer.mean_ms,
             **self._queue_size.stats(),
             **self._stats,
         }
-        for name, timer in timers.items():
-            metrics[f"timing_breakdown/learner_{name}_time_ms"] = timer.mean_ms
-        return LearnerReport(
-            self.progress,
-            self._starved_at,
-            self._first_update,
-            metrics,
-            self._lag_histogram.tolist(),
-        )
+        lags = self._lag_histogram.tolist()
+        return LearnerReport(self.progress, self._starved_at, self._first_update, metrics, lags)

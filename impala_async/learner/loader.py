@@ -1,15 +1,13 @@
-"""From full host slots to batches on the learner's device.
-
-On a CPU there is nothing to move: a batch is a view of its slot, and the slot comes back after
-the last pass. On a GPU a loader thread copies pinned host slots into device slots on a stream of
-its own; the host slot comes back as soon as its copy has completed, and the update waits for the
-copy by an event, never by a synchronisation of the host.
+"""From full host slots, by their indices, to batches on the learner's device.
 
     B columns of a batch
 
 Runs on: learner thread, loader thread (`DeviceLoader.run`)
 """
 
+import queue
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -19,12 +17,72 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.learner.handoff import IndexQueue
-from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.slots import Allocate, Slot, touched_memory
+from impala_async.learner.handoff import ClosedError
+from impala_async.learner.slots import Allocate, Settlement, Slot, touched_memory
 from impala_async.metrics.timer import TimerStat
+from impala_async.metrics.window import WindowStat
 from impala_async.schema import Schema
 from impala_async.training.batch import Batch
+
+
+class IndexQueue:
+    """Slot indices from one side to the other. Bounded by the number of slots, so puts never wait.
+
+    It reports the wait of each `get`, the depth after each `put` and the capacity.
+    """
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name, self.capacity = name, capacity
+        self._items: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = self.is_drained = False
+        self._get_wait = WindowStat("get_wait")
+        self._depth = WindowStat("depth")
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: int) -> None:
+        """From any side; never waits."""
+        with self._changed:
+            assert len(self._items) < self.capacity, f"{self.name}: more indices than slots"
+            self._items.append(item)
+            self._depth.push(len(self._items))
+            self._changed.notify()
+
+    def get(self, timeout: float | None = None) -> int:
+        """From a thread: wait; raises queue.Empty after the timeout, ClosedError at the end."""
+        started = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
+            if self._is_closed and not (self.is_drained and self._items):
+                raise ClosedError(self.name)
+            if not self._items:
+                raise queue.Empty
+            self._get_wait.push((time.monotonic() - started) * 1000)
+            return self._items.popleft()
+
+    def take_all(self) -> list[int]:
+        """Take what is left after the close: for the accounts."""
+        with self._changed:
+            items = list(self._items)
+            self._items.clear()
+            return items
+
+    def close(self, *, is_drained: bool = False) -> None:
+        """From any side: every waiter wakes and raises ClosedError, drained: once it is empty."""
+        with self._changed:
+            self._is_closed, self.is_drained = True, is_drained
+            self._changed.notify_all()
+
+    def report(self) -> dict[str, object]:
+        prefix = f"queue/{self.name}"
+        with self._changed:
+            return {
+                f"{prefix}_get_wait_ms": self._get_wait.mean,
+                f"{prefix}_depth_quantiles": self._depth.quantiles,
+                f"{prefix}_capacity": self.capacity,
+            }
 
 
 class DeviceTimer(TimerStat):
@@ -50,14 +108,11 @@ class DeviceTimer(TimerStat):
 class LoadedBatch:
     """The tensors of a batch, which of its columns are alive, and what passes they had.
 
-    Columns are alive until they are dropped, for one counted reason. The counts of a slot are
-    copied: the slot may be filled again. `place` is its place in the loader, `batch` its number.
+    `place` is its place in the loader. Arrays of the slot are copied: it may be filled again.
     """
 
     def __init__(self, place: int, tensors: Batch, slot: Slot) -> None:
-        self.place = place
-        self.tensors = tensors
-        self.batch = slot.batch
+        self.place, self.tensors, self.batch = place, tensors, slot.batch
         self.updates_B = slot.updates_B.copy()
         self.ranks_B = slot.ranks_B.copy()
         self.valid_rows_B = slot.columns.mask_CT.sum(axis=1, dtype=np.int64)
@@ -68,7 +123,6 @@ class LoadedBatch:
 
     @property
     def num_valid_rows(self) -> int:
-        """Those of the columns that are alive."""
         return int(self.valid_rows_B @ self.alive_B)
 
     def use(self) -> None:
@@ -101,26 +155,20 @@ class LoadedBatch:
 
 
 class HostLoader:
-    """The loader of a CPU: hands out views, so nothing is copied and no copy is waited for."""
+    """The loader of a CPU: a batch is a view of its slot, which comes back after the last pass."""
 
-    def __init__(self, slots: list[Slot], full: IndexQueue, *, is_drained: bool = False) -> None:
-        self.slots = slots
-        self.full = full
-        self.num_slots = len(slots)
+    def __init__(self, slots: list[Slot]) -> None:
+        self.slots, self.num_slots = slots, len(slots)
+        self.full = IndexQueue("full", len(slots))
         self.bodies: dict[str, Callable[[], None]] = {}
         """Threads that somebody is to start."""
-        self._is_drained = is_drained
-        self._batches = [Batch.over(slot.columns) for slot in slots]
+        self.batches = [Batch.over(slot.columns) for slot in slots]
         self.load_timer, self.load_wait_timer = TimerStat(), TimerStat()
-
-    def blank(self) -> Batch:
-        """Before anything has come: a batch as all will be, without a valid row."""
-        return self._batches[0]
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         """Wait for a batch; raises queue.Empty or ClosedError."""
         slot = self.slots[self.full.get(timeout)]
-        return LoadedBatch(slot.index, self._batches[slot.index], slot)
+        return LoadedBatch(slot.index, self.batches[slot.index], slot)
 
     def release(self, loaded: LoadedBatch) -> int | None:
         """The batch had its last pass; the host slot that is empty by it, if one is."""
@@ -135,16 +183,11 @@ class HostLoader:
         return [self.slots[index].batch for index in self.full.take_all()]
 
     def report(self) -> dict[str, object]:
-        """The numbers of its queues."""
         return self.full.report()
 
-    def close(self) -> None:
-        """Nothing more comes in, and a drained loader hands out first what is there."""
-        self.full.close(is_drained=self._is_drained)
-
-    def abandon(self) -> None:
-        """Nobody takes batches any more: those that wait are left over."""
-        self.full.close()
+    def close(self, *, is_drained: bool = False) -> None:
+        """Nothing more comes in. What waits is left over, or, drained, handed out first."""
+        self.full.close(is_drained=is_drained)
 
 
 class _DeviceSlot:
@@ -161,27 +204,29 @@ class _DeviceSlot:
 
 
 class DeviceLoader(HostLoader):
-    """The loader of a GPU: a thread, a copy stream, and more device slots than the ring holds."""
+    """The loader of a GPU: a thread copies pinned host slots into device slots, of which there are
+    more than the ring holds, on a stream of its own.
+
+    A host slot comes back as soon as its copy has completed. The update waits for the copy by an
+    event, never by a synchronisation of the host.
+    """
 
     def __init__(
         self,
         slots: list[Slot],
-        full: IndexQueue,
         release_slot: Callable[[int], None],
         *,
         schema: Schema,
         num_device_slots: int,
         device: torch.device,
-        is_drained: bool = False,
     ) -> None:
-        super().__init__(slots, full, is_drained=is_drained)
+        super().__init__(slots)
         self.num_slots += num_device_slots
         self.bodies = {"loader": self.run}
-        self._release_slot = release_slot
+        self._release_slot, self._device = release_slot, device
         self._stream = torch.cuda.Stream(device)
-        self._device = device
         self._places = [_DeviceSlot(schema, slots[0], device) for _ in range(num_device_slots)]
-        self._batches = [place.tensors for place in self._places]
+        self.batches = [place.tensors for place in self._places]
         self._free = IndexQueue("device", num_device_slots)
         self._ready = IndexQueue("ready", num_device_slots)
         # The batch that is neither full nor ready, if there is one.
@@ -197,7 +242,7 @@ class DeviceLoader(HostLoader):
                 self._load_next()
         finally:
             # Only now nothing more gets ready.
-            self._ready.close(is_drained=self._is_drained)
+            self._ready.close(is_drained=self.full.is_drained)
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
         with self.load_wait_timer if self.num_waiting() else nullcontext():
@@ -221,15 +266,12 @@ class DeviceLoader(HostLoader):
     def report(self) -> dict[str, object]:
         return {**self.full.report(), **self._ready.report()}
 
-    def close(self) -> None:
-        if self._is_drained:
-            super().close()
-        else:
-            self.abandon()
-
-    def abandon(self) -> None:
-        for each in (self.full, self._free, self._ready):
-            each.close()
+    def close(self, *, is_drained: bool = False) -> None:
+        super().close(is_drained=is_drained)
+        # Drained, the loader thread closes these when it is done.
+        if not is_drained:
+            self._free.close()
+            self._ready.close()
 
     def _load_next(self) -> None:
         slot = self.slots[self.full.get()]

@@ -1,16 +1,5 @@
 """The ring from which the learner draws each batch as often as it has passes.
 
-Owns `size` places, each empty or holding one item and its passes; what an item is (here: a
-loaded batch) it does not care. An empty place is filled from the source when its turn comes.
-The first fill of the ring may give fewer passes than the later ones: each fill gives one more,
-up to `num_passes`, so the places' last passes spread out instead of coming all at once, and
-with them the waits for the source.
-
-    size 2, 2 passes, init 1:   A* B C B* C* D E D* E*        * is the last pass
-
-Every item gets exactly the passes it was given, the last one says so, and nothing leaves early
-except through `drain`.
-
 Runs on: learner thread
 """
 
@@ -34,7 +23,13 @@ class Draw(NamedTuple, Generic[Item]):
 
 
 class MinibatchBuffer(Generic[Item]):
-    """A ring of `size` places over `source`; one place per `get`, in order."""
+    """A ring of `size` places over `source`; one place per `get`, in order.
+
+    An empty place is filled when its turn comes, with one pass more than the fill before it had, up
+    to `num_passes`: so the last passes, and with them the waits for the source, spread out.
+
+        size 2, 2 passes, init 1:   A* B C B* C* D E D* E*        * is the last pass
+    """
 
     def __init__(
         self,
@@ -46,14 +41,10 @@ class MinibatchBuffer(Generic[Item]):
     ) -> None:
         """`source.get(timeout=...)` waits for the next item, as that of a `queue.Queue`."""
         first = num_passes if init_num_passes is None else init_num_passes
-        numbers = {"size": size, "num_passes": num_passes, "init_num_passes": first}
-        for name, value in numbers.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}: got {value!r}, wants a whole number from 1 up")
-        if first > num_passes:
-            raise ConfigError(f"init_num_passes: {first} is more than num_passes = {num_passes}")
-        if timeout_s is not None and not timeout_s >= 0:
-            raise ConfigError(f"timeout_s: got {timeout_s!r}, wants seconds from 0 up, or None")
+        if size < 1:
+            raise ConfigError(f"size: got {size}, wants a place or more")
+        if not 1 <= first <= num_passes:
+            raise ConfigError(f"init_num_passes: got {first}, wants 1 to num_passes = {num_passes}")
         self._source = source
         self._num_passes = num_passes
         self._timeout_s = timeout_s
@@ -82,10 +73,7 @@ class MinibatchBuffer(Generic[Item]):
         return draw
 
     def drain(self) -> list[Item]:
-        """Empty the ring, for the accounts at the end; the items come in the order of their turn.
-
-        Items still in the source are not touched.
-        """
+        """Empty the ring, but not the source: the items in the order of their turn."""
         order = self._places[self._turn :] + self._places[: self._turn]
         self._places = [None] * len(self._places)
         self._turn = 0

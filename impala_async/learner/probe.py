@@ -28,8 +28,8 @@ def begin_probe(
 ) -> Callable[[], tuple[Schema, int]]:
     """Start a child that makes the environment once and describes it: it works while torch loads.
 
-    The result waits for it: the schema, and how many columns one environment has, one for each of
-    its agents. It raises EnvError with the child's one line.
+    The result waits for the schema, and the number of columns, one for each agent; or raises
+    EnvError with the child's one line.
     """
     # It is its own: a learner may have none, and ends without a word when it is killed.
     lifeline = Lifeline()

@@ -1,8 +1,6 @@
-"""The actor stream to a file: every message that is admitted, in the order of admission.
-
-The loop copies a message and goes on; a thread writes. Where the disk is slower than the stream, no
-credit is given out until it has caught up, so nothing is lost and memory is bounded. When the disk
-takes no more, the recording ends there, loudly, and training goes on.
+"""The actor stream to a file: every message that is admitted, in the order of admission. Where the
+disk is slower, no credit is given out until it has caught up. When it takes no more, the recording
+ends there, loudly, and training goes on.
 
 Runs on: event loop; the file is written on the recorder thread, and opened before there is a loop
 """
@@ -50,8 +48,7 @@ class Recorder:
     def __init__(
         self, path: Path, run_id: bytes, *, most_waiting_bytes: int = MOST_WAITING_BYTES
     ) -> None:
-        self._path = path
-        self._run_id = run_id
+        self._path, self._run_id = path, run_id
         self._most_waiting_bytes = most_waiting_bytes
         # A new file, to append to: whatever somebody does to it then shows in its size.
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
@@ -60,22 +57,20 @@ class Recorder:
         except OSError as error:
             why = f"cannot be written: {error.strerror}"
             if isinstance(error, FileExistsError):
-                why = "is there already, and a recording is of one start of a learner"
-                why += ": name another file"
+                one = "a recording is of one start of a learner"
+                why = f"is there already, and {one}: name another file"
             raise RecordingError(f"{path}: {why}") from None
         # None is the end. Each of the two counts has one thread that adds to it.
         self._queue = queue.SimpleQueue[Record | None]()
         self._queued_bytes = self._written_bytes = 0
         self._writing: asyncio.Task[None] | None = None
-        self._began_at = 0.0
-        self._num_messages = 0
-        self._num_bytes = 0
+        self._num_messages = self._num_bytes = 0
         self._behind_since: float | None = None
         self._behind_total_s = 0.0
         self._warn_at = -math.inf
         self._has_failed = False
         self.is_empty = False
-        """Whether it could not be written, or did not stay, and there is not one message of it."""
+        """Whether it has failed, and there is not one message of it."""
         self._has_room: Callable[[], None] = lambda: None
 
     @property
@@ -97,11 +92,7 @@ class Recorder:
         return self._behind_since is not None
 
     def begin(
-        self,
-        first: Version,
-        schema: Schema,
-        settings: dict[str, Any],
-        has_room: Callable[[], None],
+        self, first: Version, schema: Schema, settings: dict[str, Any], has_room: Callable[[], None]
     ) -> None:
         """Write down what follows, and start the thread. `has_room`: credit may flow again."""
         loop = asyncio.get_running_loop()
@@ -157,7 +148,7 @@ class Recorder:
         }
 
     def _write_all(self, has_room: Inbox[None]) -> None:
-        """The body of the thread. Whatever has come is in the hands of the kernel soon after."""
+        """The body of the thread."""
         with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
             file.write(OPENING)
             while (record := self._queue.get()) is not None:
@@ -177,10 +168,9 @@ class Recorder:
             file.flush()
             os.fsync(file.fileno())
             found = os.fstat(file.fileno())
-            if not os.path.samestat(found, self._path.stat()):
-                raise FileNotFoundError(errno.ENOENT, "another file is there")
-            if found.st_size != len(OPENING) + self._num_bytes:
-                what = "somebody else has cut it, or written to it"
+            is_whole = found.st_size == len(OPENING) + self._num_bytes
+            if not is_whole or not os.path.samestat(found, self._path.stat()):
+                what = "somebody else has cut or replaced it, or written to it"
                 raise FileNotFoundError(errno.ENOENT, what)
 
     def _note_end(self, task: asyncio.Task[None]) -> None:

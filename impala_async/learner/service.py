@@ -1,11 +1,5 @@
-"""The learner service: the server, the learner thread, reports and checkpoints, and one way out.
-
-    actors ─► server ─► slot ─► full ─► loader ─► ring ─► update ─► settle ─► ledger
-                ◄── grants ◄── release ◄───────────────────┘  └─► weights ─► server
-
-Back-pressure is one number: a slot comes back, its columns become credit, credit goes out in a
-grant. A reached goal, a signal and the death of a task or a thread, which is one too, resolve
-`_ended` and nothing else, and `_wind_down` follows.
+"""The learner service: the server, the learner thread, reports and checkpoints, and one way out:
+a reached goal, a signal and the death of a task or a thread resolve `_ended` and nothing else.
 
 Runs on: event loop
 """
@@ -17,7 +11,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from impala_async.config.run import RunConfig
@@ -39,7 +32,6 @@ from impala_async.learner.handoff import (
     Inbox,
     LearnerReport,
     Mailbox,
-    Progress,
     on_thread,
 )
 from impala_async.learner.loader import HostLoader
@@ -48,7 +40,7 @@ from impala_async.learner.loop.saver import Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
-from impala_async.learner.watchdog import BUILD_PATIENCE, Watchdog
+from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.output import told_of
@@ -99,10 +91,11 @@ class LearnerService:
         self._watchdog = Watchdog(config.learner.stuck_end_s)
         self._is_watched = is_watched
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
-        self._threads: list[asyncio.Task[None]] = []
+        self._threads: list[asyncio.Task[object]] = []
         self._loader: HostLoader | None = None
         self._is_building = False
         self._last_words: Captured | None = None
+        self._saving: asyncio.Task[object] | None = None
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
         self._start, lineage = begin_epoch(folder, restored)
@@ -129,7 +122,6 @@ class LearnerService:
             lineage=lineage,
             episodes=self._episodes,
             run_s=lambda: self._reporter.run_s(time.monotonic()),
-            on_death=functools.partial(self._fail, "a save"),
         )
         if state:
             self._saver.restore(state)
@@ -151,7 +143,7 @@ class LearnerService:
             every_s=self._config.learner.report_every_s,
             sinks=sinks,
             parts=[self._report_learner, self._server.report, self._episodes.report],
-            env_steps=lambda: self._progress.env_steps_trained,
+            env_steps=lambda: self._reading.progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
             ask=self._channels.is_report_due.set,
             earlier_s=earlier_s,
@@ -174,8 +166,9 @@ class LearnerService:
             await self._serve()
             reason = await self._wind_down(self._ended.result())
         finally:
+            # The last words of a thread are not saved any more.
+            self._ended.cancel()
             self._watchdog.close()
-            self._saver.close()
             if self._loader is not None:
                 self._loader.close()
             self._server.close()
@@ -205,10 +198,10 @@ class LearnerService:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def _begin(self, what: str, body: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _begin(self, what: str, body: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
         """A task whose death ends the run."""
 
-        def note_end(task: asyncio.Task[None]) -> None:
+        def note_end(task: asyncio.Task[object]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._fail(what, error)
 
@@ -225,7 +218,7 @@ class LearnerService:
     def _open(self, schema: Schema) -> None:
         """The spaces are known: build the model and the slots, start learning, give credit."""
         assert self._loader is None, "two schemas"
-        self._watchdog.loop.beat(BUILD_PATIENCE)
+        self._watchdog.loop_builds()
         thread, layout = build_learner(
             self._config,
             schema,
@@ -282,13 +275,14 @@ class LearnerService:
 
     def _on_reading(self, reading: LearnerReport) -> None:
         self._reading = reading
-        self._reporter.answered()
+        self._reporter.answered.set()
 
     def _on_captured(self, captured: Captured) -> None:
-        # The newest of them is saved once more at the end, with the accounts of the end.
+        # The newest of them is saved once more at the end, with the accounts of the end. Where the
+        # disk is slower than they come, others are left out.
         self._last_words = captured
-        if not self._ended.done():
-            self._saver.begin(captured)
+        if not self._ended.done() and (self._saving is None or self._saving.done()):
+            self._saving = self._begin("a save", self._saver.save(captured))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A callback of ours raised: nothing of it can be trusted any more."""
@@ -328,39 +322,39 @@ class LearnerService:
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
         if self._loader is not None:
-            with _awaiting("the last updates"):
+            with told_of("ending: waiting for the last updates", logger.info):
                 await self._end_threads(self._loader)
         report = self._reporter.report()
         if reason in GOALS:
             # Nobody need wait for our disk. Who is to come back must not look for us before.
             await self._server.say_bye("finished", GOODBYE_S)
-        if self._last_words is not None:
-            self._saver.begin(self._last_words)
         self._watchdog.end_begins(SAVE_WITHIN_S)
-        with _awaiting("the last checkpoint to be written"):
-            await self._saver.finish()
+        with told_of("ending: waiting for the last checkpoint to be written", logger.info):
+            if self._saving is not None:
+                await asyncio.wait([self._saving])
+            is_saved = self._last_words is None or await self._saver.save(self._last_words)
         if self._late_death is not None:
             raise self._late_death
         if self._recorder is not None:
-            digests = read_digests(self._folder.checkpoints, self._progress.version)
-            with _awaiting("the recording to be written"):
-                await self._recorder.finish(reason, self._progress.update, digests)
+            digests = read_digests(self._folder.checkpoints, self._reading.progress.version)
+            with told_of("ending: waiting for the recording to be written", logger.info):
+                await self._recorder.finish(reason, self._reading.progress.update, digests)
         await self._server.say_bye("restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
-        is_saved = self._saver.is_saved and not self._folder.is_gone()
-        reason = reason if is_saved or reason == NOT_FINITE else UNSAVED
+        if reason != NOT_FINITE and (not is_saved or self._folder.is_gone()):
+            reason = UNSAVED
         self._summarise(reason, {**report, "num_actors": num_actors})
         return reason
 
     async def _end_threads(self, loader: HostLoader) -> None:
         """Wake them, wait for their last words, settle what never reached the ring."""
-        loader.close()
+        # In lockstep a full batch is trained on: else the end would hang on the clock.
+        loader.close(is_drained=self._config.pace.is_lockstep)
         _, running = await asyncio.wait(self._threads, timeout=THREAD_END_S)
         if running:
             left = " and ".join(sorted(thread.get_name() for thread in running))
             raise ServiceError(f"still running after {THREAD_END_S:.0f} s: {left}")
-        for batch in loader.leftovers():
-            self._server.ledger.give_up(batch)
+        self._server.ledger.abandon(*loader.leftovers())
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading, first = self._reading, self._reading.first_update
@@ -371,7 +365,7 @@ class LearnerService:
             exit_reason=reason,
             # The report was written when the threads had ended.
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
-            env_steps_since=self._progress.env_steps_trained - (first[1] if first else 0),
+            env_steps_since=reading.progress.env_steps_trained - (first[1] if first else 0),
             lag_histogram=reading.lag_histogram,
             mean_return=self._episodes.mean_return if goal_return is None else goal_return,
             verdict=self._reporter.verdict(report),
@@ -381,23 +375,14 @@ class LearnerService:
         except OSError as error:
             logger.error("cannot write summary.json: %s; it would say %s", error.strerror, summary)
 
-    @property
-    def _progress(self) -> Progress:
-        return self._reading.progress
-
     def _report_learner(self) -> dict[str, object]:
         reading = self._reading
         starved_at, first = reading.starved_at, reading.first_update
         return {
-            "updates": self._progress.update,
+            "updates": reading.progress.update,
             "learner/building": int(self._is_building),
             "learner/starved_since_s": starved_at and self._reporter.run_s(starved_at),
             "learner/wall_s": first and time.monotonic() - first[0],
             **reading.metrics,
             **(self._loader.report() if self._loader else {}),
         }
-
-
-def _awaiting(what: str) -> AbstractContextManager[None]:
-    """An end may take long, of a large model for example."""
-    return told_of(f"ending: waiting for {what}", logger.info)

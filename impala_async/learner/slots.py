@@ -1,27 +1,27 @@
-"""All batch memory, and how columns fill it in the order of their arrival (for lockstep see
-`loop/lockstep.py`).
-
-A slot is one batch: two planes `[batch_columns, bytes]`, and beside them what the learner must
-know of each column. There is a fixed set of them, allocated and touched once. The index of a slot
-is what moves between queues; nothing else ever holds a batch.
+"""All batch memory, how columns fill it in the order of their arrival (for lockstep see
+`loop/lockstep.py`), and the accounts of where every column went.
 
 Runs on: event loop; the learner thread reads a slot between `full` and its release.
 """
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from impala_async.errors import CheckpointError
+from impala_async.metrics.names import DROP_REASONS
+from impala_async.metrics.report import Counters
 from impala_async.metrics.window import WindowStat
 from impala_async.schema import Bytes2D, Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Version
-from impala_async.wire.messages import Data, Spec
+from impala_async.wire.messages import VERDICTS, Data, Spec
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable
 
@@ -68,7 +68,10 @@ def touched_memory(num_bytes: int) -> NDArray[np.uint8]:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Room for one batch of B columns. `batch` numbers the batches that it has held."""
+    """Room for one batch of B columns: two planes, and what must be known of each column.
+
+    Only its index moves between queues. `batch` numbers the batches that it has held.
+    """
 
     index: int
     obs: Bytes2D
@@ -112,6 +115,118 @@ class Arrival(NamedTuple):
     episodes: Episodes | None = None
 
 
+# -------------------- the accounts
+
+GROUPS = {
+    "counts": ("received", "admitted", "trained"),
+    "rejected": VERDICTS,
+    "dropped": DROP_REASONS,
+    "passes": ("done", "init_short"),
+    "partial": DROP_REASONS,
+}
+"""The counters, by the names that they have in a checkpoint."""
+
+
+class Settlement(NamedTuple):
+    """The learner thread's last word on one batch: what became of it, in columns."""
+
+    batch: int
+    trained: int = 0
+    dropped: Mapping[str, int] = MappingProxyType({})
+    passes_done: int = 0
+    passes_init_short: int = 0
+    passes_partial: Mapping[str, int] = MappingProxyType({})
+    slot: int | None = None
+    """The host slot that is empty by it, if any."""
+
+
+class Ledger:
+    """Counts columns by what became of them. It is kept on the event loop alone, so a reading is
+    of one moment, and in every one
+
+        received = admitted + rejected          admitted = trained + dropped + in slots
+        passes done + init_short = num_passes * trained + partial
+    """
+
+    def __init__(self) -> None:
+        self._of = {group: Counters(names) for group, names in GROUPS.items()}
+        self._filling = 0
+        self._batches: dict[int, int] = {}
+
+    def reject(self, columns: int, reason: str) -> None:
+        self._of["counts"].add("received", columns)
+        self._of["rejected"].add(reason, columns)
+
+    def admit(self, columns: int) -> None:
+        """They lie in the slot that is filling."""
+        self._of["counts"].add("received", columns)
+        self._of["counts"].add("admitted", columns)
+        self._filling += columns
+
+    def submit(self, batch: int, columns: int) -> None:
+        """The filling slot is full: as this batch it is under way to the learner."""
+        self._filling -= columns
+        assert batch not in self._batches, f"batch {batch} is under way twice"
+        self._batches[batch] = columns
+
+    def settle(self, settlement: Settlement) -> None:
+        """A batch is done with."""
+        columns = self._batches.pop(settlement.batch)
+        came_out = settlement.trained + sum(settlement.dropped.values())
+        assert columns == came_out, f"a batch held {columns} columns and {came_out} came out"
+        self._of["counts"].add("trained", settlement.trained)
+        self._of["passes"].add("done", settlement.passes_done)
+        self._of["passes"].add("init_short", settlement.passes_init_short)
+        for reason, count in settlement.dropped.items():
+            self._of["dropped"].add(reason, count)
+        for reason, count in settlement.passes_partial.items():
+            self._of["partial"].add(reason, count)
+
+    def abandon(self, *batches: int) -> None:
+        """At the end of a run: these never reached the learner, nor does what is filling."""
+        self._of["dropped"].add("shutdown", self._filling)
+        self._filling = 0
+        for batch in batches:
+            self.settle(Settlement(batch, dropped={"shutdown": self._batches[batch]}))
+
+    @property
+    def in_slots(self) -> int:
+        """The sum over what is there: from the other numbers nobody would see that some is lost."""
+        return self._filling + sum(self._batches.values())
+
+    def report(self) -> dict[str, int]:
+        """All counters, under the names of the registry."""
+        report = {
+            "trajectories/rejected": self._of["rejected"].total,
+            "trajectories/dropped": self._of["dropped"].total,
+            "trajectories/in_slots": self.in_slots,
+            "passes/partial": self._of["partial"].total,
+        }
+        for group, counters in self._of.items():
+            prefix = "trajectories" if group == "counts" else group
+            report |= {f"{prefix}/{name}": count for name, count in counters.snapshot().items()}
+        return report
+
+    def save(self) -> dict[str, dict[str, int]]:
+        """For a checkpoint. A start that resumes from it has lost what is in slots now."""
+        saved = {group: counters.snapshot() for group, counters in self._of.items()}
+        saved["dropped"]["shutdown"] += self.in_slots
+        return saved
+
+    def restore(self, saved: dict[str, dict[str, int]]) -> None:
+        """Continue those of a checkpoint; raises CheckpointError where they do not add up."""
+        counts = saved["counts"]
+        admitted = counts["trained"] + sum(saved["dropped"].values())
+        received = counts["admitted"] + sum(saved["rejected"].values())
+        if (counts["received"], counts["admitted"]) != (received, admitted):
+            raise CheckpointError("its accounts of trajectories do not add up")
+        for group, counters in self._of.items():
+            counters.restore(saved[group])
+
+
+# -------------------- columns into slots
+
+
 class SlotFiller:
     """Puts columns into slots in the order of their arrival; one slot at a time is filling.
 
@@ -124,6 +239,7 @@ class SlotFiller:
 
     def __init__(self, count: Callable[[Episodes], None]) -> None:
         """`count` takes the episodes of what is committed."""
+        self.ledger = Ledger()
         self.batch_columns = 0
         self._count = count
         self._slots: list[Slot] = []
@@ -135,8 +251,8 @@ class SlotFiller:
         self._num_received = 0
         self._num_batches = 0
 
-    def open(self, slots: list[Slot], submit: Callable[[Slot], None]) -> None:
-        """There are slots. Each goes to `submit` when it is full."""
+    def open(self, slots: list[Slot], submit: Callable[[int], None]) -> None:
+        """There are slots. The index of each goes to `submit` when it is full."""
         self._slots, self._submit = slots, submit
         self._idle.extend(slots)
         self.batch_columns = len(slots[0].obs)
@@ -216,7 +332,8 @@ class SlotFiller:
         """A batch is complete."""
         self._num_batches += 1
         slot.batch = self._num_batches
-        self._submit(slot)
+        self.ledger.submit(slot.batch, int(slot.filled_B.sum()))
+        self._submit(slot.index)
 
     @property
     def _left_in_filling(self) -> int:

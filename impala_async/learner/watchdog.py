@@ -1,16 +1,8 @@
-"""A hang is shown and then ended: the event loop, the learner thread, or the end of a run.
+"""A hang is shown and then ended: the event loop, the learner thread, or the end of a run. A child
+watches, because nothing here runs while a thread holds the interpreter's lock. This file is also
+its program, and imports the standard library alone.
 
-A child watches, because no thread here runs while another one holds the interpreter's lock. It is
-told in each tick that all have moved that must move, or who has not; where it hears nothing, the
-lock is held. It counts ticks rather than seconds, and none while this process is stopped, so
-neither a suspended process nor a machine that slept is ended.
-
-Stacks are shown by a signal whose handler is C. The end is an asynchronous read, open all the time,
-whose completion calls `_exit` on a thread of the C library that knows no lock of an interpreter.
-
-This file is also the child's program, and imports the standard library alone.
-
-Runs on: the child, and a thread that tells it; the event loop and the learner thread beat pulses
+Runs on: the child, and the event loop, which tells it; the learner thread beats its pulse
 """
 
 import contextlib
@@ -24,7 +16,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -44,19 +35,17 @@ END_WITHIN_S = 90.0
 SAY_WITHIN_S = 5.0
 # Between the word that ends it and the kernel, which would not take the exit code along.
 GRACE_S = 2.0
-LOCK_HELD = "the interpreter's lock has been held"
+LOOP_STANDS = "the event loop has not moved"
 TOO_LATE = "not ended"
 _SIGEV_THREAD = 2
 
 
 class Pulse:
-    """The signs of life of one thread. It may be silent before the first of them."""
+    """The signs of life of a thread. It may be silent before the first of them."""
 
-    def __init__(self, what: str, tell: Callable[[str], object] = lambda _: None) -> None:
-        self.what = what
+    def __init__(self, tell: Callable[[str], object] = lambda _: None) -> None:
         self._tell = tell
-        self.num_beats = self.num_seen = 0
-        self.patience = 1
+        self.num_beats, self.patience = 0, 1
 
     def beat(self, patience: int = 1) -> None:
         """It moves. The next beat may take so many times as long as it should."""
@@ -74,7 +63,8 @@ class Pulse:
 class Watchdog:
     """Watches the loop and the learner thread, which beats `learner`, from `start` to `close`.
 
-    After `end_s` of silence this process ends, and after half of it all stacks are shown.
+    The loop tells the child in each tick that it moves, and whether the learner thread does. After
+    `end_s` of silence this process ends, and after half of it all stacks are shown.
     """
 
     def __init__(self, end_s: float, tell: Callable[[str], object] | None = None) -> None:
@@ -83,13 +73,11 @@ class Watchdog:
         # Twice in each tick of the child, which else could miss it.
         self._pace_s = tick_s / 2
         self._tell = tell or self._tell_child
-        self.loop = Pulse("the event loop", self._tell)
-        self.learner = Pulse("the learner thread", self._tell)
-        self._pulses = (self.loop, self.learner)
-        self._left_s, self._within_s = math.inf, math.inf
+        self.learner = Pulse(self._tell)
+        self._num_seen = 0
+        self._left_s = self._within_s = math.inf
         self._child: subprocess.Popen[bytes] | None = None
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._is_closed = False
 
     def start(
         self, call_later: Callable[[float, Callable[[], None]], object], *, has_child: bool
@@ -97,51 +85,45 @@ class Watchdog:
         """Begin to watch, to some end only with a child; `call_later` is the loop's."""
 
         def beat() -> None:
-            if not self._is_closed.is_set():
-                self.loop.beat()
+            if not self._is_closed:
+                self.tick()
                 call_later(self._pace_s, beat)
 
         if has_child:
             self._start_child()
         beat()
-        self._thread.start()
+
+    def loop_builds(self) -> None:
+        """The loop may be silent for as long as a build takes."""
+        self._tell(str(BUILD_PATIENCE))
 
     def end_begins(self, within_s: float = END_WITHIN_S) -> None:
         """The run is ending: it gets this long from now, and again where it waits for a disk."""
         self._left_s = self._within_s = within_s
 
     def close(self) -> None:
-        """An interpreter that ends is to find none of its threads at work."""
-        self._is_closed.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._is_closed = True
         if self._child is not None:
             self._child.kill()
             self._child.communicate()
 
     def tick(self) -> None:
-        """Look at all of them, and say what is seen."""
+        """The loop moves: tell that, and how long the learner thread may take, or that it hangs."""
         self._left_s -= self._pace_s
-        silent = [each.what for each in self._pulses if 0 < each.num_beats == each.num_seen]
         if self._left_s <= 0:
             self._tell(f"{TOO_LATE} within {self._within_s:g} s")
-        elif silent:
-            self._tell(f"{silent[0]} has not moved")
+        elif 0 < self.learner.num_beats == self._num_seen:
+            self._tell("the learner thread has not moved")
         else:
-            for pulse in self._pulses:
-                pulse.num_seen = pulse.num_beats
-            self._tell(str(max(pulse.patience for pulse in self._pulses)))
-
-    def _watch(self) -> None:
-        while not self._is_closed.wait(self._pace_s):
-            self.tick()
-            if self._child is not None and (code := self._child.poll()) is not None:
-                logger.warning(
-                    "the process %d, which watches for hangs, has ended (%d): none is ended any "
-                    "more (learner.stuck_end_s)",
-                    *(self._child.pid, code),
-                )
-                return
+            self._num_seen = self.learner.num_beats
+            self._tell(str(self.learner.patience))
+        if self._child is not None and (code := self._child.poll()) is not None:
+            logger.warning(
+                "the process %d, which watches for hangs, has ended (%d): none is ended any more "
+                "(learner.stuck_end_s)",
+                *(self._child.pid, code),
+            )
+            self._is_closed = True
 
     def _start_child(self) -> None:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
@@ -167,7 +149,10 @@ class Watchdog:
 
 
 def _exit_when_read(fd: int) -> object:
-    """Let the C library end this process as soon as there is a byte to read; what it holds."""
+    """Let the C library end this process as soon as there is a byte to read; what it holds.
+
+    The read is asynchronous: its end calls `_exit` on a thread that knows no interpreter's lock.
+    """
     libc = ctypes.CDLL(None)
     byte, request = ctypes.create_string_buffer(1), ctypes.create_string_buffer(512)
     leave = ctypes.cast(libc._exit, ctypes.c_void_p).value
@@ -185,17 +170,19 @@ def _exit_when_read(fd: int) -> object:
 
 
 class Silence:
-    """Counts the ticks in which not everybody has moved, and says when they are too many."""
+    """Counts the ticks in which not everybody has moved, and says when they are too many.
+
+    It counts no seconds, and no tick while the process is stopped: neither a suspended process nor
+    a machine that slept is ended.
+    """
 
     def __init__(self, tick_s: float, end_ticks: int) -> None:
-        self._tick_s = tick_s
-        self._end_ticks = end_ticks
-        self._patience = 1
+        self._tick_s, self._end_ticks, self._patience = tick_s, end_ticks, 1
         self._ticks = self._longest = 0
 
     def add(self, lines: Iterable[str], *, is_stopped: bool = False) -> tuple[str, bool] | None:
         """After a tick in which these lines came: what is to be said, and whether it is the end."""
-        what, has_moved = LOCK_HELD, is_stopped
+        what, has_moved = LOOP_STANDS, is_stopped
         for what in lines:
             if what.startswith(TOO_LATE):
                 return what, True

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from impala_async.learner.handoff import ClosedError, IndexQueue
+from impala_async.learner.handoff import ClosedError
 from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
-from impala_async.learner.slots import Slot, SlotFiller, allocate_slots
+from impala_async.learner.slots import SlotFiller, allocate_slots
 from impala_async.training.batch import Batch
 from tests.learner.columns import Planes, big_schema, planes_of, put
 from tests.learner.hand_actor import DEADLINE_S
@@ -25,23 +25,20 @@ COLUMNS = 4
 class DeviceBench:
     """Owns the loader thread. `full` is fed by `put`; `released` are host slots that came back."""
 
-    def __init__(self, device, *, num_slots=3, num_device_slots=2, is_drained=False):
+    def __init__(self, device, *, num_slots=3, num_device_slots=2):
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, COLUMNS, num_slots, allocator_for(device))
-        self.full = IndexQueue("full", num_slots)
         self.released: list[int] = []
         self.ends: list[BaseException] = []
         self.loader = DeviceLoader(
             self.slots,
-            self.full,
             self.released.append,
             schema=self.schema,
             num_device_slots=num_device_slots,
             device=device,
-            is_drained=is_drained,
         )
         self.filler = SlotFiller(lambda _: None)
-        self.filler.open(self.slots, self._submit)
+        self.filler.open(self.slots, self.loader.full.put)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -65,9 +62,6 @@ class DeviceBench:
     def join(self) -> None:
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
-
-    def _submit(self, slot: Slot) -> None:
-        self.full.put(slot.index)
 
     def _has_room(self) -> bool:
         while self.released:
@@ -202,9 +196,9 @@ def test_at_the_close_every_batch_is_somewhere(device, num_taken):
 
 
 def test_a_drained_loader_hands_out_what_was_there_at_the_close(device):
-    bench = DeviceBench(device, is_drained=True)
+    bench = DeviceBench(device)
     sent = [bench.put(seed) for seed in range(5)]
-    bench.loader.close()
+    bench.loader.close(is_drained=True)
     for number, planes in enumerate(sent):
         loaded = bench.loader.get(timeout=5.0)
         assert loaded.batch == number + 1
@@ -218,13 +212,12 @@ def test_a_drained_loader_hands_out_what_was_there_at_the_close(device):
 
 @pytest.mark.parametrize("is_closed_first", [True, False])
 def test_a_drained_loader_ends_when_nobody_takes_batches_any_more(device, is_closed_first):
-    bench = DeviceBench(device, is_drained=True)
+    bench = DeviceBench(device)
     for seed in range(5):
         bench.put(seed)
     taken = bench.loader.get(timeout=5.0).batch
-    ends = [bench.loader.close, bench.loader.abandon]
-    for end in ends if is_closed_first else reversed(ends):
-        end()
+    for is_drained in (is_closed_first, not is_closed_first):
+        bench.loader.close(is_drained=is_drained)
     bench.join()
     assert isinstance(bench.ends[0], ClosedError)
     assert [taken, *sorted(bench.loader.leftovers())] == [1, 2, 3, 4, 5]

@@ -22,7 +22,7 @@ from impala_async.learner.handoff import (
     Mailbox,
 )
 from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.slots import Settlement
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.step import StepResult
 from impala_async.weights import Version, Weights
@@ -103,7 +103,7 @@ class FakeLoader:
         self._script = list(script)
         self.released: list[int] = []
         self.num_slots = 3
-        self.is_abandoned = False
+        self.is_closed = False
         self.timeouts: list[float | None] = []
         self.load_timer = TimerStat()
         self.load_wait_timer = TimerStat()
@@ -126,8 +126,8 @@ class FakeLoader:
     def num_waiting(self) -> int:
         return sum(isinstance(step, LoadedBatch) for step in self._script)
 
-    def abandon(self) -> None:
-        self.is_abandoned = True
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class FakeStep:

@@ -10,10 +10,9 @@ import numpy as np
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.admission import Admission
-from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Answer, Publisher, Sessions
-from impala_async.learner.slots import Episodes, Slot, SlotFiller, allocate_slots
+from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller, allocate_slots
 from impala_async.schema import Schema
 from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.codec import Frame
@@ -70,7 +69,7 @@ class PureLearner:
         self.listeners: dict[bytes, Callable[[Sequence[Frame]], None]] = {}
         self.episodes: list[tuple[float, int]] = []
         self.full: list[Slot] = []
-        self.ledger, self.publisher = Ledger(), Publisher(num_kept=1 + lag)
+        self.publisher = Publisher(num_kept=1 + lag)
         ids = itertools.count(1)
         self.table = SessionTable(
             run_id=RUN_ID,
@@ -85,6 +84,7 @@ class PureLearner:
             places = {"num_ranks": num_ranks, "width": columns // num_ranks}
             first = {"lag": lag, "first_update": self.update, "on_loss": on_loss}
             self.filler = LockstepFiller(self.count, **places, **first)  # type: ignore[arg-type]
+        self.ledger = self.filler.ledger
         self.sessions = Sessions(
             table=self.table,
             publisher=self.publisher,
@@ -95,7 +95,7 @@ class PureLearner:
             on_schema=lambda schema: self.on_schema(schema),
             find_layout=lambda schema: self.find_layout(schema),
         )
-        self.admission = Admission(self.sessions, self.ledger, recorder)
+        self.admission = Admission(self.sessions, recorder)
         self.slots = allocate_slots(schema, columns, num_slots)
         if is_open:
             self.open()
@@ -133,7 +133,7 @@ class PureLearner:
 
     def publish(self) -> None:
         weights = Weights(Version(self.lineage.epoch, self.update), np.zeros(64, np.uint8))
-        self._say(self.admission.publish(weights))
+        self._say(self.sessions.publish(weights))
         self.end_burst()
 
     def settle(self, slot: Slot, *, is_dealing: bool = True) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.config.run import RunConfig
-from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.loop.server import ActorServer
-from impala_async.learner.slots import Slot, allocate_slots
+from impala_async.learner.slots import Settlement, Slot, allocate_slots
 from impala_async.schema import Schema
 from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import Lineage, Version, Weights

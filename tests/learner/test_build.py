@@ -2,7 +2,6 @@
 
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from impala_async.learner.build import (
     num_slots,
     pick_device,
 )
-from impala_async.learner.handoff import ClosedError, Progress
+from impala_async.learner.handoff import Progress
 from impala_async.learner.loader import HostLoader
 from impala_async.policy import Policy
 from impala_async.schema import (
@@ -78,17 +77,6 @@ def test_a_learner_on_a_cpu():
     assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
     assert {len(slot.obs) for slot in loader.slots} == {5}
     assert (type(loader), loader.bodies) == (HostLoader, {})
-
-
-@pytest.mark.parametrize("mode", ["async", "lockstep"])
-def test_in_lockstep_what_is_full_at_the_end_is_trained(mode):
-    learner = build(pace={"mode": mode}, actor={"num_envs": 2}, train={"num_actors": 2})
-    learner.loader.full.put(0)
-    learner.loader.close()
-    assert len(learner.loader.leftovers()) == 1
-    learner.loader.full.put(1)
-    with pytest.raises(ClosedError) if mode == "async" else nullcontext():
-        learner.loader.get(timeout=0.0)
 
 
 def test_waiting_takes_next_to_no_processor_time():

@@ -12,7 +12,7 @@ from impala_async.learner import learner_thread
 from impala_async.learner.handoff import Progress
 from impala_async.learner.learner_thread import LearnerThread
 from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.loop.ledger import Settlement
+from impala_async.learner.slots import Settlement
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import merge
@@ -137,12 +137,12 @@ def test_however_it_ends_the_loader_is_told():
     def die():
         raise MemoryError
 
-    assert Run([])().loader.is_abandoned
-    assert Run([batch_of(1)] * 9, stop={"env_steps": 1})().loader.is_abandoned
+    assert Run([])().loader.is_closed
+    assert Run([batch_of(1)] * 9, stop={"env_steps": 1})().loader.is_closed
     dying = Run([die])
     with pytest.raises(MemoryError):
         dying()
-    assert dying.loader.is_abandoned
+    assert dying.loader.is_closed
 
 
 def test_the_ring_is_settled_at_the_end():

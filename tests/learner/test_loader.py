@@ -1,6 +1,9 @@
 """On a CPU a batch is a view of its slot; on any device the leaves of two planes are the same."""
 
+import functools
 import queue
+import threading
+import time
 from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,35 +14,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.learner.handoff import ClosedError, IndexQueue
+from impala_async.learner.handoff import ClosedError
 from impala_async.learner.loader import (
     HostLoader,
+    IndexQueue,
     LoadedBatch,
     allocator_for,
     make_current,
 )
-from impala_async.learner.loop.ledger import Settlement
-from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.learner.slots import Settlement, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
 from tests.learner.columns import Planes, big_schema, planes_of, put, small_schema
+from tests.learner.hand_actor import DEADLINE_S
 
 
 class Bench:
     """A host loader behind a filler."""
 
-    def __init__(self, num_slots: int = 3, *, is_drained: bool = False) -> None:
+    def __init__(self, num_slots: int = 3) -> None:
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, 4, num_slots)
-        self.full = IndexQueue("full", num_slots)
         self.masked_CT = np.zeros((4, self.schema.rows), np.bool_)
-        self.loader = HostLoader(self.slots, self.full, is_drained=is_drained)
+        self.loader = HostLoader(self.slots)
         self.filler = SlotFiller(lambda _: None)
-        self.filler.open(self.slots, self._submit)
-
-    def _submit(self, slot: Slot) -> None:
-        self.full.put(slot.index)
+        self.filler.open(self.slots, self.loader.full.put)
 
     def put(self, seed: int) -> Planes:
         planes = planes_of(self.schema, 4, seed=seed)
@@ -98,16 +98,16 @@ def test_a_slot_used_again_is_a_new_batch_and_what_nobody_filled_is_not_alive():
 
 def test_waiting_ends_with_the_timeout_or_with_the_close():
     for is_drained in (False, True):
-        bench = Bench(is_drained=is_drained)
+        bench = Bench()
         with pytest.raises(queue.Empty):
             bench.loader.get(timeout=0.0)
         bench.put(0)
         bench.put(1)
-        bench.loader.close()
-        # A drained loader hands out what was full at the close.
+        bench.loader.close(is_drained=is_drained)
+        # A drained loader hands out what was full at the close, until it is closed for good.
         taken = [bench.loader.get(timeout=0.0).batch for _ in range(is_drained)]
         if is_drained:
-            bench.loader.abandon()
+            bench.loader.close()
         with pytest.raises(ClosedError):
             bench.loader.get(timeout=None)
         assert taken + bench.loader.leftovers() == [1, 2]
@@ -207,3 +207,95 @@ def test_passes_add_up(num_passes, story):
     assert had.passes_done + had.passes_init_short == num_passes * had.trained + partial
     # Its numbers reach a checkpoint by way of the accounts, as JSON.
     assert all(type(number) is int for number in (had.trained, had.passes_done, partial))
+
+
+# -------------------- an index queue
+
+
+def queue_of(*items: int, capacity: int = 3) -> IndexQueue:
+    made = IndexQueue("full", capacity)
+    for item in items:
+        made.put(item)
+    return made
+
+
+def in_thread(body):
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_queue_keeps_the_order_and_wakes_whoever_waits():
+    indices = queue_of(2, 0, 1)
+    assert len(indices) == 3
+    assert [indices.get(), indices.get(0.0), indices.get(1.0)] == [2, 0, 1]
+    got: list[int] = []
+    thread = in_thread(lambda: got.append(indices.get(DEADLINE_S)))
+    indices.put(5)
+    thread.join(DEADLINE_S)
+    assert got == [5]
+
+
+def test_an_empty_queue_raises_after_the_timeout():
+    for timeout in (0.0, 0.02):
+        started = time.monotonic()
+        with pytest.raises(queue.Empty):
+            queue_of().get(timeout)
+        assert time.monotonic() - started >= timeout
+
+
+def test_more_indices_than_slots_are_a_bug():
+    with pytest.raises(AssertionError, match="full: more indices than slots"):
+        queue_of(0, 1, capacity=1)
+
+
+def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts():
+    for is_drained in (False, True):
+        indices, ends = queue_of(), list[type[BaseException]]()
+
+        def wait(timeout, indices=indices, ends=ends):
+            try:
+                indices.get(timeout)
+            except (ClosedError, queue.Empty) as error:
+                ends.append(type(error))
+
+        waiting = (functools.partial(wait, timeout) for timeout in (None, DEADLINE_S, None))
+        threads = [in_thread(body) for body in waiting]
+        indices.close(is_drained=is_drained)
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert ends == [ClosedError] * 3
+    indices = queue_of(1, 2)
+    indices.close()
+    with pytest.raises(ClosedError):
+        indices.get()
+    assert indices.take_all() == [1, 2]
+    assert len(indices) == 0
+
+
+def test_a_drained_close_gives_out_what_is_there_unless_another_one_follows():
+    indices = queue_of(2, 1)
+    indices.close(is_drained=True)
+    assert [indices.get(), indices.get(0.0)] == [2, 1]
+    for timeout in (None, 0.0, DEADLINE_S):
+        with pytest.raises(ClosedError):
+            indices.get(timeout)
+    indices = queue_of(2)
+    indices.close(is_drained=True)
+    indices.close()
+    with pytest.raises(ClosedError):
+        indices.get()
+    assert indices.take_all() == [2]
+
+
+def test_a_queue_reports_its_three_numbers():
+    indices = IndexQueue("ready", 4)
+    for index in range(3):
+        indices.put(index)
+    indices.get()
+    report = merge(indices.report())
+    assert report["queue/ready_capacity"] == 4
+    assert report["queue/ready_depth_quantiles"] == [1.0, 1.2, 2.0, 2.8, 3.0]
+    wait_ms = report["queue/ready_get_wait_ms"]
+    assert isinstance(wait_ms, float)
+    assert 0 <= wait_ms < 1000

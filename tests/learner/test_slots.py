@@ -1,16 +1,27 @@
-"""Batch memory is touched once, and stays."""
+"""Batch memory is touched once, and stays; and every column in it is accounted for."""
 
 import platform
 import subprocess
 import sys
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from impala_async.learner import slots as module
-from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched_memory
+from impala_async.learner.slots import (
+    Ledger,
+    Settlement,
+    SlotFiller,
+    allocate_slots,
+    touched_memory,
+)
+from impala_async.metrics.names import DROP_REASONS
 from impala_async.metrics.report import merge
+from impala_async.wire.messages import VERDICTS
 from tests.learner.columns import big_schema, planes_of, put, room, small_schema
 
 B = 4
@@ -28,7 +39,7 @@ def test_planes_are_allocated_once_each_and_never_again():
     slots = allocate_slots(schema, B, 3, allocate)
     layout = schema.layout
     assert sizes == [B * layout.obs_bytes, B * layout.small_bytes] * 3
-    submitted: list[Slot] = []
+    submitted: list[int] = []
     filler = SlotFiller(lambda _: None)
     filler.open(slots, submitted.append)
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
@@ -38,7 +49,9 @@ def test_planes_are_allocated_once_each_and_never_again():
         for _ in range(num_messages):
             put(filler, planes)
             while submitted:
-                filler.release(submitted.pop().index)
+                index = submitted.pop()
+                filler.ledger.settle(Settlement(slots[index].batch, trained=B))
+                filler.release(index)
 
     fill(100)
     tracemalloc.start()
@@ -57,7 +70,7 @@ def test_planes_are_allocated_once_each_and_never_again():
 
 
 def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committed():
-    submitted: list[Slot] = []
+    submitted: list[int] = []
     schema = small_schema()
     filler, slots = SlotFiller(print), allocate_slots(schema, 4, 3)
     assert filler.free_columns == 0
@@ -91,7 +104,7 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
     filler.release(1)
     assert filler.free_columns == 4
     fill(4)
-    assert [slot.index for slot in submitted] == [0, 1, 2, 1]
+    assert submitted == [0, 1, 2, 1]
     assert slots[1].batch == 4
     assert merge(filler.report()) == {
         "queue/idle_depth_quantiles": [1.0, 1.0, 1.5, 2.7, 3.0],
@@ -101,6 +114,93 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
 
 def test_memory_is_touched_when_it_is_made():
     assert touched_memory(100).tolist() == [0] * 100
+
+
+# -------------------- the accounts: they hold at every moment, whatever happens in whatever order
+
+
+def check(ledger: Ledger) -> dict[str, Any]:
+    report: dict[str, Any] = ledger.report()
+    at = {name.removeprefix("trajectories/"): report[name] for name in report}
+    assert at["received"] == at["admitted"] + at["rejected"]
+    assert at["admitted"] == at["trained"] + at["dropped"] + at["in_slots"]
+    assert at["rejected"] == sum(report[f"rejected/{reason}"] for reason in VERDICTS)
+    assert at["dropped"] == sum(report[f"dropped/{reason}"] for reason in DROP_REASONS)
+    assert report["passes/partial"] == sum(report[f"partial/{reason}"] for reason in DROP_REASONS)
+    return report
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("arstx"), st.integers(0, 4), st.integers(0, 2))))
+def test_the_identities_hold_after_every_step(steps):
+    ledger, alive = Ledger(), list[int]()
+    filling = num_batches = 0
+    for action, columns, choice in steps:
+        if action == "a" and filling + columns <= B:
+            ledger.admit(columns)
+            filling += columns
+            if filling == B:
+                num_batches += 1
+                ledger.submit(num_batches, B)
+                alive.append(num_batches)
+                filling = 0
+        elif action == "r":
+            ledger.reject(columns, VERDICTS[choice])
+        elif action == "t" and alive:
+            dropped = {DROP_REASONS[choice]: columns} if columns else {}
+            trained = B - columns
+            done = 2 * trained + columns
+            partial = {DROP_REASONS[choice]: columns} if columns else {}
+            batch = alive.pop(choice % len(alive))
+            ledger.settle(Settlement(batch, trained, dropped, done, 0, partial))
+        elif action == "x":
+            # Whoever resumes from here has lost what is in slots.
+            resumed = Ledger()
+            resumed.restore(ledger.save())
+            assert check(resumed)["trajectories/in_slots"] == 0
+        report = check(ledger)
+        assert report["trajectories/in_slots"] == ledger.in_slots == filling + B * len(alive)
+        passes = 2 * report["trajectories/trained"] + report["passes/partial"]
+        assert report["passes/done"] + report["passes/init_short"] == passes
+
+
+def test_the_filling_slot_is_given_up_at_the_end():
+    ledger = Ledger()
+    ledger.admit(3)
+    ledger.abandon()
+    ledger.abandon()
+    report = check(ledger)
+    assert (report["dropped/shutdown"], report["trajectories/in_slots"]) == (3, 0)
+
+
+def test_a_batch_that_does_not_add_up_is_a_bug():
+    ledger = Ledger()
+    ledger.admit(8)
+    ledger.submit(1, 4)
+    with pytest.raises(AssertionError, match="twice"):
+        ledger.submit(1, 4)
+    with pytest.raises(AssertionError, match="held 4 columns and 3 came out"):
+        ledger.settle(Settlement(1, trained=3))
+    with pytest.raises(KeyError):
+        ledger.settle(Settlement(7, trained=4))
+
+
+def test_a_saved_ledger_goes_on_with_the_same_numbers():
+    ledger = Ledger()
+    ledger.admit(10)
+    ledger.submit(1, 4)
+    ledger.submit(2, 4)
+    ledger.settle(
+        Settlement(1, trained=3, dropped={"stale": 1}, passes_done=4, passes_partial={"stale": 1})
+    )
+    ledger.reject(2, "duplicate")
+    before = ledger.report()
+    resumed = Ledger()
+    resumed.restore(ledger.save())
+    # Saving changes nothing for whoever goes on; what was in slots is lost to whoever resumes.
+    assert ledger.report() == before
+    lost = {"dropped/shutdown": 6, "trajectories/dropped": 7, "trajectories/in_slots": 0}
+    assert check(resumed) == {**before, **lost}
 
 
 # -------------------- freed memory

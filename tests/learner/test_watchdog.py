@@ -12,24 +12,25 @@ from impala_async.errors import EXIT_BUG
 from impala_async.learner.watchdog import (
     BUILD_PATIENCE,
     EXIT_STUCK,
-    LOCK_HELD,
-    Pulse,
+    LOOP_STANDS,
     Silence,
     Watchdog,
 )
 from tests.learner.hand_actor import until
 
+HANGS = "the learner thread has not moved"
 # Every hang lasts longer than the limit, which is 1 s.
 SCRIPT = """
 import ctypes, os, signal, subprocess, sys, threading, time
-from impala_async.learner.watchdog import BUILD_PATIENCE, Watchdog
+from impala_async.learner.watchdog import Watchdog
 
 def hold_the_lock():
     mutex = ctypes.create_string_buffer(64)
     while True:  # the second time for ever
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
-def block():
+def hang():
+    dog.learner.beat()
     time.sleep(20)
 
 def end():
@@ -37,7 +38,7 @@ def end():
     time.sleep(20)
 
 def build():
-    dog.loop.beat(BUILD_PATIENCE)
+    dog.loop_builds()
     ctypes.PyDLL(None).usleep(2_000_000)
 
 def be_stopped():
@@ -45,13 +46,15 @@ def be_stopped():
     subprocess.Popen(["sh", "-c", wake])
     os.kill(os.getpid(), signal.SIGSTOP)
 
+def call_later(seconds, call):
+    if CALL is not build:
+        timer = threading.Timer(seconds, call)
+        timer.daemon = True
+        timer.start()
+
 dog = Watchdog(1.0)
-dog.start(lambda *_: None, has_child=True)
-dog.loop.rest()
-dog.loop.beat()
-print(dog._child.pid, flush=True)
+dog.start(call_later, has_child=True)
 CALL()
-dog.loop.rest()
 time.sleep(0.5)
 dog.close()
 """
@@ -67,8 +70,8 @@ def run(what: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("hold_the_lock", f"{LOCK_HELD} for 1 s (learner.stuck_end_s): the learner ends"),
-        ("block", "the event loop has not moved for 1 s (learner.stuck_end_s): the learner ends"),
+        ("hold_the_lock", f"{LOOP_STANDS} for 1 s (learner.stuck_end_s): the learner ends"),
+        ("hang", f"{HANGS} for 1 s (learner.stuck_end_s): the learner ends"),
         ("end", "not ended within 0.3 s: the learner ends"),
     ],
 )
@@ -91,44 +94,31 @@ class Watched:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.dog = Watchdog(60.0, self.lines.append)
-        self.loop, self.learner = self.dog.loop, self.dog.learner
+        self.learner = self.dog.learner
 
     def tick(self) -> str:
         self.dog.tick()
         return self.lines[-1]
 
 
-def test_it_is_told_who_does_not_move():
+def test_it_is_told_whether_the_learner_thread_moves_and_of_a_build_before_it_begins():
     watched = Watched()
-    assert watched.tick() == "1"
-    for loop, learner, says in (
-        (True, False, "1"),
-        (False, False, "the event loop has not moved"),
-        (True, True, "1"),
-        (False, True, "the event loop has not moved"),
-        (True, False, "1"),
-        (True, False, "the learner thread has not moved"),
-    ):
-        for pulse, moves in ((watched.loop, loop), (watched.learner, learner)):
-            if moves:
-                pulse.beat()
+    assert [watched.tick(), watched.tick()] == ["1", "1"]
+    for moves, says in ((True, "1"), (False, HANGS), (False, HANGS), (True, "1"), (False, HANGS)):
+        if moves:
+            watched.learner.beat()
         assert watched.tick() == says
     watched.learner.rest()
     assert watched.tick() == "1"
-
-
-def test_a_build_is_told_before_it_begins():
-    watched = Watched()
-    watched.learner.beat(BUILD_PATIENCE)
-    assert watched.lines == [str(BUILD_PATIENCE)]
-    watched.learner.beat(BUILD_PATIENCE)
-    # While one of them builds, the other may beat.
-    watched.loop.beat()
-    assert watched.lines == [str(BUILD_PATIENCE)]
+    watched.lines.clear()
+    for _ in range(2):
+        watched.learner.beat(BUILD_PATIENCE)
+        assert watched.lines == [str(BUILD_PATIENCE)]
     assert watched.tick() == str(BUILD_PATIENCE)
     watched.learner.rest()
-    watched.loop.beat()
     assert watched.tick() == "1"
+    watched.dog.loop_builds()
+    assert watched.lines[-1] == str(BUILD_PATIENCE)
 
 
 def test_an_end_has_its_time_and_a_save_its_own():
@@ -141,23 +131,27 @@ def test_an_end_has_its_time_and_a_save_its_own():
     assert watched.tick() == "not ended within 600 s"
 
 
-async def test_the_loop_shows_that_it_runs():
+async def test_the_loop_tells_that_it_runs_until_the_close():
     lines: list[str] = []
     dog = Watchdog(2.0, lines.append)
     dog.start(asyncio.get_running_loop().call_later, has_child=False)
-    await until(lambda: dog.loop.num_beats >= 3 and lines.count("1") >= 3, "beats")
+    await until(lambda: lines.count("1") >= 3, "ticks")
     dog.close()
+    num_lines = len(lines)
+    await asyncio.sleep(0.3)
+    assert len(lines) == num_lines
 
 
-async def test_a_child_that_somebody_ends_is_told(caplog):
+async def test_a_child_that_somebody_ends_is_told_once(caplog):
     dog = Watchdog(2.0)
     dog.start(asyncio.get_running_loop().call_later, has_child=True)
     assert dog._child is not None
     dog._child.kill()
     await until(lambda: "which watches for hangs, has ended (-9)" in caplog.text, "its end")
-    dog.loop.beat(BUILD_PATIENCE)
+    dog.learner.beat(BUILD_PATIENCE)
+    await asyncio.sleep(0.3)
+    assert len(caplog.messages) == 1
     dog.close()
-    assert Pulse("anybody").num_beats == 0
 
 
 def silent(silence: Silence, ticks: int, line: str = "X") -> list[tuple[int, bool]]:
@@ -172,7 +166,7 @@ def test_silence_is_shown_once_and_then_ended():
     said = [silence.add(lines) for lines in ([], ["1", "X"], [], ["X", "Y"], [], [])]
     assert said[:3] == [None, None, None]
     assert said[3] == ("Y for 1 s (learner.stuck_end_s)", False)
-    assert said[5] == (f"{LOCK_HELD} for 2 s (learner.stuck_end_s)", True)
+    assert said[5] == (f"{LOOP_STANDS} for 2 s (learner.stuck_end_s)", True)
     assert silence.add(["1", "not ended within 3 s"]) == ("not ended within 3 s", True)
 
 

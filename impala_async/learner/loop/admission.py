@@ -1,10 +1,6 @@
-"""The learner's half of the protocol: what is asked of whom, and in which order, when a message has
-come. No socket, no clock and no thread has a part in it.
-
-A message and a moment go in; its further frames are received where they are to lie, and answers
-come out. A trajectory is reserved by its header, and admitted once its body is checked. What comes
-in one burst is received first, one behind the other in the slot that is filling, and then checked
-all at once: of many small messages each costs a fraction of a check.
+"""Trajectories into slots, without sockets, clocks and threads: a message and a moment go in, its
+further frames are received where they are to lie, and answers come out. What comes in one burst is
+received first and then checked all at once: of many small messages each costs a part of a check.
 
 Runs on: event loop
 """
@@ -16,13 +12,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.sessions import Answer, Sessions
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Arrival, Episodes, Slot
 from impala_async.schema import Schema
 from impala_async.trajectory import LARGEST, ColumnChecks, Fault
-from impala_async.weights import NO_VERSION, Version, Weights
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.codec import (
     PLAIN,
     ZSTD,
@@ -47,10 +42,7 @@ TWO_FRAMES = "a body has 2 frames, or is in the header"
 
 
 class Bodies:
-    """Receives the bodies of one schema's messages, and checks what is in them.
-
-    Sizes come from the agreed schema; whatever does not have them is refused.
-    """
+    """Receives the bodies of one schema's messages, which tells their sizes, and checks them."""
 
     def __init__(self, schema: Schema, most_columns: int) -> None:
         self._schema = schema
@@ -130,42 +122,28 @@ def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
 
 
 class Admission:
-    """Admits columns into slots and gives out credit for what is free, each with one verdict.
+    """Admits columns into slots, each message with one verdict, and gives out credit for what is
+    free. Without slots there is none."""
 
-    Until `open` has given it slots, it admits and grants nothing.
-    """
-
-    def __init__(
-        self, sessions: Sessions, ledger: Ledger, recorder: Recorder | None = None
-    ) -> None:
-        self._sessions = sessions
-        self._table = sessions.table
-        self._publisher = sessions.publisher
-        self._filler = sessions.filler
-        self._ledger = ledger
-        self._recorder = recorder
+    def __init__(self, sessions: Sessions, recorder: Recorder | None = None) -> None:
+        self._sessions, self._recorder = sessions, recorder
+        self._table, self._publisher = sessions.table, sessions.publisher
+        self._filler, self._ledger = sessions.filler, sessions.filler.ledger
         self._bodies: Bodies
         # By session and seq, in the order of their arrival: in their place, unchecked.
         self._received: dict[tuple[bytes, int], Arrival] = {}
         # Sessions that have sent something since the last word to them.
         self.to_acknowledge: dict[bytes, Peer] = {}
-        self._is_closed = False
         self._num_turned_away = 0
         self._warn_at: dict[str, float] = {}
 
     def open(self, schema: Schema, slots: list[Slot], submit: Callable[[int], None]) -> None:
         """Slots are there: credit can be given out. `submit` takes the index of a full one."""
-
-        def submit_batch(slot: Slot) -> None:
-            self._ledger.submit(slot.batch, int(slot.filled_B.sum()))
-            submit(slot.index)
-
-        self._filler.open(slots, submit_batch)
+        self._filler.open(slots, submit)
         self._bodies = Bodies(schema, self._filler.batch_columns)
 
     def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        """Answer a message on the data port, as far as that cannot wait for the end of the burst;
-        `rest` has its further frames."""
+        """Answer a message on the data port, if that cannot wait for the end of the burst."""
         if isinstance(message, Data):
             self._take(route, message, rest, now)
             return []
@@ -196,7 +174,7 @@ class Admission:
         message would cost the learner thread more than it tells the actor."""
         self.decide(now)
         # Before the first version nothing can be judged: what an earlier start earned looks wrong.
-        is_ready = self._publisher.version != NO_VERSION and not self._is_closed
+        is_ready = self._publisher.version != NO_VERSION and not self._sessions.is_closing
         if not is_ready or (self._recorder is not None and self._recorder.is_behind):
             return []
         dealt = self._filler.deal(self._table, now)
@@ -211,18 +189,10 @@ class Admission:
         self.to_acknowledge.clear()
         return answers
 
-    def publish(self, weights: Weights) -> list[Answer]:
-        """There is a new version. Where everybody waits for it, it is told at once, and over the
-        weights port, as another thread fetches weights."""
-        self._publisher.publish(weights)
-        if not self._is_closed:
-            self._filler.note_version(weights.version.update)
-        return self._sessions.announce() if self._filler.is_lockstep else []
-
     def close(self) -> None:
         """Nobody and nothing more comes in; what fills the last slot is given up."""
-        self._is_closed = self._sessions.is_closing = True
-        self._ledger.abandon_filling()
+        self._sessions.is_closing = True
+        self._ledger.abandon()
 
     def report(self) -> dict[str, object]:
         return {
@@ -239,7 +209,7 @@ class Admission:
             raise self._unknown(data)
         peer.data_route = route
         self.to_acknowledge[peer.session] = peer
-        if self._is_closed:
+        if self._sessions.is_closing:
             return  # what is under way at the end never came: the actor is told so by our goodbye
         verdict = "duplicate" if (peer.session, data.seq) in self._received else None
         verdict = verdict or self._table.reserve(peer, data, self._publisher.version)
@@ -262,7 +232,7 @@ class Admission:
             place = self._filler.assign(peer, data)
             if place is None:
                 self.decide(now)
-                if self._is_closed:
+                if self._sessions.is_closing:
                     return
                 place = self._filler.assign(peer, data)
             assert place is not None, "there is always room for what has a credit"
@@ -282,8 +252,9 @@ class Admission:
             self._filler.skip(peer)
         if what and now >= self._warn_at.get(verdict, -math.inf):
             self._warn_at[verdict] = now + WARN_EVERY_S
-            so_far = f"{self._ledger.rejected(verdict)} columns so far from all actors"
+            total = self._ledger.report()[f"rejected/{verdict}"]
             text = "actor %d: a message of %d columns is refused: %s (%s, %s)"
+            so_far = f"{total} columns so far from all actors"
             logger.warning(text, peer.rank, data.columns, what, verdict, so_far)
 
     def _unknown(self, data: Data) -> ProtocolError:

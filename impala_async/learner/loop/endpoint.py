@@ -2,7 +2,6 @@
 
 The descriptor of a ZeroMQ socket is edge-triggered, and a send may eat the edge. So in a learner
 only this file takes messages from a router and sends any, and it looks again after whatever it did.
-Who handles a message may read its further frames meanwhile.
 
 Runs on: event loop
 """
@@ -67,22 +66,17 @@ class Endpoint:
     ) -> None:
         """Begin to listen. `counters` are of WIRE_COUNTS, and others may share them; `hear` answers
         a message of a route, whose further frames the router has; `after` runs once a burst."""
-        self.router = router
-        self._loop = loop
-        self._counters = counters
-        self._hear = hear
-        self._after = after
+        self.router, self.connections = router, router.connections
+        self._loop, self._counters = loop, counters
+        self._hear, self._after = hear, after
         # Hellos by their route, until somebody who has seen them forgets them.
         self.hellos: Counter[bytes] = Counter()
-        self._is_scheduled = False
-        self._is_open = True
+        self._is_scheduled, self._is_open = False, True
         loop.add_reader(router.fd, self._drain)
-        self.connections = router.connections
         loop.add_reader(self.connections.fd, self.connections.read)
         self.look_again()
 
     def say(self, answers: Iterable[Answer]) -> None:
-        """Send each, or what is to be sent instead."""
         for answer in answers:
             if answer.replaces:
                 self.connections.cut(answer.replaces, REPLACED)
@@ -108,8 +102,8 @@ class Endpoint:
         self.router.close()
 
     def look(self, allowances: Mapping[bytes, int], patience_s: float) -> bool:
-        """End the connections over which too much comes, of a peer or of a stranger, or nothing
-        leaves for so long; whether the next look should be soon."""
+        """End the connections over which too much comes, or nothing leaves for so long; whether
+        the next look should be soon."""
         for route in self.router.find_stuck(patience_s):
             self.connections.cut(route, DOES_NOT_READ)
         return self.connections.look(allowances)

@@ -1,14 +1,5 @@
-"""Lockstep: every batch holds one trajectory of every actor, each in its actor's own place.
-
-So neither the order of arrival nor the pace of a process changes what is trained. Places go by
-rank, a batch is complete when everybody who is expected is in it, and batches are submitted, and
-episodes counted, in order.
-
-    rank 0: columns 0 to C-1    rank 1: columns C to 2C-1    ...    of every batch
-
-Batch b, from 0, is trained by update b + 1 of this start, and every message of a session is for
-the batch after that of the one before it. So its version follows: the newest at which its first
-batch can be trained, kept for `lag` more batches, and then one more with each.
+"""Lockstep: every batch holds one trajectory of every actor, each in its actor's own place, so that
+neither the order of arrival nor the pace of a process changes what is trained.
 
 Runs on: event loop
 """
@@ -28,7 +19,6 @@ logger = logging.getLogger(__name__)
 
 MAX_NAMED = 3
 
-
 _Open = tuple[Slot, dict[int, Episodes | None]]
 """A batch that is filling: who is in it, by rank, and the episodes that they brought."""
 
@@ -39,6 +29,10 @@ class LockstepFiller(SlotFiller):
     Everybody is waited for until all have been there at once; from then on whoever is there. When
     a session ends, `on_loss` is called if there is one, and nothing is submitted any more; else
     batches are complete without it, and the columns of its place are empty.
+
+    Batch b, from 0, is trained by update b + 1 of this start, and every message of a session is for
+    the batch after that of the one before it. So its version follows: the newest at which its first
+    batch can be trained, kept for `lag` more batches, and then one more with each.
     """
 
     is_lockstep = True
@@ -54,11 +48,8 @@ class LockstepFiller(SlotFiller):
         on_loss: Callable[[], None] | None,
     ) -> None:
         super().__init__(count)
-        self._on_loss = on_loss
-        self._num_ranks = num_ranks
-        self._width = width
-        self._lag = lag
-        self._first_update = first_update
+        self._num_ranks, self._width, self._lag = num_ranks, width, lag
+        self._first_update, self._on_loss = first_update, on_loss
         self._open: deque[_Open] = deque()
         # By rank.
         self._members: dict[int, Peer] = {}
@@ -72,7 +63,6 @@ class LockstepFiller(SlotFiller):
         return self._width * sum(self._num_allowed(rank) for rank in self._expected)
 
     def deal(self, table: SessionTable, now: float) -> list[Peer]:
-        """Give everybody credit for the batches that are open or can be opened."""
         peers = {peer.rank: peer for peer in table.joined}
         if peers != self._members and not self._call_the_roll(peers):
             return []
@@ -86,7 +76,6 @@ class LockstepFiller(SlotFiller):
         return dealt
 
     def find_misfit(self, spec: Spec) -> str | None:
-        """Each actor fills its place with each message."""
         if (spec.columns, spec.streams) == (self._width, 1):
             return None
         return (
@@ -102,7 +91,6 @@ class LockstepFiller(SlotFiller):
         return peer.begins_at is not None and update >= peer.begins_at
 
     def judge(self, peer: Peer, version: Version) -> str | None:
-        """Each message has one version that it can have acted with."""
         lagged = self._first_update + self._next_batch(peer.rank) - self._lag
         wanted = max(lagged, peer.begins_at or 0)
         if version.update == wanted:
@@ -131,17 +119,14 @@ class LockstepFiller(SlotFiller):
             self._submit_complete()
 
     def skip(self, peer: Peer) -> None:
-        """A message was refused for good: its place stays empty."""
+        """Its place stays empty."""
         _, episodes = self._batch_of(peer.rank)
         episodes[peer.rank] = None
         self._submit_complete()
 
     def note_version(self, update: int) -> None:
-        """A version is published: the batch that is trained next may be counted.
-
-        Never sooner, and nothing after the end: so what is counted at the end are the batches
-        that were trained, however many more were complete by then.
-        """
+        """The batch that is trained next may be counted. Never sooner, and nothing after the end:
+        so at the end those are counted that were trained, however many more were complete."""
         self._newest = update
         self._count_due()
 

@@ -1,8 +1,5 @@
 """A metric out: every interval one report, merged from its owners and handed to the sinks.
 
-It asks the learner thread for a frozen reading, waits a moment for it, and takes the last one if
-the thread is busy or starved: a report is never late because learning is.
-
 Runs on: event loop
 """
 
@@ -76,7 +73,11 @@ class EpisodeStats:
 
 @dataclass(eq=False, kw_only=True)
 class Reporter:
-    """Writes reports; owns the clock of the run and the rate of the interval."""
+    """Writes reports; owns the clock of the run and the rate of the interval.
+
+    It asks the learner thread for a frozen reading, waits a moment for it, and takes the last one
+    if the thread is busy or starved: a report is never late because learning is.
+    """
 
     every_s: float
     sinks: Sequence[Sink]
@@ -95,7 +96,8 @@ class Reporter:
         now, env_steps = self.clock(), self.env_steps()
         self._started_at = now - self.earlier_s
         self._times = RunTimes(self.earlier_updates)
-        self._answered = asyncio.Event()
+        self.answered = asyncio.Event()
+        """The learner thread has frozen a reading."""
         self._rate_from = (now, env_steps)
         if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
             self.lr_is_0_at = None
@@ -104,10 +106,6 @@ class Reporter:
         self._cut_at = -math.inf
         # How late the loop runs a timer: what everybody on it has to wait.
         self._lag = WindowStat("lag_ms", n=100)
-
-    def answered(self) -> None:
-        """The learner thread has frozen a reading."""
-        self._answered.set()
 
     def run_s(self, at: float) -> float:
         """Seconds of this run, earlier starts included, at a moment of the monotonic clock."""
@@ -127,13 +125,13 @@ class Reporter:
             # From due time to due time: waiting for an answer must not stretch the interval.
             due = max(due + self.every_s, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
-            self._answered.clear()
+            self.answered.clear()
             self.ask()
             # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
             # the run would never end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLY_WAIT_S):
-                    await self._answered.wait()
+                    await self.answered.wait()
             self.report()
 
     def report(self) -> dict[str, Value]:

@@ -1,12 +1,11 @@
-"""Checkpoints of a running learner: what goes in, when, and what happens when the disk is full.
+"""Checkpoints of a running learner: what goes in, and what happens when the disk is full.
 
 The learner thread clones its tensors; the loop adds accounts and watermarks, which are by then
-at least as far; a worker thread writes. A failed write costs a log line and is tried again.
+at least as far; a worker thread writes.
 
 Runs on: event loop; files are written on a worker thread
 """
 
-import asyncio
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -17,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured, Progress, on_thread
-from impala_async.learner.loop.ledger import Ledger
 from impala_async.learner.loop.reporter import EpisodeStats
+from impala_async.learner.slots import Ledger
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import (
     STATE,
@@ -130,7 +129,7 @@ def begin_epoch(folder: RunFolder, restored: Captured | None) -> tuple[Progress,
 
 @dataclass(eq=False, kw_only=True)
 class Saver:
-    """Writes one checkpoint at a time and keeps the newest and the best."""
+    """Writes checkpoints, one at a time, and keeps the newest and the best."""
 
     folder: RunFolder
     keep: int
@@ -138,15 +137,9 @@ class Saver:
     lineage: Lineage
     episodes: EpisodeStats
     run_s: Callable[[], float]
-    on_death: Callable[[BaseException], None]
 
     def __post_init__(self) -> None:
-        self._waiting: Captured | None = None
-        self._writing: asyncio.Task[None] | None = None
         self._best: Best | None = None
-        self._is_closed = False
-        self.is_saved = True
-        """Whether the newest that was begun and is done with is on the disk."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the episodes and the best of a checkpoint."""
@@ -154,41 +147,6 @@ class Saver:
         if state.get("best"):
             score, epoch, update = state["best"]
             self._best = (score, Version(epoch, update))
-
-    def begin(self, captured: Captured) -> None:
-        """Write a checkpoint while everything else goes on.
-
-        Where the disk is slower than they come, the newest waits and the others are left out.
-        """
-        if self._is_closed:
-            return
-        self._waiting = captured
-        # One that is done may not have been noted yet, and takes nothing more.
-        if self._writing is None or self._writing.done():
-            loop = asyncio.get_running_loop()
-            self._writing = loop.create_task(self._write_newest(), name="save")
-            self._writing.add_done_callback(self._note_end)
-
-    def close(self) -> None:
-        """The service is gone, and may have failed: a thread's last words are not for a save."""
-        self._is_closed = True
-
-    async def finish(self) -> None:
-        """Wait for what was begun. The last checkpoint is the run's result: no limit here."""
-        while self._writing is not None:
-            await asyncio.wait([self._writing])
-
-    async def _write_newest(self) -> None:
-        while self._waiting is not None:
-            captured, self._waiting = self._waiting, None
-            self.is_saved = await self.save(captured)
-
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        if task is self._writing:
-            self._writing = None
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self.on_death(error)
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""

@@ -16,11 +16,10 @@ from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError, ProtocolError
 from impala_async.learner.loop.admission import Admission
 from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
-from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Publisher, Sessions
 from impala_async.learner.recorder import Recorder
-from impala_async.learner.slots import Episodes, Slot, SlotFiller
+from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
@@ -60,19 +59,16 @@ class ActorServer:
         accounts: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
-        """Make all parts, and listen.
-
-        Without a schema `on_schema` takes that of the first actor, and `find_layout` may tell the
-        digest of its weights before anything is built. `on_loss` is called when a session has
-        ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint.
-        """
+        """Without a schema `on_schema` takes that of the first actor, and `find_layout` may tell
+        the digest of its weights before anything is built. `on_loss` is called when a session has
+        ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
         try:
             settings_frame = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
         except ProtocolError as error:
             raise ConfigError(f"env.kwargs: {error}") from None
-        self.ledger = Ledger()
         self._filler = _make_filler(config, lineage, on_episodes, on_loss)
+        self.ledger = self._filler.ledger
         self.table = _make_table(config, run_id, lineage)
         # Before any actor is heard: what it sent to an earlier start must be known by then.
         if accounts is not None:
@@ -92,7 +88,7 @@ class ActorServer:
             on_schema=on_schema,
             find_layout=find_layout,
         )
-        self.admission = Admission(self.sessions, self.ledger, recorder)
+        self.admission = Admission(self.sessions, recorder)
         # From now on it notices if we stand still, as a learner does that builds a large model.
         self.sessions.expire(time.monotonic())
         self._acknowledgements: asyncio.TimerHandle | None = None
@@ -122,7 +118,7 @@ class ActorServer:
 
     def publish(self, weights: Weights) -> None:
         is_first = self.sessions.publisher.version == NO_VERSION
-        self._weights.say(self.admission.publish(weights))
+        self._weights.say(self.sessions.publish(weights))
         if is_first:
             self._answer()
 
@@ -133,7 +129,6 @@ class ActorServer:
             self.release(settlement.slot)
 
     def release(self, slot: int) -> None:
-        """It is empty again: its columns are credit now."""
         self._filler.release(slot)
         self._answer()
 

@@ -1,7 +1,5 @@
-"""Everything that an actor says except its trajectories, decided without sockets and threads.
-
-A message and a moment go in, answers come out. Sessions are opened and closed here, schemas
-compared, heartbeats taken, weights handed out.
+"""Everything that an actor says except its trajectories, decided without sockets and threads: a
+message and a moment go in, answers come out.
 
 Runs on: event loop
 """
@@ -74,8 +72,7 @@ class Answer(NamedTuple):
 class Publisher:
     """Owns the newest published weights; in lockstep the last few, as nobody may skip one.
 
-    Actors pull. A pull that has the newest version costs a few bytes; one that has not shares the
-    same frame with all others, without a copy.
+    Actors pull. Whoever has not the newest version shares one frame with all others.
     """
 
     def __init__(self, num_kept: int = 1) -> None:
@@ -86,13 +83,12 @@ class Publisher:
         self._counters = Counters(("served", "not_modified", "bytes"), prefix="weights/")
 
     def publish(self, weights: Weights) -> None:
-        """Make this the newest version; the buffer is never written to again."""
+        """Make this the newest version. Its buffer is never written to again."""
         self.version = weights.version
         self._kept.append((weights, []))
 
     def reply(self, get: Get, *, may_begin: bool = True) -> list[Frame]:
-        """The frames that answer a pull: the oldest that is kept of those that are newer. Who has
-        none may have to wait for the version to begin with."""
+        """The frames that answer a pull: the oldest that is kept of those that are newer."""
         have = Version(get.epoch, get.update)
         if have >= self.version or (have == NO_VERSION and not may_begin):
             self._counters.add("not_modified")
@@ -143,7 +139,7 @@ class PeerLog:
 
 @dataclass(eq=False, kw_only=True)
 class Sessions:
-    """Knows who is here and what is trained, and hands out the weights; decides by the table."""
+    """Knows who is here and what is trained, and hands out the weights."""
 
     table: SessionTable
     publisher: Publisher
@@ -171,13 +167,12 @@ class Sessions:
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
     def open(self, schema: Schema, layout: WeightsLayout) -> None:
-        """It is known what is trained: weights of this layout will be published."""
         self.schema, self._layout = schema, layout
         # Everybody knows the model by its float32 layout, whatever weights come in.
         self.publisher.layout_digest = layout.coarse(()).digest
 
     def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        """Answer a message on the data port that is no trajectory; `rest` has its other frames."""
+        """Answer a message on the data port that is no trajectory."""
         if isinstance(message, Hello):
             if self.is_closing:
                 return []  # the actor asks again, and then another learner may be here
@@ -197,7 +192,7 @@ class Sessions:
         return [] if peer is None else self._part(peer, route, message)
 
     def hear_pull(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        """Answer a message on the weights port, which never has other frames."""
+        """Answer a message on the weights port."""
         if not isinstance(message, Get | Heartbeat):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
         peer = self.table.find(message.session, now)
@@ -219,16 +214,18 @@ class Sessions:
         """Say what an actor may do now, and what became of what it sent."""
         return Answer(peer.data_route, [pack(peer.grant(self.publisher.version))])
 
-    def announce(self) -> list[Answer]:
-        """Name the newest version, on the weights port, to all who have asked there before."""
-        return [
-            self.grant(peer)._replace(route=peer.weights_route)
-            for peer in self.table.joined
-            if peer.weights_route
-        ]
+    def publish(self, weights: Weights) -> list[Answer]:
+        """There is a new version. Where everybody waits for it, it is told at once to all who have
+        asked before, and over the weights port, as another thread fetches weights."""
+        self.publisher.publish(weights)
+        if not self.is_closing:
+            self.filler.note_version(weights.version.update)
+        if not self.filler.is_lockstep:
+            return []
+        told = [peer for peer in self.table.joined if peer.weights_route]
+        return [self.grant(peer)._replace(route=peer.weights_route) for peer in told]
 
     def say_bye(self, reason: str) -> list[Answer]:
-        """Tell every actor that this learner ends."""
         code = BYE_REASONS.index(reason)
         return [Answer(peer.data_route, [pack(Bye(peer.session, code))]) for peer in self.table]
 
@@ -245,7 +242,7 @@ class Sessions:
             self._log.say(WARNING, "actor %d is gone: %s", peer.rank, why)
 
     def report(self, now: float) -> dict[str, object]:
-        """Sessions, and the medians of what actors say of their time: one alone moves none."""
+        """With the medians of what actors say of their time: one alone moves none."""
         # A session may end without a word to us: by a second hello of the same actor.
         live = {peer.session for peer in self.table.joined}
         self._timers = {key: timers for key, timers in self._timers.items() if key in live}
@@ -268,7 +265,6 @@ class Sessions:
         return report
 
     def _agree(self, peer: Peer, spec: Spec, rest: Router) -> list[Answer]:
-        """Compare the actor's schema with ours; without one yet, the first actor's is ours."""
         size = rest.receive_into(self._schema_buffer)
         if size == NO_FRAME or rest.has_more_frames():
             raise ProtocolError("wrong_frame_count", "Spec comes with one frame more, its schema")
@@ -338,8 +334,7 @@ class Sessions:
         return self.filler.find_misfit(spec) or _model_misfit(self.publisher.layout_digest, spec)
 
     def _note_beat(self, peer: Peer, timers: Mapping[str, float], now: float) -> None:
-        """A heartbeat says how long things took, and that an environment hangs as long as it does:
-        no longer than its session."""
+        """A heartbeat says how long things took, and that an environment hangs."""
         self._timers[peer.session] = {
             name: float(ms)
             for name, ms in timers.items()
@@ -349,6 +344,7 @@ class Sessions:
         if seconds < 0 or not 0 <= first <= last <= MAX_COLUMNS:
             self._hangs.pop(peer.session, None)
             return
+        # It hangs no longer than its session lasts.
         seconds = min(seconds, math.ceil(now - peer.opened_at))
         line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.rank}")
         _, _, due = self._hangs.get(peer.session, (0.0, line, now))

@@ -77,7 +77,7 @@ class Shelf:
         self.filler = LockstepFiller(
             self._count, num_ranks=num_ranks, width=WIDTH, lag=lag, first_update=0, on_loss=None
         )
-        self.filler.open(self.slots, self.submitted.append)
+        self.filler.open(self.slots, lambda index: self.submitted.append(self.slots[index]))
 
     def _count(self, episodes: Episodes) -> None:
         self.episodes += episodes["total"].tolist()

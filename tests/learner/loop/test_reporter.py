@@ -165,7 +165,7 @@ async def report_for(harness, num_reports, answers):
         nonlocal num_answered
         if answers() and harness.num_asked > num_answered:
             num_answered = harness.num_asked
-            harness.reporter.answered()
+            harness.reporter.answered.set()
         return len(harness.sinks[0].lines) >= num_reports
 
     await until(is_done, "the reports")
@@ -190,7 +190,7 @@ async def test_the_end_and_the_answer_at_one_moment(monkeypatch):
     harness = ReporterHarness(every_s=0.0)
     task = asyncio.create_task(harness.reporter.report_regularly())
     await until(lambda: harness.num_asked > 0, "it asks")
-    harness.reporter.answered()
+    harness.reporter.answered.set()
     task.cancel()
     await asyncio.wait([task], timeout=2.0)
     assert task.cancelled()

@@ -1,12 +1,10 @@
 """Checkpoints of a run: what is in them, which stay, and what happens when the disk is full."""
 
-import asyncio
 import errno
 import hashlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ import torch
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured, Progress
 from impala_async.learner.loop import saver
-from impala_async.learner.loop.ledger import Ledger, Settlement
 from impala_async.learner.loop.reporter import EpisodeStats
 from impala_async.learner.loop.saver import Saver, load_newest
+from impala_async.learner.slots import Ledger, Settlement
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.training.step import UpdateStep
@@ -39,7 +37,6 @@ class Ship:
 
     def __init__(self, folder: RunFolder, *, keep: int = 2, lineage: Lineage | None = None) -> None:
         self.folder = folder
-        self.deaths: list[BaseException] = []
         self.ledger = Ledger()
         self.episodes = EpisodeStats()
         self.lineage = lineage or Lineage(0).resumed(1, 0)
@@ -53,7 +50,6 @@ class Ship:
             lineage=self.lineage,
             episodes=self.episodes,
             run_s=lambda: 12.5,
-            on_death=self.deaths.append,
         )
         config = config_of(small_schema())
         policy = Policy(small_schema(), config.model, seed=3)
@@ -146,15 +142,12 @@ def no_space(descriptor: int) -> None:
 
 async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkeypatch, caplog):
     ship = make_ship(keep=1)
-    assert (ship.saver.is_saved, ship.folder.checkpoint_bytes) == (True, 0)
+    assert ship.folder.checkpoint_bytes == 0
 
     async def fail(update, score):
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", no_space)
-            ship.episodes.take(np.array([(score, 1)] * 100, EPISODE))
-            ship.saver.begin(Captured(Progress(1, update, 10), ship.step.capture()))
-            await ship.saver.finish()
-        assert not ship.saver.is_saved
+            assert not await ship.save(update, score)
         return caplog.text.rstrip()
 
     assert (await fail(1, 1.0)).endswith("No space left on device; there is no other one")
@@ -166,9 +159,7 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkey
     assert "ckpt-1-3: [Errno 28] No space left on device" in text
     assert text.endswith("the last good one is ckpt-1-2")
     assert ship.names() == {"ckpt-1-2"}
-    ship.saver.begin(Captured(Progress(1, 4, 10), ship.step.capture()))
-    await ship.saver.finish()
-    assert ship.saver.is_saved
+    assert await ship.save(4)
     await ship.save(5, 5.0)
     await ship.save(6, 6.0)
     assert ship.names() == {"ckpt-1-4", "ckpt-1-6"}
@@ -183,45 +174,6 @@ async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
     monkeypatch.setattr(saver, "prune", fail)
     assert await make_ship().save(1)
     assert "cannot remove old checkpoints" in caplog.text
-
-
-async def test_the_newest_waits_for_a_slow_disk_and_the_others_are_left_out(make_ship, monkeypatch):
-    ship, may_write, write = make_ship(keep=9), threading.Event(), Saver._write
-
-    def write_late(*arguments):
-        assert may_write.wait(10)
-        write(*arguments)
-
-    monkeypatch.setattr(Saver, "_write", write_late)
-    for update in range(1, 6):
-        ship.saver.begin(Captured(Progress(1, update, update * 10), ship.step.capture()))
-        await asyncio.sleep(0)
-    may_write.set()
-    await ship.saver.finish()
-    assert ship.names() == {"ckpt-1-1", "ckpt-1-5"}
-    assert ship.deaths == []
-
-
-async def test_a_slow_disk_is_waited_for_and_a_save_that_dies_is_told(make_ship, monkeypatch):
-    ship, is_done, error = make_ship(), threading.Event(), RuntimeError("a bug")
-
-    def die_late(*_):
-        is_done.wait(10)
-        raise error
-
-    monkeypatch.setattr(Saver, "_write", die_late)
-    ship.saver.begin(Captured(Progress(1, 1, 10), ship.step.capture()))
-    finishing = asyncio.create_task(ship.saver.finish())
-    await asyncio.sleep(0.05)
-    assert not finishing.done()
-    is_done.set()
-    await finishing
-    assert ship.deaths == [error]
-    # When the service is gone, nothing is begun.
-    ship.saver.close()
-    ship.saver.begin(Captured(Progress(1, 2, 10), ship.step.capture()))
-    await ship.saver.finish()
-    assert ship.deaths == [error]
 
 
 async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(make_ship, caplog):
