@@ -5,11 +5,13 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 
 import argparse
 import errno
+import json
 import logging
 import os
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,9 +24,9 @@ from impala_async.doors import (
     start_logging,
     start_told_of,
 )
-from impala_async.errors import ConfigError, EnvError, RecordingError
+from impala_async.errors import ConfigError, EnvError, RecordingError, SpacesError, how_it_ended
 from impala_async.output import WRITER, flush_output
-from impala_async.processes import leave, undone
+from impala_async.processes import Lifeline, deaf_children, leave, undone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
     from impala_async.learner.handoff import Captured
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
+    from impala_async.schema import Schema
 
 logger = logging.getLogger(__name__)
 
 # As many as a learner opens by itself, and some for its first actors.
 LEAST_DESCRIPTORS = 64
+PROBE_TIMEOUT_S = 120.0
+DESCRIBE = (sys.executable, "-m", "impala_async.envs.describe")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,7 +70,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(
     config: "RunConfig", folder: "RunFolder", args: argparse.Namespace, starting: ExitStack
 ) -> int:
-    from impala_async.learner.probe import begin_probe
     from impala_async.learner.recorder import Recorder
     from impala_async.learner.slots import keep_freed_memory
 
@@ -81,10 +85,7 @@ def _serve(
             stack.callback(recorder.withdraw)
             stack.enter_context(undone(recorder.withdraw))
         keep_freed_memory()
-        probe = schema = None
-        if config.env.probe == "learner":
-            sections = config.env, config.actor, config.model, config.policies
-            probe = begin_probe(*sections, config.trajectory.rows)
+        probe = begin_probe(config) if config.env.probe == "learner" else None
 
         # The probe works while torch loads.
         import uvloop
@@ -93,10 +94,7 @@ def _serve(
         from impala_async.learner.service import LearnerService
 
         restored = load_newest(folder) if args.resume else None
-        if probe is not None:
-            schema, num_columns = probe()
-            if broken := list(config.broken_columns(num_columns)):
-                raise ConfigError("\n".join(broken))
+        schema = probe() if probe else None
         sinks = _sinks(config, folder, console, restored)
 
         async def serve() -> int:
@@ -135,6 +133,74 @@ def _enough_descriptors() -> Iterator[None]:
         if getattr(error, "errno", None) not in (errno.EMFILE, errno.ENFILE):
             raise
         raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
+
+
+def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
+    """Start a child that makes the environment once and describes it, so that it is never imported
+    here. The result waits for the schema, or raises EnvError with the child's one line."""
+    env = config.env
+    # It is its own: a learner may have none, and ends without a word when it is killed.
+    lifeline = Lifeline()
+    asked = {
+        "env": env.model_dump(mode="json"),
+        "sampler": config.actor.sampler,
+        "policies": config.policies.model_dump(mode="json"),
+    }
+    # No pipe: what the environment forks may hold that open for ever.
+    answer_fd = os.memfd_create("impala-async-spaces")
+    with deaf_children():
+        child = subprocess.Popen(
+            DESCRIBE,
+            stdin=subprocess.PIPE,
+            stdout=answer_fd,
+            env={**os.environ, **lifeline.environment},
+            pass_fds=lifeline.fds,
+        )
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(asked).encode())
+    child.stdin.close()
+
+    def wait() -> "Schema":
+        try:
+            child.wait(PROBE_TIMEOUT_S)
+            # Two answers, where it forked and both processes went on, are read as well.
+            answer = os.pread(answer_fd, os.fstat(answer_fd).st_size, 0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            text = f"was not made and tried within {PROBE_TIMEOUT_S:.0f} s; where it stands is told"
+            raise EnvError(f"env.id: {env.id} {text} above") from None
+        finally:
+            lifeline.close()
+            os.close(answer_fd)
+        if not answer:
+            raise EnvError(
+                f"env.id: {env.id}: the process that made it {how_it_ended(child.returncode)}; "
+                "what it printed, if anything, is above"
+            )
+        return _schema_of(config, answer)
+
+    return wait
+
+
+def _schema_of(config: "RunConfig", answer: bytes) -> "Schema":
+    from impala_async.envs.describe import read_answer
+    from impala_async.envs.faults import with_id
+    from impala_async.schema import Schema, recurrent_state
+
+    env_id, model = config.env.id, config.model
+    try:
+        obs, action, num_columns = read_answer(answer)
+        state = recurrent_state(model.core, model.core_size)
+        schema = Schema(obs, action, config.trajectory.rows, state, config.policies.names)
+        _ = schema.layout
+    except EnvError as error:
+        raise with_id(error, env_id) from error.__cause__
+    except SpacesError as error:
+        raise EnvError(f"env.id: {env_id}: {error}") from None
+    if broken := list(config.broken_columns(num_columns)):
+        raise ConfigError("\n".join(broken))
+    return schema
 
 
 def _sinks(
@@ -181,10 +247,8 @@ def _show(
 
 
 def _leave(code: int) -> NoReturn:
-    """End, and not beneath a thread that computes, as a run that dies may have one.
-
-    Where an interpreter ends beneath it, torch aborts the process, whatever its exit code was.
-    """
+    """Where an interpreter ends beneath a thread that computes, as a run that dies may have one,
+    torch aborts the process, whatever its exit code was."""
     if any(each.daemon and each.name != WRITER for each in threading.enumerate()):
         flush_output()
         os._exit(code)

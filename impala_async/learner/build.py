@@ -43,11 +43,8 @@ def build_learner(
     channels: Channels,
     release: Callable[[int], None],
 ) -> tuple[LearnerThread, WeightsLayout]:
-    """Everything behind the full slots, and the layout of the weights that come out of it.
-
-    Raises:
-        ConfigError: it cannot be built; SpacesError where other spaces would do.
-    """
+    """Everything behind the full slots, and the layout of the weights that come out of it; or
+    ConfigError, which is a SpacesError where other spaces would do."""
     section, device = config.learner, pick_device(config.learner.device)
     num_host_slots, num_device_slots = num_slots(section, device)
     check_memory(config, schema, num_host_slots)
@@ -124,10 +121,8 @@ def num_slots(section: LearnerSection, device: torch.device) -> tuple[int, int]:
 
 
 def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
-    """Raise SpacesError if slots and weights want more memory than the system says is free.
-
-    The spaces may come from an actor, and what they ask for must not end the learner.
-    """
+    """Raise SpacesError if slots and weights want more memory than the system says is free: the
+    spaces may come from an actor, and what they ask for must not end the learner."""
     slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
     weights_bytes = sum(tensor.nbytes for tensor in _shapes(config.model, schema).values())
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes

@@ -135,10 +135,14 @@ class LearnerThread:
         try:
             draw = self._ring.get()
         except (ClosedError, queue.Empty) as error:
-            self._is_closed = isinstance(error, ClosedError)
-            self._note_starved(time.perf_counter() - started_s)
-            return None
+            draw, self._is_closed = None, isinstance(error, ClosedError)
         self._waited_s += time.perf_counter() - started_s
+        if draw is None:
+            if self._starved_at is None and self._waited_s >= self._section.starved_after_s:
+                self._starved_at = time.monotonic() - self._waited_s
+                text = "learner starved: no batch for %.1f s; it waits for actors to send more"
+                logger.warning(text, self._waited_s)
+            return None
         if self._starved_at is not None:
             self._starved_total_s += self._waited_s
             self._starved_at = None
@@ -149,17 +153,7 @@ class LearnerThread:
         self._waited_s = 0.0
         return draw
 
-    def _note_starved(self, waited_s: float) -> None:
-        self._waited_s += waited_s
-        if self._starved_at is None and self._waited_s >= self._section.starved_after_s:
-            self._starved_at = time.monotonic() - self._waited_s
-            logger.warning(
-                "learner starved: no batch for %.1f s; it waits for actors to send more",
-                self._waited_s,
-            )
-
     def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:
-        """How many updates were taken with what is not too old, in one pass."""
         loaded.drop(self.progress.update - loaded.updates_B > self._section.max_lag, "stale")
         num_rows = loaded.num_valid_rows
         if num_rows == 0:

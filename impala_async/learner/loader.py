@@ -130,7 +130,6 @@ class LoadedBatch:
         self._passes_B += self.alive_B
 
     def drop(self, which_B: NDArray[np.bool_], reason: str) -> None:
-        """These columns are not trained on any more."""
         which_B = which_B & self.alive_B
         columns = int(np.count_nonzero(which_B))
         if columns:
@@ -191,8 +190,6 @@ class HostLoader:
 
 
 class _DeviceSlot:
-    """Planes on the device, and what is known of the batch in them."""
-
     def __init__(self, schema: Schema, like: Slot, device: torch.device) -> None:
         self.obs, self.small = (
             torch.zeros(plane.shape, dtype=torch.uint8, device=device)

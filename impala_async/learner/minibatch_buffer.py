@@ -58,10 +58,8 @@ class MinibatchBuffer(Generic[Item]):
         return sum(place is not None for place in self._places)
 
     def get(self) -> Draw[Item]:
-        """One pass of the item whose turn it is, waiting for the source if its place is empty.
-
-        Whatever the wait raises, `queue.Empty` after `timeout_s` above all, leaves everything
-        as it was: the next call tries the same place.
+        """One pass of the item whose turn it is, waiting for the source if its place is empty. The
+        error of that wait, as `queue.Empty`, changes nothing: the next call tries the same place.
         """
         draw = self._places[self._turn]
         if draw is None:

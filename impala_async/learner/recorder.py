@@ -24,15 +24,7 @@ from impala_async.learner.slots import Arrival
 from impala_async.schema import Schema
 from impala_async.weights import Version
 from impala_async.wire.codec import PLAIN
-from impala_async.wire.recording import (
-    OPENING,
-    End,
-    Reader,
-    Record,
-    Recorded,
-    Start,
-    encode_record,
-)
+from impala_async.wire.recording import OPENING, End, Reader, Record, Recorded, Start, encode_record
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +37,8 @@ PAUSE_S = 0.05
 class Recorder:
     """Owns the file of a recording, which it makes at once."""
 
-    def __init__(
-        self, path: Path, run_id: bytes, *, most_waiting_bytes: int = MOST_WAITING_BYTES
-    ) -> None:
+    def __init__(self, path: Path, run_id: bytes) -> None:
         self._path, self._run_id = path, run_id
-        self._most_waiting_bytes = most_waiting_bytes
         # A new file, to append to: whatever somebody does to it then shows in its size.
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         try:
@@ -79,7 +68,7 @@ class Recorder:
         if self._has_failed:
             return False
         waiting_bytes = self._queued_bytes - self._written_bytes
-        if self._behind_since is None and waiting_bytes >= self._most_waiting_bytes:
+        if self._behind_since is None and waiting_bytes >= MOST_WAITING_BYTES:
             self._behind_since = now = time.monotonic()
             if now >= self._warn_at:
                 self._warn_at = now + WARN_EVERY_S
@@ -148,7 +137,6 @@ class Recorder:
         }
 
     def _write_all(self, has_room: Inbox[None]) -> None:
-        """The body of the thread."""
         with os.fdopen(self._fd, "ab", BUFFER_BYTES) as file:
             file.write(OPENING)
             while (record := self._queue.get()) is not None:
@@ -158,7 +146,7 @@ class Recorder:
                 if isinstance(record, Recorded):
                     self._written_bytes += len(record.body)
                 waiting_bytes = self._queued_bytes - self._written_bytes
-                is_half_gone = waiting_bytes <= self._most_waiting_bytes // 2
+                is_half_gone = waiting_bytes <= MOST_WAITING_BYTES // 2
                 if self._behind_since is not None and is_half_gone:
                     has_room.post(None)
                 if self._queue.empty():
@@ -199,7 +187,6 @@ class Recorder:
 
 
 def _holds_message(path: Path) -> bool:
-    """Whether there is anything in it for `replay`."""
     try:
         return any(isinstance(record, Recorded) for _, record, _ in Reader(path).records())
     except RecordingError:

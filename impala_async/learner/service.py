@@ -83,13 +83,12 @@ class LearnerService:
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._config, self._folder, self._recorder = config, folder, recorder
-        self._on_ready = on_ready
+        self._schema, self._on_ready, self._is_watched = schema, on_ready, is_watched
         self._training = restored.training if restored else None
         self._loop = asyncio.get_running_loop()
         self._loop.set_exception_handler(self._on_loop_error)
         self._ended: asyncio.Future[str] = self._loop.create_future()
         self._watchdog = Watchdog(config.learner.stuck_end_s)
-        self._is_watched = is_watched
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads: list[asyncio.Task[object]] = []
         self._loader: HostLoader | None = None
@@ -125,7 +124,6 @@ class LearnerService:
         )
         if state:
             self._saver.restore(state)
-        self._schema = schema
 
     def _make_reporter(self, sinks: Sequence[Sink], earlier_s: float) -> None:
         # In lockstep no version may be passed over.
@@ -181,7 +179,6 @@ class LearnerService:
         return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
 
     async def _serve(self) -> None:
-        """The tasks, until `_ended`."""
         bodies = {
             "reporter": self._reporter.report_regularly(),
             "loop lag": self._reporter.watch_lag(),
@@ -250,8 +247,7 @@ class LearnerService:
             self._loop.add_signal_handler(number, self.stop, "terminated")
         self._loop.add_signal_handler(GIVE_UP, self.stop, "actor_failed")
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
-        urls = self._server.data_url, self._server.weights_url
-        self._folder.announce(*urls, self._start.epoch)
+        self._folder.announce(self._server.data_url, self._server.weights_url, self._start.epoch)
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
@@ -265,11 +261,9 @@ class LearnerService:
 
     def _on_episodes(self, episodes: Episodes) -> None:
         self._episodes.take(episodes)
-        goal = self._config.stop.mean_return
-        if goal is None or self._ended.done():
-            return
-        reached = self._episodes.mean_return
-        if reached is not None and reached >= goal:
+        goal, reached = self._config.stop.mean_return, self._episodes.mean_return
+        is_reached = goal is not None and reached is not None and reached >= goal
+        if is_reached and not self._ended.done():
             self._goal_return = reached
             self.stop("mean_return")
 
@@ -289,7 +283,6 @@ class LearnerService:
         self._fail("the event loop", context.get("exception") or RuntimeError(context["message"]))
 
     def _fail(self, what: str, cause: BaseException) -> None:
-        """Something died: the run ends with its cause."""
         death = ServiceError(f"{what} died: {cause!r}")
         death.__cause__ = cause
         if self._ended.done():

@@ -86,7 +86,6 @@ class Slot:
 def allocate_slots(
     schema: Schema, batch_columns: int, num_slots: int, allocate: Allocate = touched_memory
 ) -> list[Slot]:
-    """The slots of one learner."""
     slots = []
     for index in range(num_slots):
         obs, small = (
@@ -170,7 +169,6 @@ class Ledger:
         self._batches[batch] = columns
 
     def settle(self, settlement: Settlement) -> None:
-        """A batch is done with."""
         columns = self._batches.pop(settlement.batch)
         came_out = settlement.trained + sum(settlement.dropped.values())
         assert columns == came_out, f"a batch held {columns} columns and {came_out} came out"
@@ -195,7 +193,6 @@ class Ledger:
         return self._filling + sum(self._batches.values())
 
     def report(self) -> dict[str, int]:
-        """All counters, under the names of the registry."""
         report = {
             "trajectories/rejected": self._of["rejected"].total,
             "trajectories/dropped": self._of["dropped"].total,
@@ -252,7 +249,6 @@ class SlotFiller:
         self._num_batches = 0
 
     def open(self, slots: list[Slot], submit: Callable[[int], None]) -> None:
-        """There are slots. The index of each goes to `submit` when it is full."""
         self._slots, self._submit = slots, submit
         self._idle.extend(slots)
         self.batch_columns = len(slots[0].obs)
@@ -310,7 +306,6 @@ class SlotFiller:
         """A message was refused for good: others fill its place."""
 
     def release(self, index: int) -> None:
-        """A slot is empty again."""
         self._idle.append(self._slots[index])
 
     def note_version(self, update: int) -> None:
@@ -329,7 +324,6 @@ class SlotFiller:
         return self._idle.popleft()
 
     def _send_on(self, slot: Slot) -> None:
-        """A batch is complete."""
         self._num_batches += 1
         slot.batch = self._num_batches
         self.ledger.submit(slot.batch, int(slot.filled_B.sum()))

@@ -225,7 +225,6 @@ def _watch_over(pid: int, silence: Silence, tick_s: float, end_fd: int) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """By a signal, or by a debugger."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

@@ -11,15 +11,7 @@ import psutil
 import pytest
 
 from tests import matrix
-from tests.e2e.harness import (
-    ENDLESS,
-    Site,
-    given,
-    identities_hold,
-    is_alive,
-    module,
-    wait_until,
-)
+from tests.e2e.harness import ENDLESS, Site, given, identities_hold, is_alive, module, wait_until
 from tests.e2e.zygote import Forked, children
 
 pytestmark = pytest.mark.e2e

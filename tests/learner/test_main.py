@@ -11,7 +11,6 @@ import zmq
 
 from impala_async import learner
 from impala_async.learner import __main__ as door
-from impala_async.learner import probe
 from impala_async.wire import connections
 
 # An interpreter that ends beneath such a thread is aborted by torch.
@@ -83,7 +82,7 @@ def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descrip
         raise error
 
     monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
-    monkeypatch.setattr(probe, "begin_probe", fail)
+    monkeypatch.setattr(door, "begin_probe", fail)
     assert start(tmp_path / "run") == (2 if is_short else 70)
     said = capsys.readouterr().err
     if is_short:

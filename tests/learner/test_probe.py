@@ -7,17 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from bench.probes import Counting
-from impala_async.config.model import ModelSection
-from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.config.run import ActorSection, EnvSection
-from impala_async.errors import EnvError
-from impala_async.learner import probe
-from impala_async.learner.probe import begin_probe
+from impala_async.errors import ConfigError, EnvError
+from impala_async.learner import __main__ as door
 from impala_async.schema import (
     ActionPart,
     ActionSpec,
@@ -27,13 +24,16 @@ from impala_async.schema import (
     policy_leaf,
     recurrent_state,
 )
+from tests.learner.columns import small_schema
+from tests.learner.server_harness import config_of
 
 PROBES = "bench.probes"
-MODEL = ModelSection()
 
 
-def begin(env, model=MODEL, sampler="auto", rows=7):
-    return begin_probe(env, ActorSection(sampler=sampler), model, ONE_POLICY, rows)
+def begin(env_id, *, rows=7, kwargs=None, **sections):
+    config = config_of(small_schema(), env={"id": env_id, "kwargs": kwargs or {}}, **sections)
+    # More of them than a config allows, too.
+    return door.begin_probe(config.model_copy(update={"trajectory": SimpleNamespace(rows=rows)}))
 
 
 @pytest.fixture
@@ -46,14 +46,13 @@ def children(monkeypatch):
             super().__init__(*args, **settings)
             started.append(self)
 
-    monkeypatch.setattr(probe.subprocess, "Popen", Noted)
+    monkeypatch.setattr(door.subprocess, "Popen", Noted)
     return started
 
 
 def test_the_child_describes_the_spaces_and_ends(children):
-    env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_actions": 5})
     num_open = len(os.listdir("/proc/self/fd"))
-    schema, _ = begin(env)()
+    schema = begin(f"{PROBES}:ActionReward", kwargs={"num_actions": 5})()
     assert len(os.listdir("/proc/self/fd")) == num_open
     assert schema == Schema(
         ObsSpec((ArraySpec("", (1,), "float32"),)),
@@ -79,10 +78,9 @@ class Daemon(Counting):
 
 def test_an_environment_whose_daemon_lives_on_is_described(monkeypatch, capfd):
     """It holds what its parent answers to, and the answer counts."""
-    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 45.0)
+    monkeypatch.setattr(door, "PROBE_TIMEOUT_S", 45.0)
     try:
-        schema, _ = begin(EnvSection(id=f"{__name__}:Daemon"))()
-        assert schema.rows == 7
+        assert begin(f"{__name__}:Daemon")().rows == 7
     finally:
         daemons = re.findall(r"daemon (\d+)", capfd.readouterr().err)
         for daemon in map(int, daemons):
@@ -90,35 +88,35 @@ def test_an_environment_whose_daemon_lives_on_is_described(monkeypatch, capfd):
     assert daemons
 
 
+ROOT = Path(door.__file__).parents[2]
+HEAVY = {"gymnasium", "torch", "zmq"}
+BEGIN = """
+import sys, time
+from impala_async.config.run import RunConfig
+from impala_async.learner.__main__ import begin_probe
+config = RunConfig.model_validate({{"env": {{"id": "{env}"}}, "model": {{"core": "gru"}}}})
+wait = begin_probe(config)
+"""
+
+
 def test_the_environment_is_never_imported_here():
     """In a process of its own, where no other test has imported anything."""
-    code = (
-        "import sys\n"
-        "from impala_async.config.run import ActorSection, EnvSection\n"
-        "from impala_async.config.model import ModelSection\n"
-        "from impala_async.config.policies import ONE_POLICY\n"
-        "from impala_async.learner.probe import begin_probe\n"
-        f"env = EnvSection(id='{PROBES}:Counting')\n"
-        "actor = ActorSection(sampler='serial')\n"
-        "begin_probe(env, actor, ModelSection(core='gru'), ONE_POLICY, 3)()\n"
-        "assert not {'gymnasium', 'torch', 'zmq'} & sys.modules.keys()\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(probe.__file__).parents[2])
+    code = BEGIN.format(env=f"{PROBES}:Counting")
+    code += f"wait()\nassert not {HEAVY} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_an_environment_that_cannot_be_made_is_one_line():
-    env = EnvSection(id=f"{PROBES}:ActionReward", kwargs={"num_acts": 5})
     with pytest.raises(EnvError, match="num_acts") as error:
-        begin(env)()
+        begin(f"{PROBES}:ActionReward", kwargs={"num_acts": 5})()
     assert "\n" not in str(error.value)
-    env = EnvSection(id=f"{PROBES}:ActionReward")
     with pytest.raises(EnvError, match=r"env\.id: .*: a column of .* lower trajectory\.rows"):
-        begin(env, rows=10**9)()
+        begin(f"{PROBES}:ActionReward", rows=10**9)()
 
 
 def test_a_child_whose_learner_is_interrupted_says_nothing(children, capfd):
     """It hears of it as well."""
-    begin(EnvSection(id=f"{PROBES}:Counting"))
+    begin(f"{PROBES}:Counting")
     (child,) = children
     child.send_signal(signal.SIGINT)
     assert child.wait(30) == -signal.SIGINT
@@ -151,8 +149,8 @@ def test_the_child_ends_however_its_environment_does(
     (tmp_path / "made.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", timeout_s)
-    wait = begin(EnvSection(id="made:Env"))
+    monkeypatch.setattr(door, "PROBE_TIMEOUT_S", timeout_s)
+    wait = begin("made:Env")
     if says is None:
         wait()
         assert "without what the environment left running: Thread physics" in capfd.readouterr().err
@@ -167,17 +165,8 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path):
     (tmp_path / "hanging.py").write_text(
         "import os, time\n\nos.write(2, b'%d\\n' % os.getpid())\ntime.sleep(100)\n"
     )
-    code = (
-        "import time\n"
-        "from impala_async.config.run import ActorSection, EnvSection\n"
-        "from impala_async.config.model import ModelSection\n"
-        "from impala_async.config.policies import ONE_POLICY\n"
-        "from impala_async.learner.probe import begin_probe\n"
-        "sections = EnvSection(id='hanging:Env'), ActorSection(), ModelSection(), ONE_POLICY\n"
-        "wait = begin_probe(*sections, 7)\n"
-        "time.sleep(100)\n"
-    )
-    paths = [str(tmp_path), str(Path(probe.__file__).parents[2])]
+    code = BEGIN.format(env="hanging:Env") + "time.sleep(100)"
+    paths = [str(tmp_path), str(ROOT)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     environment.pop("IMPALA_ASYNC_LIFELINE", None)
     learner = subprocess.Popen(
@@ -196,10 +185,11 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path):
 
 
 def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core():
-    policies = PoliciesSection(names=("main", "other"))
-    env, model = EnvSection(id="tests.envs.test_agents:Lives"), ModelSection(core="lstm")
-    schema, num_columns = begin_probe(env, ActorSection(), model, policies, 7)()
+    sections = {"policies": {"names": ("main", "other")}, "model": {"core": "lstm"}}
+    schema = begin("tests.envs.test_agents:Lives", **sections)()
     assert schema.policies == ("main", "other")
     assert schema.obs.leaves[-1] == policy_leaf(schema.policies)
     assert schema.state == recurrent_state("lstm", 256)
-    assert num_columns > 1
+    # A column for each of its agents.
+    with pytest.raises(ConfigError, match="an actor sends a column per environment and agent"):
+        begin("tests.envs.test_agents:Lives", actor={"num_envs": 4}, **sections)()

@@ -20,15 +20,7 @@ from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
 from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import Data
-from impala_async.wire.recording import (
-    OPENING,
-    End,
-    Reader,
-    Record,
-    Recorded,
-    Start,
-    encode_record,
-)
+from impala_async.wire.recording import OPENING, End, Reader, Record, Recorded, Start, encode_record
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import until
 
@@ -112,7 +104,8 @@ async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(path, mo
 
     monkeypatch.setattr(module, "encode_record", slowly)
     caplog.set_level("INFO")
-    recorder = Recorder(path, RUN, most_waiting_bytes=100)
+    monkeypatch.setattr(module, "MOST_WAITING_BYTES", 100)
+    recorder = Recorder(path, RUN)
     begin(recorder, has_room=lambda: room.append("room"))
     take(recorder, 0, 46)
     assert not recorder.is_behind
@@ -143,7 +136,8 @@ async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     path, monkeypatch, caplog, *, had_messages
 ):
     room: list[str] = []
-    recorder = Recorder(path, RUN, most_waiting_bytes=10)
+    monkeypatch.setattr(module, "MOST_WAITING_BYTES", 10)
+    recorder = Recorder(path, RUN)
     if had_messages:
         first = Start(RUN, 1, 0, "0.1", 0.0, small_schema(), {})
         records = first, Recorded(0, 0.0, DATA._replace(body=None), b"body")

@@ -9,13 +9,7 @@ import sys
 import pytest
 
 from impala_async.errors import EXIT_BUG
-from impala_async.learner.watchdog import (
-    BUILD_PATIENCE,
-    EXIT_STUCK,
-    LOOP_STANDS,
-    Silence,
-    Watchdog,
-)
+from impala_async.learner.watchdog import BUILD_PATIENCE, EXIT_STUCK, LOOP_STANDS, Silence, Watchdog
 from tests.learner.hand_actor import until
 
 HANGS = "the learner thread has not moved"

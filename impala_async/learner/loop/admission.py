@@ -52,11 +52,8 @@ class Bodies:
         self._packed = np.zeros(largest.obs, np.uint8)
 
     def receive(self, rest: Router, arrival: Arrival) -> Arrival:
-        """Receive both planes into their place, and the episodes that came with them, if any.
-
-        Raises:
-            ProtocolError: it has another size, or another form, than such a message can have.
-        """
+        """Receive both planes into their place, and the episodes that came with them, if any; or
+        raise ProtocolError for another size or form than such a message can have."""
         data, obs = arrival.data, arrival.obs.reshape(-1)
         if data.rows != self._schema.rows:
             raise ProtocolError("wrong_size", f"{data.rows} rows, not {self._schema.rows}")
@@ -152,7 +149,6 @@ class Admission:
         return self._sessions.hear(route, message, rest, now)
 
     def decide(self, now: float) -> None:
-        """Check what has been received, and take it in or refuse it."""
         received = list(self._received.values())
         self._received.clear()
         faults = self._bodies.find_faults(received) if received else []
@@ -203,7 +199,6 @@ class Admission:
         }
 
     def _take(self, route: bytes, data: Data, rest: Router, now: float) -> None:
-        """Reserve by the header and receive the body; or give the reason why not."""
         peer = self._table.find(data.session, now)
         if peer is None:
             raise self._unknown(data)

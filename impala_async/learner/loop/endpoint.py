@@ -15,21 +15,8 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.report import Counters
 from impala_async.wire.codec import Frame
-from impala_async.wire.connections import (
-    DOES_NOT_READ,
-    REPLACED,
-    SAID_HELLO,
-    SENT_TOO_MANY_FRAMES,
-)
-from impala_async.wire.messages import (
-    MAX_HEADER_BYTES,
-    Data,
-    Hello,
-    Message,
-    Spec,
-    pack,
-    unpack,
-)
+from impala_async.wire.connections import DOES_NOT_READ, REPLACED, SAID_HELLO, SENT_TOO_MANY_FRAMES
+from impala_async.wire.messages import MAX_HEADER_BYTES, Data, Hello, Message, Spec, pack, unpack
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 
@@ -84,7 +71,6 @@ class Endpoint:
                 self.send(answer.route, answer.instead)
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
-        """Send, or count that it could not be; never waits."""
         if not self._is_open:
             return False
         was_sent = self.router.send(route, frames)

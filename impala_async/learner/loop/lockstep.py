@@ -119,7 +119,6 @@ class LockstepFiller(SlotFiller):
             self._submit_complete()
 
     def skip(self, peer: Peer) -> None:
-        """Its place stays empty."""
         _, episodes = self._batch_of(peer.rank)
         episodes[peer.rank] = None
         self._submit_complete()
@@ -131,7 +130,6 @@ class LockstepFiller(SlotFiller):
         self._count_due()
 
     def report(self) -> dict[str, object]:
-        """Beside the slots: how many have done their part of the next batch, and who has not."""
         done = self._open[0][1].keys() if self._open else set()
         missing = self._expected - done
         names = [f"actor {r} (not joined)" for r in sorted(missing - self._members.keys())]

@@ -112,14 +112,12 @@ class Reporter:
         return at - self._started_at
 
     async def watch_lag(self) -> None:
-        """A task."""
         while True:
             due = time.monotonic() + LOOP_PROBE_S
             await asyncio.sleep(LOOP_PROBE_S)
             self._lag.push(max(0.0, time.monotonic() - due) * 1000)
 
     async def report_regularly(self) -> None:
-        """A task."""
         due = time.monotonic()
         while True:
             # From due time to due time: waiting for an answer must not stretch the interval.

@@ -61,11 +61,8 @@ class _Saved(BaseModel):
 
 
 def load_newest(folder: RunFolder) -> Captured | None:
-    """The newest checkpoint of a run that is sound, or None if it died before its first.
-
-    Raises:
-        CheckpointError: there are some, and not one of them is sound.
-    """
+    """The newest checkpoint of a run that is sound, or None if it died before its first; or
+    CheckpointError where there are some, and not one of them is sound."""
     fault, last = "", folder.last_saved()
     if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
         text = "%s/last_checkpoint: names %r, which is not there: the newest that is will do"
@@ -142,7 +139,6 @@ class Saver:
         self._best: Best | None = None
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the episodes and the best of a checkpoint."""
         self.episodes.restore(**state["episodes"])
         if state.get("best"):
             score, epoch, update = state["best"]

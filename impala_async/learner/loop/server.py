@@ -123,7 +123,6 @@ class ActorServer:
             self._answer()
 
     def settle(self, settlement: Settlement) -> None:
-        """A batch is done with, and its slot empty, if it lay in one to its end."""
         self.ledger.settle(settlement)
         if settlement.slot is not None:
             self.release(settlement.slot)
@@ -174,14 +173,12 @@ class ActorServer:
         return any(doubts)
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:
-        """Tell every actor, and wait a moment until they have understood."""
         self._data.say(self.sessions.say_bye(reason))
         give_up_at = time.monotonic() + timeout_s
         while len(self.table) and time.monotonic() < give_up_at:
             await asyncio.sleep(0.01)
 
     def accounts(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 
     def report(self) -> dict[str, object]:
@@ -207,7 +204,6 @@ class ActorServer:
         self._link.close()
 
     def _cut_off(self) -> Counter[str]:
-        """Connections that were ended for what came over them, by the reason."""
         return self._data.connections.cut_off + self._weights.connections.cut_off
 
     def _tell_of_strangers(self) -> None:
@@ -248,7 +244,6 @@ class ActorServer:
         )
 
     def _bind(self, schema: Schema | None) -> list[Router]:
-        """Listen on both addresses."""
         bind, link, routers = self._config.bind, self._link, list[Router]()
         size = MAX_MESSAGE_BYTES
         if schema is not None:

@@ -119,12 +119,11 @@ class Publisher:
 class PeerLog:
     """Says what peers make it say: so many lines a second, each of one line, and how many more."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._second = self._num_lines = self._num_left_out = 0
 
     def say(self, level: int, text: str, *args: object) -> None:
-        second = int(self._clock())
+        second = int(time.monotonic())
         if second != self._second:
             self._second, self._num_lines = second, 0
         if self._num_lines >= MAX_LINES_PER_S - 1:
@@ -172,7 +171,6 @@ class Sessions:
         self.publisher.layout_digest = layout.coarse(()).digest
 
     def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        """Answer a message on the data port that is no trajectory."""
         if isinstance(message, Hello):
             if self.is_closing:
                 return []  # the actor asks again, and then another learner may be here
@@ -192,7 +190,6 @@ class Sessions:
         return [] if peer is None else self._part(peer, route, message)
 
     def hear_pull(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        """Answer a message on the weights port."""
         if not isinstance(message, Get | Heartbeat):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
         peer = self.table.find(message.session, now)
@@ -230,12 +227,10 @@ class Sessions:
         return [Answer(peer.data_route, [pack(Bye(peer.session, code))]) for peer in self.table]
 
     def expire(self, now: float) -> None:
-        """End the sessions whose lease is over."""
         for peer in self.table.expire(now):
             self.lose(peer, "its lease is over")
 
     def lose(self, peer: Peer, why: str) -> None:
-        """The actor is gone without a word."""
         self.table.end(peer)
         self._counters.add("expired")
         if peer.columns:
@@ -308,7 +303,6 @@ class Sessions:
             self._log.say(WARNING, text, peer.rank, peer.build)
 
     def _decide_schema(self, peer: Peer, schema: Schema, spec: Spec) -> str | None:
-        """Build what this schema asks for, unless that is impossible; then it is not ours."""
         try:
             fault = _model_misfit(self.find_layout(schema), spec)
             if fault is not None:

@@ -11,12 +11,7 @@ import pytest
 
 from impala_async import __version__
 from impala_async.errors import SpacesError
-from impala_async.learner.loop.sessions import (
-    MAX_LINES_PER_S,
-    MAX_SCHEMA_BYTES,
-    PeerLog,
-    Publisher,
-)
+from impala_async.learner.loop.sessions import MAX_LINES_PER_S, MAX_SCHEMA_BYTES, PeerLog, Publisher
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights
@@ -384,9 +379,10 @@ def test_a_hang_is_told_now_and_then_and_reported_with_its_seconds(caplog):
 # -------------------- lines that peers cause
 
 
-def test_lines_are_few_and_each_stays_one(caplog):
+def test_lines_are_few_and_each_stays_one(caplog, monkeypatch):
     now = 5.0
-    log = PeerLog(lambda: now)
+    monkeypatch.setattr("impala_async.learner.loop.sessions.time.monotonic", lambda: now)
+    log = PeerLog()
     for _ in range(10):
         caplog.clear()
         now += 1.0
