@@ -12,9 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from impala_async.config.run import StopSection
 from impala_async.errors import ServiceError
-from impala_async.learner.watchdog import Pulse
+from impala_async.learner.watchdog import Watchdog
 from impala_async.weights import Version, Weights
 
 if TYPE_CHECKING:
@@ -113,12 +112,6 @@ class Progress(NamedTuple):
     def version(self) -> Version:
         return Version(self.epoch, self.update)
 
-    def reached(self, stop: StopSection) -> str | None:
-        """The limit that is reached, of those on what is made."""
-        if stop.env_steps is not None and self.env_steps_trained >= stop.env_steps:
-            return "env_steps"
-        return "updates" if stop.updates is not None and self.update >= stop.updates else None
-
 
 class LearnerReport(NamedTuple):
     """A frozen reading of everything that the learner thread owns."""
@@ -149,7 +142,7 @@ class Channels:
     stops: Inbox[str]
     run_path: Path
     """Where it leaves what made it give up."""
-    pulse: Pulse = field(default_factory=Pulse)
+    watchdog: Watchdog
     # Requests of the loop, which the thread looks at when it has time.
     is_report_due: threading.Event = field(default_factory=threading.Event)
     is_capture_due: threading.Event = field(default_factory=threading.Event)

@@ -92,7 +92,7 @@ class LearnerThread:
         self._publish()
         try:
             while True:
-                self._channels.pulse.beat(BUILD_PATIENCE if self._first_update is None else 1)
+                self._channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)
                 self._answer()
                 if self._is_over():
                     break
@@ -101,7 +101,7 @@ class LearnerThread:
             # A loader's own thread may be waiting for us.
             self.loader.close()
             # How long an end may take, its own watch knows.
-            self._channels.pulse.rest()
+            self._channels.watchdog.rest()
         for loaded in self._ring.drain():
             loaded.drop(loaded.alive_B.copy(), "shutdown")
             self._channels.settlements.post(loaded.settle(self._section.num_passes))
@@ -247,12 +247,17 @@ class LearnerThread:
     def _is_over(self) -> bool:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
         if self._stop_reason is None and self._is_between_updates:
-            limit_s, first = self._stop.wall_s, self._first_update
-            is_late = limit_s and first and time.monotonic() - first[0] >= limit_s
-            reached = self.progress.reached(self._stop) or ("wall_s" if is_late else None)
-            if reached is not None:
-                self._stop_reason = reached
-                self._channels.stops.post(reached)
+            first, made = self._first_update, self.progress
+            reached = {
+                "env_steps": made.env_steps_trained,
+                "updates": made.update,
+                "wall_s": time.monotonic() - first[0] if first else 0.0,
+            }
+            for name, value in reached.items():
+                limit = getattr(self._stop, name)
+                if limit is not None and value >= limit and self._stop_reason is None:
+                    self._stop_reason = name
+                    self._channels.stops.post(name)
         return self._is_closed or self._stop_reason is not None
 
     def _report(self) -> LearnerReport:

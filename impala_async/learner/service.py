@@ -135,7 +135,7 @@ class LearnerService:
             captures=Inbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),
             run_path=self._folder.path,
-            pulse=self._watchdog.learner,
+            watchdog=self._watchdog,
         )
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,

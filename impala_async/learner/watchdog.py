@@ -2,7 +2,7 @@
 watches, because nothing here runs while a thread holds the interpreter's lock. This file is also
 its program, and imports the standard library alone.
 
-Runs on: the child, and the event loop, which tells it; the learner thread beats its pulse
+Runs on: the child, and the event loop, which tells it; the learner thread calls `beat` and `rest`
 """
 
 import contextlib
@@ -40,28 +40,8 @@ TOO_LATE = "not ended"
 _SIGEV_THREAD = 2
 
 
-class Pulse:
-    """The signs of life of a thread. It may be silent before the first of them."""
-
-    def __init__(self, tell: Callable[[str], object] = lambda _: None) -> None:
-        self._tell = tell
-        self.num_beats, self.patience = 0, 1
-
-    def beat(self, patience: int = 1) -> None:
-        """It moves. The next beat may take so many times as long as it should."""
-        before, self.patience = self.patience, patience
-        self.num_beats += 1
-        if patience > before:
-            # At once, as what follows may hold the lock.
-            self._tell(str(patience))
-
-    def rest(self) -> None:
-        """It may be silent from now on."""
-        self.num_beats, self.patience = 0, 1
-
-
 class Watchdog:
-    """Watches the loop and the learner thread, which beats `learner`, from `start` to `close`.
+    """Watches the loop and the learner thread, which says `beat`, from `start` to `close`.
 
     The loop tells the child in each tick that it moves, and whether the learner thread does. After
     `end_s` of silence this process ends, and after half of it all stacks are shown.
@@ -73,8 +53,9 @@ class Watchdog:
         # Twice in each tick of the child, which else could miss it.
         self._pace_s = tick_s / 2
         self._tell = tell or self._tell_child
-        self.learner = Pulse(self._tell)
-        self._num_seen = 0
+        # The learner thread may be silent before the first of them.
+        self.num_beats = self._num_seen = 0
+        self.patience = 1
         self._left_s = self._within_s = math.inf
         self._child: subprocess.Popen[bytes] | None = None
         self._is_closed = False
@@ -92,6 +73,18 @@ class Watchdog:
         if has_child:
             self._start_child()
         beat()
+
+    def beat(self, patience: int = 1) -> None:
+        """The learner thread moves. Its next beat may take so many times as long as it should."""
+        before, self.patience = self.patience, patience
+        self.num_beats += 1
+        if patience > before:
+            # At once, as what follows may hold the lock.
+            self._tell(str(patience))
+
+    def rest(self) -> None:
+        """The learner thread may be silent from now on."""
+        self.num_beats, self.patience = 0, 1
 
     def loop_builds(self) -> None:
         """The loop may be silent for as long as a build takes."""
@@ -112,11 +105,11 @@ class Watchdog:
         self._left_s -= self._pace_s
         if self._left_s <= 0:
             self._tell(f"{TOO_LATE} within {self._within_s:g} s")
-        elif 0 < self.learner.num_beats == self._num_seen:
+        elif 0 < self.num_beats == self._num_seen:
             self._tell("the learner thread has not moved")
         else:
-            self._num_seen = self.learner.num_beats
-            self._tell(str(self.learner.patience))
+            self._num_seen = self.num_beats
+            self._tell(str(self.patience))
         if self._child is not None and (code := self._child.poll()) is not None:
             logger.warning(
                 "the process %d, which watches for hangs, has ended (%d): none is ended any more "

@@ -23,6 +23,7 @@ from impala_async.learner.handoff import (
 )
 from impala_async.learner.loader import LoadedBatch
 from impala_async.learner.slots import Settlement
+from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.step import StepResult
 from impala_async.weights import Version, Weights
@@ -55,6 +56,7 @@ class Listener:
             captures=Inbox(loop, self.captures.append),
             stops=Inbox(loop, self.stops.append),
             run_path=Path(),
+            watchdog=Watchdog(60.0),
         )
 
     @property

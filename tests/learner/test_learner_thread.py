@@ -319,17 +319,17 @@ def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update():
     seen: list[tuple[int, int]] = []
     step = FakeStep()
     run = Run([None, batch_of(1), batch_of(2), None, batch_of(3)], step=step)
-    pulse, learn = run.listener.channels.pulse, step.run
+    watchdog, learn = run.listener.channels.watchdog, step.run
 
     def noted(*args, **how):
-        seen.append((pulse.num_beats, pulse.patience))
+        seen.append((watchdog.num_beats, watchdog.patience))
         return learn(*args, **how)
 
     step.run = noted  # type: ignore[method-assign]
     run()
     # While it waits, too; and at its end nobody waits for it.
     assert seen == [(2, BUILD_PATIENCE), (3, 1), (5, 1)]
-    assert pulse.num_beats == 0
+    assert watchdog.num_beats == 0
 
 
 def test_reports_and_captures_are_given_when_asked_for_between_updates():

@@ -24,7 +24,7 @@ def hold_the_lock():
         ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 def hang():
-    dog.learner.beat()
+    dog.beat()
     time.sleep(20)
 
 def end():
@@ -88,7 +88,6 @@ class Watched:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.dog = Watchdog(60.0, self.lines.append)
-        self.learner = self.dog.learner
 
     def tick(self) -> str:
         self.dog.tick()
@@ -100,16 +99,16 @@ def test_it_is_told_whether_the_learner_thread_moves_and_of_a_build_before_it_be
     assert [watched.tick(), watched.tick()] == ["1", "1"]
     for moves, says in ((True, "1"), (False, HANGS), (False, HANGS), (True, "1"), (False, HANGS)):
         if moves:
-            watched.learner.beat()
+            watched.dog.beat()
         assert watched.tick() == says
-    watched.learner.rest()
+    watched.dog.rest()
     assert watched.tick() == "1"
     watched.lines.clear()
     for _ in range(2):
-        watched.learner.beat(BUILD_PATIENCE)
+        watched.dog.beat(BUILD_PATIENCE)
         assert watched.lines == [str(BUILD_PATIENCE)]
     assert watched.tick() == str(BUILD_PATIENCE)
-    watched.learner.rest()
+    watched.dog.rest()
     assert watched.tick() == "1"
     watched.dog.loop_builds()
     assert watched.lines[-1] == str(BUILD_PATIENCE)
@@ -142,7 +141,7 @@ async def test_a_child_that_somebody_ends_is_told_once(caplog):
     assert dog._child is not None
     dog._child.kill()
     await until(lambda: "which watches for hangs, has ended (-9)" in caplog.text, "its end")
-    dog.learner.beat(BUILD_PATIENCE)
+    dog.beat(BUILD_PATIENCE)
     await asyncio.sleep(0.3)
     assert len(caplog.messages) == 1
     dog.close()
