@@ -222,12 +222,7 @@ def _sinks(
 
 
 def _show(
-    summary: dict[str, Any],
-    folder: "RunFolder",
-    goal: float | None,
-    code: int,
-    *,
-    is_resumed: bool,
+    summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int, *, is_resumed: bool
 ) -> None:
     from impala_async.runs.summary import describe, draw_at_end
 

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
 from impala_async.learner.slots import SlotFiller, allocate_slots
+from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
 from tests.learner.columns import Planes, big_schema, planes_of, put
 from tests.learner.hand_actor import DEADLINE_S
@@ -26,7 +28,8 @@ class DeviceBench:
     """Owns the loader thread. `full` is fed by `put`; `released` are host slots that came back."""
 
     def __init__(self, device, *, num_slots=3, num_device_slots=2):
-        self.schema = big_schema()
+        leaves = (*big_schema().obs.leaves, ArraySpec("stack", (4, 8, 8), "uint8", is_stack=True))
+        self.schema = replace(big_schema(), obs=ObsSpec(leaves))
         self.slots = allocate_slots(self.schema, COLUMNS, num_slots, allocator_for(device))
         self.released: list[int] = []
         self.ends: list[BaseException] = []
@@ -76,13 +79,13 @@ class DeviceBench:
 
 
 def holds(loaded: LoadedBatch, planes: Planes) -> bool:
-    """Whether a batch on the device is what was put in."""
-    got, sent = loaded.tensors, Batch.over(planes.columns)
-    pairs = [(got.obs[name], sent.obs[name]) for name in sent.obs]
-    pairs += [(got.actions[name], sent.actions[name]) for name in sent.actions]
-    pairs += [(got.rewards_BT, sent.rewards_BT), (got.log_probs_BT, sent.log_probs_BT)]
-    pairs += [(got.mask_BT, sent.mask_BT), (got.terminated_BT, sent.terminated_BT)]
-    return all(torch.equal(a.cpu(), b) for a, b in pairs)
+    """Whether a batch is what was put in, leaf by leaf."""
+    sent, pairs = Batch.over(planes.columns), []
+    for item in fields(Batch):
+        one, other = getattr(loaded.tensors, item.name), getattr(sent, item.name)
+        one, other = ({"": each} if torch.is_tensor(each) else each for each in (one, other))
+        pairs += [(one[name], other[name]) for name in other]
+    return all(a.dtype == b.dtype and torch.equal(a.cpu(), b) for a, b in pairs)
 
 
 class FakeEvent:

@@ -26,6 +26,7 @@ from impala_async.wire.pulls import LONGEST_PAUSE_S, Pulls
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.hand_actor import MODEL
 from tests.learner.pure_learner import PureLearner
+from tests.learner.server_harness import check_identities
 
 SCHEMA = small_schema()
 WIDTH = 2
@@ -216,11 +217,8 @@ class LockstepSimulation(PureLearner):
     def check(self) -> None:
         """What must hold at any moment."""
         assert self.table.outstanding_columns <= self.filler.free_columns
-        report = self.ledger.report()
-        count = {k.removeprefix("trajectories/"): v for k, v in report.items()}
-        assert count["received"] == count["admitted"] + count["rejected"]
-        assert count["admitted"] == count["trained"] + count["dropped"] + count["in_slots"]
-        assert 0 <= count["in_slots"] <= len(self.slots) * self.num_ranks * WIDTH
+        check_identities(self.ledger.report())
+        assert 0 <= self.ledger.in_slots <= len(self.slots) * self.num_ranks * WIDTH
 
     def train(self) -> bool:
         """The update of the oldest full slot, as the learner thread tells of it."""

@@ -1,7 +1,5 @@
 """From settings to a learner: how many slots, which device, and what is put together."""
 
-import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -38,7 +36,6 @@ from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.learner.columns import small_schema
 from tests.learner.fakes import Listener
-from tests.learner.hand_actor import DEADLINE_S
 from tests.learner.server_harness import config_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -77,24 +74,6 @@ def test_a_learner_on_a_cpu():
     assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
     assert {len(slot.obs) for slot in loader.slots} == {5}
     assert (type(loader), loader.bodies) == (HostLoader, {})
-
-
-def test_waiting_takes_next_to_no_processor_time():
-    listener = Listener()
-    learner = build(listener=listener, learner={"lease_s": 1})
-    thread = threading.Thread(target=learner.run)
-    thread.start()
-    give_up_at = time.monotonic() + DEADLINE_S
-    while not listener.weights:
-        assert time.monotonic() < give_up_at
-        time.sleep(0.001)
-    before = time.process_time()
-    time.sleep(0.7)
-    spent_s = time.process_time() - before
-    learner.loader.close()
-    thread.join(DEADLINE_S)
-    assert spent_s < 0.05
-    assert listener.reports[-1].starved_at is not None
 
 
 def test_an_algorithm_is_tried_before_anything_runs(monkeypatch):
@@ -172,14 +151,11 @@ def test_the_layout_is_known_before_the_model_is_built():
     assert find_layout(config.model, schema) == policy.layout.digest
 
 
-def test_auto_takes_what_is_there(monkeypatch):
+def test_auto_takes_what_is_there_and_a_device_that_is_not_is_named(monkeypatch):
     for is_there, device in ((True, CUDA), (False, CPU)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
         assert pick_device("auto") == device
     assert pick_device("cpu") == CPU
-
-
-def test_a_device_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"^learner\.device: 'cuda:1' is not on .* has 1 GPUs"):
         pick_device("cuda:1")

@@ -1,18 +1,14 @@
 """On a CPU a batch is a view of its slot; on any device the leaves of two planes are the same."""
 
-import functools
 import queue
-import threading
 import time
-from dataclasses import fields, replace
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.loader import (
@@ -24,9 +20,8 @@ from impala_async.learner.loader import (
 )
 from impala_async.learner.slots import Settlement, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
-from impala_async.schema import ArraySpec, ObsSpec
-from impala_async.training.batch import Batch
-from tests.learner.columns import Planes, big_schema, planes_of, put, small_schema
+from tests.learner.columns import Planes, big_schema, planes_of, put
+from tests.learner.device_cases import holds
 from tests.learner.hand_actor import DEADLINE_S
 
 
@@ -48,18 +43,6 @@ class Bench:
         return planes
 
 
-def are_equal(first: Batch, second: Batch) -> bool:
-    pairs = []
-    for item in fields(Batch):
-        one, other = getattr(first, item.name), getattr(second, item.name)
-        if isinstance(one, dict):
-            assert one.keys() == other.keys()
-            pairs += [(one[name], other[name]) for name in one]
-        else:
-            pairs.append((one, other))
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
-
-
 def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
     bench = Bench()
     bench.masked_CT[1, :2] = True
@@ -71,7 +54,7 @@ def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
         assert loaded.alive_B.tolist() == [True] * 4
         assert loaded.updates_B.tolist() == [10 + number] * 4
         assert loaded.valid_rows_B.tolist() == [3, 1, 3, 3]
-        assert are_equal(loaded.tensors, Batch.over(planes.columns))
+        assert holds(loaded, planes)
         assert bench.loader.num_waiting() == 1 - number
         slot = bench.slots[loaded.place]
         slot.columns.rewards_CT[2, 1] = 123
@@ -111,30 +94,6 @@ def test_waiting_ends_with_the_timeout_or_with_the_close():
         with pytest.raises(ClosedError):
             bench.loader.get(timeout=None)
         assert taken + bench.loader.leftovers() == [1, 2]
-
-
-STACK = ArraySpec("pixels", (4, 8, 8), "uint8", is_stack=True)
-SCHEMAS = {
-    "one leaf": small_schema(),
-    "many leaves": big_schema(),
-    "a stack": replace(big_schema(), obs=ObsSpec((big_schema().obs.leaves[0], STACK))),
-}
-
-
-@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema):
-    planes = planes_of(schema, 5, seed=3)
-    planes.columns.mask_CT[1, 2] = False
-    planes.columns.terminated_CT[4, 0] = True
-    planes.columns.truncated_CT[0, 1] = True
-    obs, small = torch.from_numpy(planes.obs), torch.from_numpy(planes.small)
-    batch = Batch.in_planes(schema, obs, small)
-    assert are_equal(batch, Batch.over(planes.columns))
-    # Views: what is copied into the planes later is seen.
-    planes.columns.rewards_CT[3, 1] = 7.5
-    assert batch.rewards_BT[3, 1] == 7.5
-    first = next(iter(batch.obs.values()))
-    assert first.data_ptr() == obs.data_ptr()
 
 
 def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch):
@@ -182,31 +141,18 @@ def test_what_is_dropped_is_dropped_once_and_keeps_its_passes_as_partial():
     loaded.use()
     loaded.drop(which(), "shutdown")
     assert loaded.alive_B.tolist() == [False, False, False, True]
-    assert loaded.settle(3) == Settlement(
+    had = loaded.settle(3)
+    # Its numbers reach a checkpoint by way of the accounts, as JSON.
+    assert {type(number) for number in (had.trained, had.passes_done, had.dropped["stale"])} == {
+        int
+    }
+    assert had == Settlement(
         7,
         trained=1,
         dropped={"stale": 2, "nonfinite_update": 1},
         passes_done=6,
         passes_partial={"stale": 1, "nonfinite_update": 2},
     )
-
-
-@settings(deadline=None)
-@given(
-    st.integers(1, 4),
-    st.lists(st.tuples(st.lists(st.booleans(), min_size=4, max_size=4), st.booleans()), max_size=4),
-)
-def test_passes_add_up(num_passes, story):
-    loaded = account_of(which(0, 1, 2, 3))
-    for mask, is_stale in story[:num_passes]:
-        loaded.drop(np.array(mask), "stale" if is_stale else "shutdown")
-        loaded.use()
-    had = loaded.settle(num_passes)
-    assert had.trained + sum(had.dropped.values()) == 4
-    partial = sum(had.passes_partial.values())
-    assert had.passes_done + had.passes_init_short == num_passes * had.trained + partial
-    # Its numbers reach a checkpoint by way of the accounts, as JSON.
-    assert all(type(number) is int for number in (had.trained, had.passes_done, partial))
 
 
 # -------------------- an index queue
@@ -219,21 +165,14 @@ def queue_of(*items: int, capacity: int = 3) -> IndexQueue:
     return made
 
 
-def in_thread(body):
-    thread = threading.Thread(target=body, daemon=True)
-    thread.start()
-    return thread
-
-
 def test_a_queue_keeps_the_order_and_wakes_whoever_waits():
     indices = queue_of(2, 0, 1)
     assert len(indices) == 3
     assert [indices.get(), indices.get(0.0), indices.get(1.0)] == [2, 0, 1]
-    got: list[int] = []
-    thread = in_thread(lambda: got.append(indices.get(DEADLINE_S)))
-    indices.put(5)
-    thread.join(DEADLINE_S)
-    assert got == [5]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(indices.get, DEADLINE_S)
+        indices.put(5)
+    assert waiting.result() == 5
 
 
 def test_an_empty_queue_raises_after_the_timeout():
@@ -251,20 +190,11 @@ def test_more_indices_than_slots_are_a_bug():
 
 def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts():
     for is_drained in (False, True):
-        indices, ends = queue_of(), list[type[BaseException]]()
-
-        def wait(timeout, indices=indices, ends=ends):
-            try:
-                indices.get(timeout)
-            except (ClosedError, queue.Empty) as error:
-                ends.append(type(error))
-
-        waiting = (functools.partial(wait, timeout) for timeout in (None, DEADLINE_S, None))
-        threads = [in_thread(body) for body in waiting]
-        indices.close(is_drained=is_drained)
-        for thread in threads:
-            thread.join(DEADLINE_S)
-        assert ends == [ClosedError] * 3
+        indices = queue_of()
+        with ThreadPoolExecutor() as pool:
+            waiting = [pool.submit(indices.get, timeout) for timeout in (None, DEADLINE_S, None)]
+            indices.close(is_drained=is_drained)
+        assert [type(each.exception()) for each in waiting] == [ClosedError] * 3
     indices = queue_of(1, 2)
     indices.close()
     with pytest.raises(ClosedError):

@@ -33,16 +33,6 @@ SUMMARY = {
     *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
     *("lag_quantiles", "dropped", "bottleneck", "exit_reason", "num_actors"),
 }
-REPORT = {
-    *("time_s", "env_steps_trained", "updates", "env_steps_per_s", "mean_return_100"),
-    *(f"trajectories/{n}" for n in ("received", "admitted", "rejected", "trained", "dropped")),
-    *("num_actors", "trajectories/in_slots", "passes/done", "passes/partial"),
-    *(f"rejected/{n}" for n in ("duplicate", "invalid", "nonfinite", "unknown_session", "stale")),
-    *("rejected/dead_branch", "dropped/stale", "dropped/nonfinite_update", "dropped/shutdown"),
-    *("lag/mean", "lag/max", "lag/quantiles", "loop/lag_ms_mean", "loop/lag_ms_max"),
-    *(f"learner_queue/size_{n}" for n in ("count", "mean", "std", "quantiles")),
-    *(f"timing_breakdown/learner_{n}_time_ms" for n in ("grad", "load", "load_wait", "dequeue")),
-}
 
 
 def check_end(run: ServiceRun, reason: str) -> dict[str, Any]:
@@ -93,7 +83,6 @@ async def test_a_run_to_its_goal(tmp_path, learner):
     assert last["learner_queue/size_count"] == last["updates"]
     assert len(run.reports) >= 2
     for report in run.reports:
-        assert report.keys() >= REPORT
         assert undeclared(report) == set()
         check_identities(report)
     times = [report["time_s"] for report in run.reports]
@@ -171,7 +160,6 @@ async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path):
         run.service.stop("terminated")
         assert await run.end() == EXIT_DONE
     last = check_end(run, "terminated")
-    assert last.keys() >= REPORT
     assert last["learner/starved_total_s"] >= 0.5
     assert run.summary["lag_quantiles"] == []
 
@@ -329,18 +317,6 @@ async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path
         for _ in range(3):
             await asyncio.sleep(0)
     assert list(run.folder.checkpoints.iterdir()) == []
-
-
-async def test_a_session_ends_with_its_lease_however_short(tmp_path):
-    settings = {"lease_s": 1.0, "report_every_s": 0.05}
-    async with service_run(tmp_path, learner=settings) as run:
-        actor = await run.actor()
-        await actor.join()
-        await until(lambda: bool(run.sink.lines) and run.number("num_actors") == 1)
-        # Nothing is heard of it any more, though its connection stays.
-        await until(lambda: run.number("num_actors") == 0, "the end of the lease")
-        assert run.number("sessions/expired") == 1
-        assert run.number("credit/granted_columns") == 0
 
 
 async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from impala_async.metrics.names import DROP_REASONS
 from impala_async.metrics.report import merge
 from impala_async.wire.messages import VERDICTS
 from tests.learner.columns import big_schema, planes_of, put, room, small_schema
+from tests.learner.server_harness import check_identities
 
 B = 4
 MMAP, TRIM, ARENAS = -3, -1, -8
@@ -67,6 +68,7 @@ def test_planes_are_allocated_once_each_and_never_again():
     assert now - before < layout.column_bytes / 4
     assert places == [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
     assert len(sizes) == 6
+    assert touched_memory(100).tolist() == [0] * 100
 
 
 def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committed():
@@ -112,21 +114,12 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
     }
 
 
-def test_memory_is_touched_when_it_is_made():
-    assert touched_memory(100).tolist() == [0] * 100
-
-
 # -------------------- the accounts: they hold at every moment, whatever happens in whatever order
 
 
 def check(ledger: Ledger) -> dict[str, Any]:
     report: dict[str, Any] = ledger.report()
-    at = {name.removeprefix("trajectories/"): report[name] for name in report}
-    assert at["received"] == at["admitted"] + at["rejected"]
-    assert at["admitted"] == at["trained"] + at["dropped"] + at["in_slots"]
-    assert at["rejected"] == sum(report[f"rejected/{reason}"] for reason in VERDICTS)
-    assert at["dropped"] == sum(report[f"dropped/{reason}"] for reason in DROP_REASONS)
-    assert report["passes/partial"] == sum(report[f"partial/{reason}"] for reason in DROP_REASONS)
+    check_identities(report)
     return report
 
 

@@ -250,11 +250,8 @@ class ActorServer:
             # Nobody has a reason to send more than a whole batch at once.
             size = _largest_message(self._config.learner.batch_columns, schema)
         self._context = new_context()
-        ends = {
-            "bind.data": (bind.data, link.data_path),
-            "bind.weights": (bind.weights, link.weights_path),
-        }
-        for key, (url, ipc_path) in ends.items():
+        ends = ("data", bind.data, link.data_path), ("weights", bind.weights, link.weights_path)
+        for name, url, ipc_path in ends:
             try:
                 routers.append(Router(self._context, url, ipc_path, size))
             except AddressError as error:
@@ -265,7 +262,7 @@ class ActorServer:
                 advice = "name an address of this host, or 0.0.0.0 for all of them"
                 if error.is_taken:
                     advice = "is another learner running? name another port, or * for any free one"
-                raise ConfigError(f"{key}: {error}; {advice}") from None
+                raise ConfigError(f"bind.{name}: {error}; {advice}") from None
         return routers
 
 

@@ -8,23 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from impala_async.errors import ProtocolError
 from impala_async.learner.loop.endpoint import BAD_REASONS
 from impala_async.learner.slots import Arrival
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
-from impala_async.wire.messages import (
-    VERDICTS,
-    Bye,
-    ByeOk,
-    Get,
-    Grant,
-    Heartbeat,
-    Hello,
-    Spec,
-    pack,
-    unpack,
-)
+from impala_async.wire.messages import VERDICTS, ByeOk, Get, Hello, Spec, pack
 from tests.columns import find_fault
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import LAYOUT
@@ -199,19 +187,20 @@ def test_a_body_of_the_wrong_form_is_refused_and_written_over(caplog):
     taken = train(learner)
     assert all(same(*taken(place), *each) for place, each in enumerate(columns))
     assert refused(good) == []
-
-
-def test_an_inline_body_has_no_frames_of_its_own():
     actor = HandActor(PureLearner(SMALL)).join()
     _, _, (frame,) = actor.data_of(None, [])
-    assert actor.say(frame, b"more") == "wrong_frame_count"
+    assert actor.say(frame, b"an inline body has none") == "wrong_frame_count"
 
 
 # -------------------- what the header says
 
 
-def test_a_duplicate_is_counted_and_taken_once():
+def test_a_duplicate_and_a_stranger_count_for_no_more_than_a_batch():
     learner = PureLearner(SMALL)
+    stranger = HandActor(learner)
+    assert stranger.say(stranger.header(session=b"?" * 16, columns=4096)) == "unknown_session"
+    report = learner.report()
+    assert report["rejected/unknown_session"] == 4 == report["trajectories/received"]
     actor = HandActor(learner, 2).join()
     actor.send()
     num_grants = len(actor.grants)
@@ -223,14 +212,6 @@ def test_a_duplicate_is_counted_and_taken_once():
     assert (report["rejected/duplicate"], report["trajectories/in_slots"]) == (4, 2)
     # It was settled once, and no word of this one.
     assert (actor.settled, actor.verdicts) == (1, [])
-
-
-def test_strangers_are_told_so_and_count_for_no_more_than_a_batch():
-    learner = PureLearner(SMALL)
-    stranger = HandActor(learner)
-    assert stranger.say(stranger.header(session=b"?" * 16, columns=4096)) == "unknown_session"
-    report = learner.report()
-    assert report["rejected/unknown_session"] == 4 == report["trajectories/received"]
 
 
 def test_versions_are_judged_and_the_judgement_is_told(caplog):
@@ -247,11 +228,8 @@ def test_versions_are_judged_and_the_judgement_is_told(caplog):
     for line, verdict in zip(caplog.messages, versions.values(), strict=True):
         assert line.startswith("actor 0: a message of 1 columns is refused: it was acted with")
         assert line.endswith(f"({verdict}, 1 columns so far from all actors)")
-
-
-def test_what_is_refused_is_told_now_and_then(caplog):
-    learner = PureLearner(SMALL)
-    actor = HandActor(learner).join()
+    # It is told now and then.
+    caplog.clear()
     for now in (0.0, 1.0, 9.9, 10.0):
         learner.now = now
         actor.send(spoiled(planes_of(SMALL, 1), "reward", np.nan))
@@ -395,73 +373,41 @@ def test_no_credit_is_given_while_the_recorder_is_behind():
 # -------------------- thousands of mutated messages, while a well-behaved actor works
 
 
-class Vandal:
-    """Says what is nearly right, in the name of a session of its own."""
-
-    def __init__(self, actor: HandActor, seed: int) -> None:
-        self.actor = actor
-        self.random = random.Random(seed)
-        self.planes = planes_of(actor.schema, 1, seed=99)
-
-    def say(self) -> str:
-        """The next message; the reason why it is not understood, if so."""
-        frames = self._noise() if self.random.random() < 0.1 else self._right()
-        for _ in range(self.random.choice((0, 1, 1, 2, 3))):
-            self._mutate(frames)
-        if not frames or self.random.random() < 0.6:
-            return self.actor.say(*(frames or [b""]))
-        try:
-            return self.actor.pull(unpack(frames[0]))
-        except ProtocolError as error:
-            return error.reason
-
-    def _noise(self) -> list[bytes]:
-        sizes = self.random.choices((0, 1, 3, 20, 300, 5000, 13_000), k=self.random.randint(1, 4))
-        return [self.random.randbytes(size) for size in sizes]
-
-    def _right(self) -> list[bytes]:
-        actor, rng, schema = self.actor, self.random, self.actor.schema
-        session = actor.session if rng.random() < 0.7 else rng.randbytes(16)
-        header = actor.header(
-            session=session,
-            seq=rng.choice((actor.settled, actor.settled + 1, rng.randrange(2**62))),
-            epoch=rng.choice((1, 1, 1, 0, 2, 2**31)),
-            rows=rng.choice((schema.rows, schema.rows, 1, 65535)),
-            columns=rng.choice((1, 1, 1, 2, 4096)),
-        )
-        spec = Spec(session, schema.digest, LAYOUT, rng.randint(1, 9), rng.randint(1, 3))
-        data = encode_data(header, self.planes.obs, self.planes.small, [])
-        choices = [
-            [pack(actor.hello_of(protocol=rng.choice((1, 1, 2)), actor=rng.randbytes(16)))],
-            [pack(Get(session, rng.randrange(3), rng.randrange(5)))],
-            [pack(Heartbeat(session, {"env_time_ms": 1.0, rng.choice("ab"): 2}))],
-            [pack(Grant(session, 1, 0, 1, 1, []))],
-            [pack(rng.choice((ByeOk(rng.randbytes(16)), Bye(rng.randbytes(16), 0))))],
-            [pack(spec), rng.choice((schema.to_json(), b"{}", b"[1]"))],
-            *[data] * 4,
-        ]
-        return [bytes(frame) for frame in rng.choice(choices)]
-
-    def _mutate(self, frames: list[bytes]) -> None:
-        rng, noise = self.random, self._noise()[0]
-        at = rng.randrange(len(frames)) if frames else 0
-        frame = frames[at : at + 1] or [b""]
-        cut = rng.randrange(len(frame[0]) + 1)
-        changed = frame[0][:cut] + rng.randbytes(1) + frame[0][cut + 1 :]
-        ways = ([], [noise, *frame], [frame[0][:cut]], [frame[0] + noise], [changed])
-        frames[at : at + 1] = rng.choice(ways)
+def mutated(rng: random.Random, frames: list[Any]) -> list[bytes]:
+    """One frame is left out, cut, changed, longer, or has another before it."""
+    at, noise = rng.randrange(len(frames)), rng.randbytes(rng.choice((0, 3, 300, 13_000)))
+    frame = bytes(frames[at])
+    cut = rng.randrange(len(frame) + 1)
+    changed = frame[:cut] + rng.randbytes(1) + frame[cut + 1 :]
+    ways = ([], [frame[:cut]], [changed], [frame + noise], [noise, frame])
+    return [*map(bytes, frames[:at]), *rng.choice(ways), *map(bytes, frames[at + 1 :])] or [b""]
 
 
 def test_thousands_of_bad_messages():
-    learner = PureLearner(big_schema(rows=2))
+    learner, rng = PureLearner(big_schema(rows=2)), random.Random(1)
     good, bad = HandActor(learner, 2).join(), HandActor(learner, 1).join()
-    vandal, reasons = Vandal(bad, seed=1), Counter[str]()
+    planes, reasons = planes_of(bad.schema, 1, seed=99), Counter[str]()
     sent, taken = [], {}
-    for number in range(6000):
-        reasons[vandal.say()] += 1
+    for number in range(4000):
+        session = bad.session if rng.random() < 0.8 else rng.randbytes(16)
+        header = bad.header(
+            session=session,
+            seq=rng.choice((bad.settled, bad.settled, rng.randrange(2**62))),
+            epoch=rng.choice((1, 1, 1, 0, 2, 2**31)),
+            columns=rng.choice((1, 1, 1, 2, 4096)),
+        )
+        spec = Spec(session, bad.schema.digest, LAYOUT, rng.randint(1, 9), rng.randint(1, 3))
+        frames = encode_data(header, planes.obs, planes.small, [])
+        others = (
+            [pack(spec), bad.schema.to_json()],
+            [pack(ByeOk(session))],
+            [pack(Get(session, 1, 1))],
+        )
+        frames = rng.choice((*others, *[frames] * 5))
+        reasons[bad.say(*(mutated(rng, frames) if rng.random() < 0.8 else frames))] += 1
         if number % 10 == 0:
-            planes = good.send(planes_of(good.schema, 2, seed=number), [(1.0, 3)])
-            sent += [(planes.columns, column) for column in range(2)]
+            columns = good.send(planes_of(good.schema, 2, seed=number), [(1.0, 3)]).columns
+            sent += [(columns, column) for column in range(2)]
         if learner.table.peer_of(bad.session) is None:
             bad.join()
         while learner.full:
@@ -470,8 +416,8 @@ def test_thousands_of_bad_messages():
             for columns, place in map(column, range(4)):
                 taken[columns.rewards_CT[place].tobytes()] = columns, place
     assert reasons.keys() == {"", *BAD_REASONS} - {"oversized_header"}
-    assert reasons.total() - reasons[""] > 3000
+    assert reasons.total() - reasons[""] > 2000
     # The good one never noticed. Only the filling slot may still hold some of the newest.
-    assert (good.rejects, good.verdicts, len(learner.episodes)) == ([], [], 600)
+    assert (good.rejects, good.verdicts, len(learner.episodes)) == ([], [], 400)
     found = [taken.get(columns.rewards_CT[place].tobytes()) for columns, place in sent[:-3]]
     assert all(same(*there, *here) for there, here in zip(found, sent[:-3], strict=True))
