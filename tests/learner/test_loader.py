@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from impala_async.learner import loader as module
 from impala_async.learner.handoff import ClosedError
 from impala_async.learner.loader import (
     HostLoader,
@@ -21,7 +22,8 @@ from impala_async.learner.loader import (
 from impala_async.learner.slots import Settlement, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
 from tests.learner.columns import Planes, big_schema, planes_of, put
-from tests.learner.device_cases import holds
+from tests.learner.device_cases import *  # noqa: F403
+from tests.learner.device_cases import DeviceBench, FakeCuda, holds
 from tests.learner.hand_actor import DEADLINE_S
 
 
@@ -103,6 +105,32 @@ def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch):
         make_current(torch.device(name))
     assert current == [torch.device("cuda:1")]
     assert allocator_for(torch.device("cpu")) is touched_memory
+
+
+# -------------------- on a stand-in for a GPU: which slot is whose, and when
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(module.torch, "cuda", fake)
+    return fake
+
+
+@pytest.fixture
+def device(cuda):
+    return torch.device("cpu")
+
+
+def test_updates_wait_for_copies_and_copies_for_updates(device, cuda):
+    bench = DeviceBench(device)
+    bench.put(0)
+    loaded = bench.loader.get(timeout=5.0)
+    assert cuda.compute.waited_for == [bench.loader._places[loaded.place].copied]
+    assert bench.loader._stream.waited_for == []
+    bench.loader.release(loaded)
+    assert bench.loader._stream.waited_for == [cuda.compute]
+    bench.close()
 
 
 # -------------------- which columns live, and what passes they had

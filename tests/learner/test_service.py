@@ -6,6 +6,9 @@ import logging
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,19 +16,32 @@ import pytest
 from safetensors.torch import load_file
 
 from impala_async import output
-from impala_async.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN, ConfigError
-from impala_async.learner import build, learner_thread, service
+from impala_async.config.learner import LearnerSection
+from impala_async.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_TRY_AGAIN,
+    CheckpointError,
+    ConfigError,
+    ServiceError,
+)
+from impala_async.launch import local
+from impala_async.learner import build, learner_thread, service, watchdog
+from impala_async.learner.handoff import Mailbox
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.saver import Saver
+from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
 from impala_async.metrics.names import undeclared
 from impala_async.models.flat import Snapshot
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
+from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import newest_checkpoint
-from impala_async.wire.messages import ByeOk
-from tests.learner.hand_actor import until
+from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk, Heartbeat
+from tests.learner.hand_actor import Actor, until
 from tests.learner.server_harness import check_identities
 from tests.learner.service_run import ServiceRun, service_run
 
@@ -341,3 +357,239 @@ async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_d
         fill_disk(run)
         assert await run.end() == EXIT_BUG
     assert run.summary["exit_reason"] == "not_finite"
+
+
+# -------------------- whatever dies ends it at once, as ServiceError with the cause
+
+AT_ONCE_S = 2.0
+
+
+class Boom(Exception):
+    pass
+
+
+def boom(*_: object) -> None:
+    raise Boom("it broke")
+
+
+async def death_of(run: ServiceRun) -> ServiceError:
+    """How it died, and that everything that it held is gone."""
+    with pytest.raises(ServiceError) as raised:
+        await run.end()
+    assert not (run.folder.path / "service.json").exists()
+    assert not (run.folder.path / "summary.json").exists()
+    return raised.value
+
+
+def break_a_callback(run: ServiceRun) -> None:
+    asyncio.get_running_loop().call_soon(boom)
+
+
+def break_a_sink(run: ServiceRun) -> None:
+    run.sink.error = Boom("it broke")
+
+
+async def start_an_actor(run: ServiceRun) -> None:
+    await run.start_actors(1)
+
+
+def stop(run: ServiceRun) -> None:
+    run.service.stop("terminated")
+
+
+@pytest.mark.parametrize(
+    ("broken", "act", "what"),
+    [
+        ("training.step.UpdateStep.run", start_an_actor, "the learner thread"),
+        # It is not the fault of a peer, then.
+        ("trajectory.ColumnChecks.find_fault", start_an_actor, "the event loop"),
+        (None, break_a_callback, "the event loop"),
+        (None, break_a_sink, "the reporter task"),
+        # It is no trouble of the disk: it would never be saved again.
+        ("learner.loop.saver.save_checkpoint", lambda run: None, "a save"),
+        ("training.step.UpdateStep.capture", stop, "the learner thread"),
+    ],
+)
+async def test_a_death_ends_the_run_at_once_with_its_cause(
+    tmp_path, monkeypatch, broken, act, what
+):
+    died_at: list[float] = []
+
+    def die(*_, **__):
+        died_at.append(time.monotonic())
+        boom()
+
+    if broken is not None:
+        monkeypatch.setattr(f"impala_async.{broken}", die)
+    settings: dict[str, Any] = {"report_every_s": 0.02}
+    async with service_run(tmp_path, learner=settings, checkpoint={"every_s": 0.05}) as run:
+        await run.place()
+        acting = act(run)
+        if acting is not None:
+            await acting
+        death = await death_of(run)
+        assert not died_at or time.monotonic() - died_at[0] < AT_ONCE_S
+    assert str(death) == f"{what} died: Boom('it broke')"
+    assert isinstance(death.__cause__, Boom)
+    assert death.__cause__.__traceback__ is not None
+
+
+def test_an_update_that_is_no_hang_is_waited_for_at_the_end():
+    assert LearnerSection().stuck_end_s <= service.THREAD_END_S < watchdog.END_WITHIN_S
+    assert watchdog.END_WITHIN_S + service.SAVE_WITHIN_S < local.LEARNER_END_S
+
+
+async def test_a_thread_that_does_not_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "THREAD_END_S", 0.1)
+    is_stuck, may_end = threading.Event(), threading.Event()
+    monkeypatch.setattr(HostLoader, "get", lambda *_, **__: is_stuck.set() or may_end.wait())
+    async with service_run(tmp_path) as run:
+        await until(is_stuck.is_set)
+        run.service.stop("terminated")
+        death = await death_of(run)
+        may_end.set()
+    assert str(death) == "still running after 0 s: the learner thread"
+
+
+async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path):
+    """Only the first actor brings the spaces here, and with them the first look at the device."""
+    async with service_run(tmp_path, schema=None, learner={"device": "cuda:99"}) as run:
+        await run.start_actors(1)
+        with pytest.raises(ConfigError, match=r"learner\.device"):
+            await run.end()
+
+
+@pytest.mark.parametrize("what", ["open", "announce"])
+async def test_a_start_that_fails_leaves_nothing_open(tmp_path, monkeypatch, what):
+    monkeypatch.setattr(service.LearnerService, f"_{what}", boom)
+    closed: list[Any] = []
+    close: Callable[[Any], None] = ActorServer.close
+    monkeypatch.setattr(ActorServer, "close", lambda server: (closed.append(server), close(server)))
+    async with service_run(tmp_path) as run:
+        with pytest.raises(Boom):
+            await run.end()
+        assert len(closed) == 1
+
+
+# -------------------- a run that goes on: counters, watermarks, lineage, and a new epoch
+
+
+async def first_start(path: Path, monkeypatch) -> tuple[ServiceRun, Actor]:
+    """A start with one hand-made actor that sent five messages; ended in good order."""
+    # Hand-made actors do not answer a goodbye.
+    monkeypatch.setattr(service, "GOODBYE_S", 0.01)
+    async with service_run(path) as run:
+        await run.start_actors(2)
+        await run.trained(20)
+        actor = await run.actor()
+        await actor.join()
+        for _ in range(5):
+            await actor.send()
+        await actor.say(Bye(actor.session, BYE_REASONS.index("leaving")))
+        await actor.hear(lambda: bool(actor.others))
+        run.service.stop("terminated")
+        assert await run.end() == EXIT_DONE
+    return run, actor
+
+
+async def come_back(run: ServiceRun, former: Actor) -> Actor:
+    """The same actor at the next start, which remembers nothing of what it sent."""
+    actor = await run.actor()
+    actor.uuid = former.uuid
+    await actor.hello(run_id=run.folder.run_id, epoch=1, lowest_unsettled=0)
+    await actor.spec()
+    await actor.hear(lambda: bool(actor.grants))
+    return actor
+
+
+async def test_numbers_go_on_where_they_were(tmp_path, monkeypatch):
+    before, _ = await first_start(tmp_path, monkeypatch)
+    num_before, last = len(before.reports), before.reports[-1]
+    goal = last["env_steps_trained"] + 600
+    async with service_run(tmp_path, is_resumed=True, stop={"env_steps": goal}) as run:
+        place = await run.place()
+        assert place["epoch"] == 2
+        await run.start_actors(2)
+        assert await run.end() == EXIT_DONE
+    reports = run.reports[num_before:]
+    for name in ("updates", "env_steps_trained", "trajectories/received", "trajectories/trained",
+                 "passes/done", "episodes/count", "time_s"):  # fmt: skip
+        values = [last[name], *(report[name] for report in reports)]
+        assert values == sorted(values), name
+    final = reports[-1]
+    assert final["env_steps_trained"] >= goal
+    assert final["weights/version_epoch"] == 2
+    check_identities(final)
+    assert final["trajectories/in_slots"] == 0
+    # What the summary says of this start is of this start, from its first update.
+    assert run.service._reading.first_update is not None
+    begun = run.service._reading.first_update[1]
+    assert begun > last["env_steps_trained"]
+    steps = final["env_steps_trained"] - begun
+    assert run.summary["env_steps_per_s"] == pytest.approx(steps / run.summary["wall_s"], rel=0.01)
+
+
+async def test_what_was_settled_is_never_taken_again_nor_what_an_abandoned_branch_made(
+    tmp_path, monkeypatch
+):
+    before, former = await first_start(tmp_path, monkeypatch)
+    fork = before.reports[-1]["updates"]
+    dead = VERDICTS.index("dead_branch")
+    async with service_run(tmp_path, is_resumed=True) as run:
+        actor = await come_back(run, former)
+        assert actor.settled == 5
+        duplicates = run.service._server.report()["rejected/duplicate"]
+        for seq in range(5):
+            await actor.send(seq=seq, epoch=1, update=0, is_waiting=False)
+        await until(lambda: run.service._server.report()["rejected/duplicate"] == duplicates + 5)
+        check_identities(run.service._server.report())
+        # And it may go on from there.
+        actor.seq = 5
+        await actor.send(epoch=1, update=fork)
+        assert (actor.settled, actor.verdicts) == (6, [])
+        await actor.send(epoch=1, update=fork + 1)
+        assert actor.verdicts == [[6, dead]]
+        await run.start_actors(1)
+        await run.trained(fork + 3)
+        # It ends as by a crash: nothing is saved, and so it is a dead branch itself.
+        run.task.cancel()
+    async with service_run(tmp_path, is_resumed=True) as run:
+        assert (await run.place())["epoch"] == 3
+        actor = await come_back(run, former)
+        actor.seq = 5
+        await actor.send(epoch=2, update=fork + 1)
+        assert actor.verdicts == [[5, dead]]
+        await actor.send(epoch=1, update=fork)
+        assert len(actor.verdicts) == 1
+    assert (tmp_path / "epoch").read_text() == "3"
+
+
+async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(tmp_path, monkeypatch):
+    """A learner that has published nothing yet could not judge it: it gives no credit."""
+    _, former = await first_start(tmp_path, monkeypatch)
+    held: list[Callable[[], None]] = []
+    deliver = Mailbox._deliver
+    with monkeypatch.context() as patch:
+        patch.setattr(Mailbox, "_deliver", lambda box, _: held.append(lambda: deliver(box, None)))
+        async with service_run(tmp_path, is_resumed=True) as run:
+            actor = await come_back(run, former)
+            await actor.beat(Heartbeat(actor.session, {}))
+            await actor.hear(lambda: len(actor.grants) >= 2)
+            assert (actor.granted, actor.version) == (5, (0, 0))
+            patch.undo()
+            for waiting in held:
+                waiting()
+            actor.seq = 5
+            await actor.send(epoch=1, update=1)
+            assert actor.verdicts == []
+
+
+async def test_a_resume_that_fails_leaves_the_run_as_it_was(tmp_path, monkeypatch):
+    before, _ = await first_start(tmp_path, monkeypatch)
+    async with service_run(tmp_path, is_resumed=True, algorithm={"optimizer": "rmsprop"}) as run:
+        with pytest.raises(CheckpointError, match="state of Adam does not fit RMSprop"):
+            await run.end()
+    assert RunFolder(tmp_path).load_config() == before.config
+    async with service_run(tmp_path, is_resumed=True, algorithm={"lr": 0.25}) as run:
+        await run.place()
+        assert run.folder.load_config() == run.config != before.config

@@ -3,19 +3,14 @@
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.errors import ProtocolError
-from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.slots import Arrival, Episodes, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import EPISODE
 from impala_async.wire.messages import VERDICTS
-from tests.learner.columns import planes_of, room
+from tests.learner.columns import planes_of
 from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
 from tests.learner.pure_learner import HandActor, PureLearner
 
@@ -67,44 +62,6 @@ def test_any_order_of_events_gives_the_same_batches(lag, num_ranks, seed):
     assert episodes == [(float(r), b + 1) for b in range(6) for r in ranks]
 
 
-class Shelf:
-    """A filler that everybody has joined, with nobody to give credit to."""
-
-    def __init__(self, num_ranks: int = 2, lag: int = 0, num_slots: int = 3) -> None:
-        self.slots = allocate_slots(SCHEMA, num_ranks * WIDTH, num_slots)
-        self.submitted: list[Slot] = []
-        self.episodes: list[float] = []
-        self.filler = LockstepFiller(
-            self._count, num_ranks=num_ranks, width=WIDTH, lag=lag, first_update=0, on_loss=None
-        )
-        self.filler.open(self.slots, lambda index: self.submitted.append(self.slots[index]))
-
-    def _count(self, episodes: Episodes) -> None:
-        self.episodes += episodes["total"].tolist()
-
-    def put(self, rank: int, number: int = 0) -> None:
-        arrival = self.room(rank)
-        planes = planes_of(SCHEMA, WIDTH, seed=100 * number + rank)
-        arrival.obs[:], arrival.small[:] = planes.obs, planes.small
-        episodes = np.array([(rank + 10 * number, 1)], EPISODE)
-        self.filler.commit([arrival._replace(episodes=episodes)])
-
-    def room(self, rank: int, columns: int = WIDTH) -> Arrival:
-        arrival = room(self.filler, columns, rank)
-        assert arrival is not None
-        return arrival
-
-
-def test_observations_are_received_in_place_and_of_one_width():
-    shelf = Shelf()
-    for _ in range(2):
-        # To ask takes nothing: the same place again.
-        assert np.shares_memory(shelf.room(1).obs, shelf.slots[0].obs[WIDTH:])
-    for columns in (1, 3):
-        with pytest.raises(ProtocolError, match=f"{columns} columns, in lockstep an actor has 2"):
-            shelf.room(0, columns)
-
-
 def test_what_is_complete_at_the_end_but_not_trained_is_not_counted():
     simulation = LockstepSimulation(2, lag=1)
     for actor in simulation.add_actors():
@@ -125,38 +82,39 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted():
 
 
 def test_a_refused_message_leaves_its_place_empty_and_cannot_spoil_the_update():
-    shelf = Shelf()
-    shelf.put(0)
-    arrival = shelf.room(1)
-    arrival.obs.reshape(-1).view(np.float32)[:] = np.nan
-    arrival.small.fill(0xFF)
-    shelf.filler.skip(arrival.peer)
-    (slot,) = shelf.submitted
+    learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_ranks=2)
+    good, bad = (HandActor(learner, WIDTH).join() for _ in range(2))
+    learner.end_burst()
+    spoiled = planes_of(SCHEMA, WIDTH)
+    spoiled.obs.fill(0xFF)
+    bad.send(spoiled)
+    good.send(episodes=[(0.0, 1)])
+    (slot,) = learner.full
     assert slot.filled_B.tolist() == [True, True, False, False]
     # Empty columns go through the network with the rest.
     assert not slot.obs[WIDTH:].any()
     assert not slot.small[WIDTH:].any()
-    assert shelf.episodes == [0]
-    # Both go on with the batch after that.
-    shelf.filler.release(0)
-    shelf.put(1, 1)
-    shelf.put(0, 1)
-    assert [slot.batch for slot in shelf.submitted] == [1, 2]
-    assert shelf.submitted[1].filled_B.all()
+    assert learner.episodes == [(0.0, 1)]
+    # Both go on with the batch after that, where another width leaves a place empty, too.
+    learner.update += 1
+    learner.publish()
+    learner.settle(learner.full.pop())
+    assert bad.say(bad.header(columns=WIDTH - 1, update=1)) == "wrong_size"
+    good.send(update=1)
+    assert [slot.batch for slot in learner.full] == [2]
+    assert slot.filled_B.tolist() == [True, True, False, False]
 
 
 # -------------------- who is waited for
 
 
 def waits(simulation: LockstepSimulation) -> tuple[object, object]:
-    report = simulation.filler.report()
-    merge(report)
+    report = merge(simulation.filler.report())
     return report["lockstep/num_done"], report["lockstep/waits_for"]
 
 
-@LAGS
-def test_whose_places_are_empty_is_reported(lag):
-    simulation = LockstepSimulation(6, lag)
+def test_whose_places_are_empty_is_reported():
+    simulation = LockstepSimulation(6, lag=1)
     actors = simulation.add_actors()
     assert waits(simulation) == (
         0,
