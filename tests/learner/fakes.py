@@ -5,7 +5,6 @@
 """
 
 import queue
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,42 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from impala_async.learner.handoff import (
-    Captured,
-    Channels,
-    ClosedError,
-    Inbox,
-    LearnerReport,
-    Mailbox,
-)
+from impala_async.learner.handoff import Channels, ClosedError, Inbox, Mailbox
 from impala_async.learner.loader import LoadedBatch
-from impala_async.learner.slots import Settlement
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.step import StepResult
-from impala_async.weights import Version, Weights
-
-
-class InlineLoop:
-    """A loop that runs every callback at once, on the thread that posts it."""
-
-    def call_soon_threadsafe(self, callback: Callable[..., None], *arguments: Any) -> None:
-        callback(*arguments)
-
-    def is_closed(self) -> bool:
-        return False
+from impala_async.weights import Weights
 
 
 class Listener:
-    """Hears everything that a learner thread says, in one order of `events` and by kind."""
+    """Hears everything that a learner thread says, on the thread that posts it."""
 
     def __init__(self) -> None:
-        loop: Any = InlineLoop()
-        self.settlements: list[Settlement] = []
-        self.weights: list[Weights] = []
-        self.reports: list[LearnerReport] = []
-        self.captures: list[Captured] = []
-        self.stops: list[str] = []
+        loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: call(*given))
+        self.settlements, self.weights, self.reports = list[Any](), list[Any](), list[Any]()
+        self.captures, self.stops = list[Any](), list[str]()
         self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
@@ -60,36 +38,31 @@ class Listener:
         )
 
     @property
-    def versions(self) -> list[Version]:
-        return [weights.version for weights in self.weights]
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return self.reports[-1].metrics
+    def updates(self) -> list[int]:
+        """Of the versions that were published."""
+        return [weights.version.update for weights in self.weights]
 
 
 class FakeBatch:
-    """What a step gets to see: it only remembers which batch it was, and where it was kept."""
+    """A step and a test only see which batch it was, and where it was kept."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.kept: list[tuple[Any, ...]] = []
 
-    def keep(self, path: Path, about: dict[str, str], **others: Any) -> str:
+    def keep(self, path, about, **others):
         self.kept.append((path, about, others))
         return "it is kept"
 
 
 def batch_of(number, updates=(0, 0, 0, 0), valid_rows=(3, 3, 3, 3)):
     """A loaded batch, told by versions and valid rows of its columns."""
-    updates_B = np.array(tuple(updates), np.int64)
-    mask_CT = np.arange(9) < np.array(tuple(valid_rows))[:, None]
     slot: Any = SimpleNamespace(
         batch=number,
-        filled_B=np.ones(len(updates_B), np.bool_),
-        updates_B=updates_B,
-        ranks_B=np.zeros_like(updates_B),
-        columns=SimpleNamespace(mask_CT=mask_CT),
+        filled_B=np.ones(len(updates), np.bool_),
+        updates_B=np.array(updates, np.int64),
+        ranks_B=np.zeros(len(updates), np.int64),
+        columns=SimpleNamespace(mask_CT=np.arange(9) < np.array(valid_rows)[:, None]),
     )
     tensors: Any = FakeBatch(number)
     return LoadedBatch(number, tensors, slot)
@@ -101,16 +74,13 @@ class FakeLoader:
     At the end of the script it is closed.
     """
 
-    def __init__(self, script: Iterable[LoadedBatch | Callable[[], None] | None]) -> None:
+    def __init__(self, script):
         self._script = list(script)
-        self.released: list[int] = []
-        self.num_slots = 3
-        self.is_closed = False
-        self.timeouts: list[float | None] = []
-        self.load_timer = TimerStat()
-        self.load_wait_timer = TimerStat()
+        self.num_slots, self.is_closed = 3, False
+        self.released, self.timeouts = list[int](), list[float | None]()
+        self.load_timer, self.load_wait_timer = TimerStat(), TimerStat()
 
-    def get(self, *, timeout: float | None) -> LoadedBatch:
+    def get(self, *, timeout):
         self.timeouts.append(timeout)
         while self._script:
             step = self._script.pop(0)
@@ -121,14 +91,13 @@ class FakeLoader:
             step()
         raise ClosedError("full")
 
-    def release(self, loaded: LoadedBatch) -> int | None:
+    def release(self, loaded):
         self.released.append(loaded.place)
-        return None
 
-    def num_waiting(self) -> int:
+    def num_waiting(self):
         return sum(isinstance(step, LoadedBatch) for step in self._script)
 
-    def close(self) -> None:
+    def close(self):
         self.is_closed = True
 
 
@@ -139,52 +108,35 @@ class FakeStep:
     makes `num_updates`.
     """
 
-    def __init__(self, nonfinite=(), failing=None, num_updates=1):
-        self.policy = self
-        self.tensors = (torch.zeros(3),)
+    def __init__(self, nonfinite=(), failing=slice(None), num_updates=1):
+        self.policy, self.tensors = self, (torch.zeros(3),)
         self.uses: list[tuple[int, list[bool], int]] = []
         self.first_passes: list[bool] = []
-        self._nonfinite = set(nonfinite)
-        self._failing = None if failing is None else list(failing)
-        self._num_updates = num_updates
+        self._nonfinite, self._failing, self._num_updates = set(nonfinite), failing, num_updates
         self._num_failed = 0
 
     def run(self, batch, alive_B, env_steps_trained, *, is_first_pass):
         is_failed_B = torch.zeros_like(alive_B)
         if len(self.uses) in self._nonfinite:
-            is_failed_B[slice(None) if self._failing is None else self._failing] = True
-            is_failed_B &= alive_B
+            is_failed_B[self._failing] = alive_B[self._failing]
         is_applied = bool((alive_B & ~is_failed_B).any())
         self.uses.append((batch.number, alive_B.tolist(), env_steps_trained))
         self.first_passes.append(is_first_pass)
-        if is_applied:
-            self.tensors[0].add_(1)
-        num_updates = self._num_updates if is_applied else 0
-        stats = {"loss/total": 0.5}
+        self.tensors[0].add_(int(is_applied))
         self._num_failed = 0 if is_applied else self._num_failed + 1
-        return StepResult(
-            num_updates,
-            is_failed_B,
-            stats,
-            self._num_failed,
-            ("loss/value", "loss/total") if is_failed_B.any() else (),
-        )
+        what = ("loss/value", "loss/total") if is_failed_B.any() else ()
+        num_updates = self._num_updates if is_applied else 0
+        return StepResult(num_updates, is_failed_B, {"loss/total": 0.5}, self._num_failed, what)
 
-    def capture(self) -> Any:
+    def capture(self):
         return len(self.uses)
+
+    def take(self, version):
+        """The number of updates, as weights."""
+        flat = self.tensors[0].to(torch.uint8).repeat(4)
+        is_finite = bool(flat.view(torch.float32).isfinite().all())
+        return Weights(version, flat.numpy(), b"") if is_finite else None
 
     @property
     def batches(self) -> list[int]:
         return [number for number, _, _ in self.uses]
-
-
-class FakeSnapshot:
-    """The number of updates, as weights."""
-
-    def __init__(self, step: FakeStep) -> None:
-        self._number = step.tensors[0]
-
-    def take(self, version: Version) -> Weights | None:
-        flat = self._number.to(torch.uint8).repeat(4)
-        is_finite = bool(flat.view(torch.float32).isfinite().all())
-        return Weights(version, flat.numpy(), b"") if is_finite else None

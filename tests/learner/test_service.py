@@ -529,7 +529,7 @@ async def test_numbers_go_on_where_they_were(tmp_path, monkeypatch):
     assert run.summary["env_steps_per_s"] == pytest.approx(steps / run.summary["wall_s"], rel=0.01)
 
 
-async def test_what_was_settled_is_never_taken_again_nor_what_an_abandoned_branch_made(
+async def test_what_was_settled_or_made_by_an_abandoned_branch_is_not_taken_again(
     tmp_path, monkeypatch
 ):
     before, former = await first_start(tmp_path, monkeypatch)
