@@ -4,7 +4,6 @@
     batch b, from 0, is trained by update `first_update + b + 1`
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,23 +33,16 @@ Trajectory = tuple[int, int, Version]
 """Who sent it, its number, and the version it acted with."""
 
 
-@dataclass(eq=False)
 class SimulatedActor:
     """An actor whose next move the test chooses. `route` is empty when it is dead."""
 
-    simulation: "LockstepSimulation"
-    number: int
-    acting: Version | None = None
-    num_acted: int = 0
-    rank: int = -1
-    now: float = 0.0
-    is_dead: bool = False
-    arrived: list[Version] = field(default_factory=list)
-    is_turned_away: bool = False
-    reason_to_refuse: str = ""
-
-    def __post_init__(self) -> None:
-        self.side: ActorSide[Trajectory] = ActorSide(self.number.to_bytes(16, "big"))
+    def __init__(self, simulation: "LockstepSimulation", number: int) -> None:
+        self.simulation, self.number = simulation, number
+        self.acting: Version | None = None
+        self.rank, self.num_acted, self.now = -1, 0, 0.0
+        self.is_dead = self.is_turned_away = self.is_broken = False
+        self.arrived: list[Version] = []
+        self.side: ActorSide[Trajectory] = ActorSide(number.to_bytes(16, "big"))
         self.side.set_spec(SCHEMA, MODEL.digest, WIDTH, 1)
 
     @property
@@ -132,19 +124,15 @@ class SimulatedActor:
         return True
 
     def beat(self) -> bool:
-        """How it finds out that its session is over."""
-        is_over = self.is_at_work and not self.simulation.knows(self)
+        """How it finds out that its session is over: what it holds is given up."""
+        is_over = self.is_at_work and self.simulation.table.peer_of(self.side.session) is None
         if is_over:
             self.lose()
         return is_over
 
     def lose(self) -> None:
-        """Its session is over, as it finds out: what it holds is given up."""
         self.side.lose()
         self.arrived.clear()
-
-    def die(self) -> None:
-        self.is_dead = True
 
     WORK = ("pull", "begin", "finish", "send")
     MOVES = ("join", "beat", *WORK)
@@ -157,10 +145,8 @@ class LockstepSimulation(PureLearner):
     """The learner's side, and everybody who talks to it."""
 
     def __init__(self, num_ranks, lag, *, first_update=0, stops_at_loss=False):
-        self.num_ranks, self.lag = num_ranks, lag
-        self.num_losses = 0
-        self.batches: list[list[Trajectory | None]] = []
-        self.lags: list[list[int | None]] = []
+        self.num_ranks, self.lag, self.num_losses = num_ranks, lag, 0
+        self.batches, self.lags = list[list[Trajectory | None]](), list[list[int | None]]()
         self.actors: list[SimulatedActor] = []
         epoch = 1 if first_update == 0 else 2
         super().__init__(
@@ -174,8 +160,7 @@ class LockstepSimulation(PureLearner):
 
     def add_actors(self, num_actors: int | None = None) -> list[SimulatedActor]:
         first = 1 + len(self.actors)
-        numbers = range(first, first + (num_actors or self.num_ranks))
-        new = [SimulatedActor(self, number) for number in numbers]
+        new = [SimulatedActor(self, first + n) for n in range(num_actors or self.num_ranks)]
         self.actors += new
         self.listeners |= {actor.route: actor.hear for actor in new}
         return new
@@ -183,9 +168,6 @@ class LockstepSimulation(PureLearner):
     def _note_loss(self) -> None:
         self.num_losses += 1
         self.admission.close()
-
-    def knows(self, actor: SimulatedActor) -> bool:
-        return self.table.peer_of(actor.side.session) is not None
 
     def take(self, actor: SimulatedActor, message: Any, *rest: Any) -> None:
         self.hear(actor.route, message, *rest)
@@ -202,7 +184,7 @@ class LockstepSimulation(PureLearner):
         number, acted, version = trajectory
         planes = planes_of(SCHEMA, WIDTH, seed=number * 1000 + acted)
         planes.columns.rewards_CT[:] = number * 1000 + acted
-        if actor.reason_to_refuse:
+        if actor.is_broken:
             planes.columns.obs[""][0, 1] = np.nan
         header = Data(actor.side.session, seq, *version, SCHEMA.rows, WIDTH, 0, 0, None)
         episodes = [(float(actor.rank), acted + 1)]
@@ -230,14 +212,12 @@ class LockstepSimulation(PureLearner):
         lags = (self.update - slot.updates_B).tolist()
         rewards = slot.columns.rewards_CT[:, 0].astype(int).tolist()
         places = range(0, len(slot.filled_B), WIDTH)
-        self.batches.append(
-            [
-                (rewards[p] // 1000, rewards[p] % 1000, Version(1, int(slot.updates_B[p])))
-                if slot.filled_B[p]
-                else None
-                for p in places
-            ]
-        )
+        sent = [
+            (rewards[p] // 1000, rewards[p] % 1000, Version(1, int(slot.updates_B[p])))
+            for p in places
+        ]
+        filled = slot.filled_B[::WIDTH]
+        self.batches.append([t if here else None for t, here in zip(sent, filled, strict=True)])
         self.lags.append([lags[p] if slot.filled_B[p] else None for p in places])
         self.update += 1
         self.publish()

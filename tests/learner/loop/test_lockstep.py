@@ -38,28 +38,22 @@ def play(simulation: LockstepSimulation, random: Random, num_updates: int) -> No
         assert any(has_moved) or any(move() for move in moves) or simulation.train(), "stuck"
 
 
-def story(lag: int, num_ranks: int, seed: int) -> tuple[object, ...]:
-    simulation = LockstepSimulation(num_ranks, lag)
-    actors = simulation.add_actors()
-    # Ranks go by arrival: here always the same, as the places are compared.
-    for actor in actors:
-        actor.join()
-    play(simulation, Random(seed), 6)
-    first = actors[0].number
-    batches = [[t and (t[0] - first, *t[1:]) for t in batch] for batch in simulation.batches[:6]]
-    return batches, simulation.lags[:6], simulation.episodes[: 6 * num_ranks]
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
 def test_any_order_of_events_gives_the_same_batches(lag, num_ranks, seed):
-    batches, lags, episodes = story(lag, num_ranks, seed)
+    simulation = LockstepSimulation(num_ranks, lag)
+    # Ranks go by arrival: here always the same, as the places are compared.
+    for actor in simulation.add_actors():
+        actor.join()
+    play(simulation, Random(seed), 6)
     ranks = range(num_ranks)
     versions = [max(0, batch - lag) for batch in range(6)]
-    assert batches == [[(r, b, Version(1, versions[b])) for r in ranks] for b in range(6)]
+    batches = [[(1 + r, b, Version(1, versions[b])) for r in ranks] for b in range(6)]
+    assert simulation.batches[:6] == batches
     # Only the first batch cannot have a lag.
-    assert lags == [[min(lag, b)] * num_ranks for b in range(6)]
-    assert episodes == [(float(r), b + 1) for b in range(6) for r in ranks]
+    assert simulation.lags[:6] == [[min(lag, b)] * num_ranks for b in range(6)]
+    episodes = [(float(r), b + 1) for b in range(6) for r in ranks]
+    assert simulation.episodes[: len(episodes)] == episodes
 
 
 def test_what_is_complete_at_the_end_but_not_trained_is_not_counted():
@@ -182,7 +176,7 @@ def test_the_first_batch_waits_for_everybody_and_one_that_dies_before_is_replace
     simulation = at_work(2, lag, num_joined=1)
     first, late = simulation.actors
     assert simulation.batches == []
-    first.die()
+    first.is_dead = True
     simulation.end_session(first)
     late.join()
     # It waits for a second one, though the dead one has sent something.
@@ -208,7 +202,7 @@ def test_a_lost_one_is_waited_for_until_its_session_ends_and_may_come_back(lag, 
     if how == "leaves":
         simulation.leave(lost)
     else:
-        lost.die()
+        lost.is_dead = True
         assert simulation.settle_down() <= 1 + lag
         assert simulation.settle_down() == 0
         simulation.end_session(lost)
@@ -232,7 +226,7 @@ def test_a_lost_one_is_waited_for_until_its_session_ends_and_may_come_back(lag, 
 def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, num_joined):
     simulation = at_work(3, lag, num_joined, stops_at_loss=True)
     lost = simulation.actors[1]
-    lost.die()
+    lost.is_dead = True
     simulation.settle_down()
     num_batches = len(simulation.batches)
     simulation.end_session(lost)
@@ -248,7 +242,7 @@ def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, num_joined):
 
 def mishap(simulation: LockstepSimulation, actor: SimulatedActor, what: str) -> None:
     if what in ("dies", "is replaced"):
-        actor.die()
+        actor.is_dead = True
     if what in ("is over", "is replaced"):
         simulation.end_session(actor)
     if what == "is replaced":
@@ -256,7 +250,7 @@ def mishap(simulation: LockstepSimulation, actor: SimulatedActor, what: str) -> 
     if what == "is lost" and actor.side.is_joined:
         actor.lose()
     if what in ("breaks", "is mended"):
-        actor.reason_to_refuse = "bad" if what == "breaks" else ""
+        actor.is_broken = what == "breaks"
 
 
 MISHAPS = ("dies", "is over", "is replaced", "is lost", "breaks", "is mended", "is mended")
