@@ -68,31 +68,23 @@ def build(training=None, *, start=None, listener=None, **sections):
     return thread
 
 
-def test_a_learner_on_a_cpu():
-    learner = build(learner={"minibatch_buffer_size": 2, "queue_size": 3, "batch_columns": 5})
-    loader = learner.loader
-    assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
-    assert {len(slot.obs) for slot in loader.slots} == {5}
-    assert (type(loader), loader.bodies) == (HostLoader, {})
-
-
-def test_an_algorithm_is_tried_before_anything_runs(monkeypatch):
+def test_a_learner_on_a_cpu_whose_algorithm_is_tried_before_anything_runs(monkeypatch):
     prepared: list[tuple[Batch, int]] = []
 
     def prepare(step, batch):
         prepared.append((batch, torch.get_num_threads()))
 
     monkeypatch.setattr(UpdateStep, "prepare", prepare)
-    before = torch.get_num_threads()
-    try:
-        learner = build(learner={"threads": 2})
-    finally:
-        torch.set_num_threads(before)
+    loader = build(
+        learner={"threads": 2, "minibatch_buffer_size": 2, "queue_size": 3, "batch_columns": 5}
+    ).loader
     ((batch, num_threads),) = prepared
     assert num_threads == 2
     assert not batch.mask_BT.any()
-    first = Batch.over(learner.loader.slots[0].columns)
-    assert batch.rewards_BT.data_ptr() == first.rewards_BT.data_ptr()
+    assert batch is loader.batches[0]
+    assert len(loader.slots) == 6 == loader.full.capacity == loader.num_slots
+    assert {len(slot.obs) for slot in loader.slots} == {5}
+    assert (type(loader), loader.bodies) == (HostLoader, {})
 
 
 def step_of(**model: Any) -> UpdateStep:
@@ -112,43 +104,28 @@ def test_a_checkpoint_is_put_into_the_model():
     assert first.version == (2, 5)
     flat = torch.cat([tensor.reshape(-1) for tensor in step.policy.tensors])
     assert first.buffer.tobytes() == flat.numpy().tobytes()
-
-
-@pytest.mark.parametrize(
-    ("precision", "pace", "is_coarse"),
-    [
-        ("bfloat16", {}, True),
-        ("float32", {}, False),
-        ("bfloat16", {"pace": {"mode": "lockstep"}}, False),
-    ],
-)
-def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep(
-    precision, pace, is_coarse
-):
-    listener, start = Listener(), Progress(1, update=5, env_steps_trained=10)
-    settings = {"model": {"precision": precision}, "stop": {"env_steps": 1}, **pace}
-    learner = build(start=start, listener=listener, **settings)
-    learner.run()
-    (first,) = listener.weights
-    policy = Policy(small_schema(), config_of(small_schema(), **settings).model, seed=0)
-    sent = policy.coarse_layout if is_coarse else policy.layout
-    assert first.layout_digest == sent.digest
-    assert first.buffer.nbytes == sent.num_bytes
-
-
-def test_a_checkpoint_of_another_model_is_refused():
     with pytest.raises(CheckpointError):
         build(training=step_of(hidden_sizes=[5]).capture())
+
+
+def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep():
+    policy = step_of(precision="bfloat16").policy
+    for precision, mode, sent in (
+        ("bfloat16", "async", policy.coarse_layout),
+        ("float32", "async", policy.layout),
+        ("bfloat16", "lockstep", policy.layout),
+    ):
+        thread = build(model={"precision": precision}, pace={"mode": mode})
+        weights = thread._snapshot.take(Version(1, 0))
+        assert (weights.layout_digest, weights.buffer.nbytes) == (sent.digest, sent.num_bytes)
 
 
 # -------------------- the device, and what its machine cannot hold
 
 
 def test_the_layout_is_known_before_the_model_is_built():
-    schema = small_schema()
-    config = config_of(schema)
-    policy = Policy(schema, config.model, seed=0)
-    assert find_layout(config.model, schema) == policy.layout.digest
+    config = config_of(small_schema())
+    assert find_layout(config.model, small_schema()) == step_of().policy.layout.digest
 
 
 def test_auto_takes_what_is_there_and_a_device_that_is_not_is_named(monkeypatch):
@@ -176,9 +153,7 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free):
     wide = ObsSpec((ArraySpec("obs", (1 << 14,), "uint8"),))
     schema = replace(small_schema(), obs=wide, rows=63)
     check(schema, num_slots=220)
-    says = (
-        r"4\.\d GiB for 256 batches and .* 4\.0 GiB are free: lower .*_size or learner\.queue_size$"
-    )
+    says = r"4\.\d GiB for 256 batches .* 4\.0 GiB are free: lower .*_size or learner\.queue_size$"
     with pytest.raises(SpacesError, match=says):
         check(schema, num_slots=256)
 
