@@ -22,7 +22,8 @@ from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.server import ActorServer
-from impala_async.learner.slots import Settlement, allocate_slots, keep_freed_memory
+from impala_async.learner.slots import Settlement, allocate_slots
+from impala_async.processes import keep_freed_memory
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Welcome

@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def body() -> int:
+        processes.keep_freed_memory()
         config, folder = check_run(args)
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:
@@ -71,7 +72,6 @@ def _serve(
     config: "RunConfig", folder: "RunFolder", args: argparse.Namespace, starting: ExitStack
 ) -> int:
     from impala_async.learner.recorder import Recorder
-    from impala_async.learner.slots import keep_freed_memory
 
     console = start_logging()
     with ExitStack() as stack:
@@ -84,7 +84,6 @@ def _serve(
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(undone(recorder.withdraw))
-        keep_freed_memory()
         probe = begin_probe(config) if config.env.probe == "learner" else None
 
         # The probe works while torch loads.
