@@ -128,14 +128,11 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
     free_bytes = psutil.virtual_memory().available
     if slot_bytes + model_bytes > free_bytes:
-        advice = "learner.batch_columns, trajectory.rows, "
-        advice += "learner.minibatch_buffer_size or learner.queue_size"
-        if model_bytes > slot_bytes:
-            advice = "model.hidden_sizes, or choose an environment with fewer actions"
         raise SpacesError(
             f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
             f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
-            f"lower {advice}"
+            "lower learner.batch_columns, trajectory.rows, learner.queue_size or "
+            "model.hidden_sizes, or choose an environment with fewer actions"
         )
 
 

@@ -34,8 +34,7 @@ class Inbox(Generic[Value]):
     """Records from a thread to the loop: all of them, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[Value], None]) -> None:
-        self._loop = loop
-        self._take = take
+        self._loop, self._take = loop, take
 
     def post(self, value: Value) -> None:
         """From a thread; never waits. After the loop has ended nobody is there to listen."""

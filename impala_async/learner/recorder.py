@@ -6,6 +6,7 @@ Runs on: event loop; the file is written on the recorder thread, and opened befo
 """
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
@@ -166,8 +167,11 @@ class Recorder:
         if error is None:
             return
         self._has_failed = True
-        is_lost = isinstance(error, FileNotFoundError)
-        self.is_empty = is_lost or not _holds_message(self._path)
+        self.is_empty = True
+        if not isinstance(error, FileNotFoundError):
+            with contextlib.suppress(RecordingError):
+                records = Reader(self._path).records()
+                self.is_empty = not any(isinstance(record, Recorded) for _, record, _ in records)
         logger.error(
             "the recording has ended, and training goes on without it: %s: %s. %s can be replayed",
             self._path,
@@ -184,10 +188,3 @@ class Recorder:
             self._behind_total_s += time.monotonic() - self._behind_since
             self._behind_since = None
             self._has_room()
-
-
-def _holds_message(path: Path) -> bool:
-    try:
-        return any(isinstance(record, Recorded) for _, record, _ in Reader(path).records())
-    except RecordingError:
-        return False

@@ -126,7 +126,7 @@ def begin_epoch(folder: RunFolder, restored: Captured | None) -> tuple[Progress,
 
 @dataclass(eq=False, kw_only=True)
 class Saver:
-    """Writes checkpoints, one at a time, and keeps the newest and the best."""
+    """Writes checkpoints and keeps the newest and the best."""
 
     folder: RunFolder
     keep: int
