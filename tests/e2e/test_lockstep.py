@@ -146,15 +146,3 @@ def test_workers_and_frames_sent_once_and_compressed_make_the_same_weights(tmp_p
             outcomes.append(opened.outcome())
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["updates"] > 20
-
-
-@pytest.mark.slow
-def test_async_needs_not_many_more_steps_than_lockstep(tmp_path: Path) -> None:
-    steps = {"async": 0, "lockstep": 0}
-    for mode in steps:
-        for seed in range(3):
-            with site(tmp_path / f"{mode}-{seed}") as opened:
-                summary = opened.trained(f"seed={seed}", f"pace.mode={mode}")
-                assert summary["exit_reason"] == "mean_return"
-                steps[mode] += summary["env_steps_trained"]
-    assert steps["async"] <= 1.5 * steps["lockstep"]

@@ -1,4 +1,4 @@
-"""Env workers under real actors: learning with them, faults, and ends."""
+"""Env workers under real actors: faults, and ends."""
 
 import time
 
@@ -15,13 +15,6 @@ CARTPOLE = "env.id=CartPole-v1"
 def workers_of(actor: Door) -> list[psutil.Process]:
     """The children that an actor has now."""
     return psutil.Process(actor.process.pid).children()
-
-
-def test_a_policy_learns_with_workers(site: Site) -> None:
-    settings = ("env.id=bench.probes:MatchObservation", *PARALLEL, "actor.num_envs=4")
-    ends = ("trajectory.rows=20", "stop.mean_return=0.95", "stop.wall_s=60")
-    summary = site.trained(*settings, *ends, "train.num_actors=1")
-    assert summary["exit_reason"] == "mean_return"
 
 
 def test_workers_end_with_their_actor_and_it_ends_with_any_of_them(site: Site) -> None:

@@ -25,22 +25,3 @@ def test_a_team_is_trained_saved_and_evaluated(site: Site) -> None:
     assert told.wait_exit(60) == 0, told.log
     assert "main: mean return of 8 greedy episodes" in told.log
     assert "past: mean return of 8 greedy episodes" in told.log
-
-
-@pytest.mark.slow
-def test_a_resumed_team_goes_on_where_it_was(site: Site) -> None:
-    settings = ("stop.env_steps=none", "checkpoint.every_s=0.5")
-    learner = site.learner(*settings, config=SELF_PLAY)
-    for _ in range(2):
-        site.actor()
-    before = site.wait_report("training", lambda r: r["updates"] > 20)
-    learner.ends()
-    resumed = site.learner(resume=True)
-    change = ("--set", "policies.copy_every_updates=7")
-    refused = site.open("learner", "--run-dir", str(site.run_dir), "--resume", *change)
-    assert "policies.copy_every_updates: cannot change in a resumed run" in refused.fails(2)
-    for _ in range(2):
-        site.actor()
-    more = site.wait_report("more", lambda r: r["updates"] > before["updates"] + 20)
-    assert more["trajectories/rejected"] == 0
-    resumed.ends()

@@ -16,11 +16,6 @@ from tests.e2e.zygote import Forked, children
 
 pytestmark = pytest.mark.e2e
 
-SUMMARY_KEYS = {
-    *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
-    *("lag_quantiles", "dropped", "bottleneck", "exit_reason", "num_actors"),
-}
-
 
 def plays(site: Site, policy: str, num_episodes: int) -> None:
     """The trained policy of a run, or of a checkpoint."""
@@ -36,7 +31,6 @@ def test_cartpole_is_solved(site: Site, seed: int) -> None:
     door = site.train(f"seed={seed}")
     assert door.wait_exit(100) == 0, door.log
     summary = site.summary
-    assert summary.keys() >= SUMMARY_KEYS
     assert summary["exit_reason"] == "mean_return"
     assert summary["mean_return_100"] >= 475
     assert summary["env_steps_trained"] <= 300_000

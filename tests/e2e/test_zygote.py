@@ -80,12 +80,9 @@ def test_it_is_given_what_an_interpreter_is(tmp_path: Path, end: str, code: int)
     assert forked["parent"] == os.getpid()
 
 
-def test_two_have_random_numbers_of_their_own(tmp_path: Path) -> None:
+def test_two_have_random_numbers_of_their_own_and_the_zygote_is_no_child(tmp_path: Path) -> None:
     (_, _, first), (_, _, second) = (ask(Forked, tmp_path, "0", -1) for _ in range(2))
     assert not {*first.split()} & {*second.split()}
-
-
-def test_the_zygote_is_no_child_that_a_test_has_left() -> None:
     process = Forked([sys.executable, "-m", "this"], stdout=subprocess.DEVNULL)
     assert [child.pid for child in children()] == [process.pid]
     assert process.wait(60) == 0

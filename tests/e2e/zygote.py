@@ -31,6 +31,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import psutil
 
 import impala_async
@@ -231,42 +232,21 @@ def _become(job: Job, descriptors: Sequence[int]) -> None:
         os.dup2(descriptor, number)
     for number in map(int, os.listdir("/proc/self/fd")):
         if number not in job.numbers:
-            _close(number)
+            with contextlib.suppress(OSError):  # that which listed them
+                os.close(number)
     # Those of the zygote believe that they can seek, or that nobody reads line by line.
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     logging.root.handlers.clear()
-    _seed_anew()
-    os.chdir(job.folder)
-    _set_environment(job)
-
-
-def _close(number: int) -> None:
-    try:
-        os.close(number)
-    except OSError:  # that which listed them
-        return
-
-
-def _seed_anew() -> None:
-    """Python's own generator does so by itself."""
-    import numpy as np
-
+    # Python's own generator does so by itself.
     np.random.seed(None)
-
-
-def _set_environment(job: Job) -> None:
-    """Also where Python looks for modules."""
+    os.chdir(job.folder)
     os.environ.clear()
     os.environ.update(job.environment)
-    first = os.path.dirname(job.program) if _is_file(job.program) else os.getcwd()
+    first = os.path.dirname(job.program) if job.program.endswith(".py") else os.getcwd()
     named = filter(None, job.environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [first, *named, *OWN_PATHS]
-
-
-def _is_file(program: str) -> bool:
-    return program.endswith(".py")
 
 
 def _run(job: Job) -> NoReturn:
@@ -277,7 +257,7 @@ def _run(job: Job) -> NoReturn:
         sys.modules.pop(job.program, None)
     code: object = 0
     try:
-        if _is_file(job.program):
+        if job.program.endswith(".py"):
             runpy.run_path(job.program, run_name="__main__")
         else:
             runpy.run_module(job.program, run_name="__main__", alter_sys=True)
