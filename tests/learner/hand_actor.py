@@ -45,19 +45,12 @@ class Speaker:
     """What an actor may say, right or wrong, and what it has heard; somebody else carries it."""
 
     def __init__(self, schema: Schema, columns: int = 1) -> None:
-        self.schema = schema
-        self.columns = columns
-        self.layout = LAYOUT
-        self.uuid = next(_numbers).to_bytes(16, "big")
-        self.session = bytes(16)
-        self.seq = 0
+        self.schema, self.columns, self.layout = schema, columns, LAYOUT
+        self.uuid, self.session, self.seq = next(_numbers).to_bytes(16, "big"), bytes(16), 0
         self.welcome: Welcome | None = None
-        self.settings: bytes = b""
-        self.grants: list[Grant] = []
-        self.after_grant: list[bytes] = []
-        self.rejects: list[Reject] = []
-        self.byes: list[Bye] = []
-        self.others: list[list[bytes]] = []
+        self.settings = b""
+        self.grants, self.after_grant = list[Grant](), list[bytes]()
+        self.rejects, self.byes, self.others = list[Reject](), list[Bye](), list[list[bytes]]()
 
     @property
     def granted(self) -> int:
@@ -77,15 +70,7 @@ class Speaker:
         return max((Version(g.epoch, g.update) for g in self.grants), default=Version(0, 0))
 
     def hello_of(self, **fields: Any) -> Hello:
-        said: dict[str, Any] = {
-            "protocol": PROTOCOL,
-            "actor": self.uuid,
-            "build": __version__,
-            "run_id": bytes(16),
-            "epoch": 0,
-            "lowest_unsettled": self.seq,
-        }
-        return Hello(**{**said, **fields})
+        return Hello(PROTOCOL, self.uuid, __version__, bytes(16), 0, self.seq)._replace(**fields)
 
     def spec_of(self, streams: int = 1) -> list[Frame]:
         spec = Spec(self.session, self.schema.digest, self.layout, self.columns, streams)
@@ -93,18 +78,8 @@ class Speaker:
 
     def header(self, **fields: Any) -> Data:
         """A Data header that would do, with some fields changed."""
-        data = Data(
-            session=self.session,
-            seq=self.seq,
-            epoch=self.version.epoch,
-            update=self.version.update,
-            rows=self.schema.rows,
-            columns=self.columns,
-            codec=0,
-            num_episodes=0,
-            body=None,
-        )
-        return data._replace(**fields)
+        sizes = self.schema.rows, self.columns, 0, 0
+        return Data(self.session, self.seq, *self.version, *sizes, None)._replace(**fields)
 
     def data_of(self, planes, episodes, **fields):
         """One message with a good body, its header perhaps changed; the next has the next seq."""
@@ -147,16 +122,16 @@ class Actor(Speaker):
         await self.say(self.hello_of(**fields))
         await self.hear(lambda: self.welcome is not None or len(self.rejects) > num_rejects)
 
-    async def join(self, *, streams: int = 1) -> "Actor":
+    async def join(self) -> "Actor":
         """Hello, Spec, and the first grant, if there is anything to grant."""
         await self.hello()
-        await self.spec(streams=streams)
+        await self.spec()
         num_grants = len(self.grants)
         await self.hear(lambda: len(self.grants) > num_grants or bool(self.rejects))
         return self
 
-    async def spec(self, *, streams: int = 1) -> None:
-        spec, schema = self.spec_of(streams)
+    async def spec(self) -> None:
+        spec, schema = self.spec_of()
         await self.say(bytes(spec), schema)
 
     async def say(self, message: Message | bytes, *frames: Frame, to: Dealer | None = None) -> None:

@@ -62,8 +62,7 @@ class PureLearner:
         """With `num_ranks` it is in lockstep."""
         self.schema, self.columns, self.now = schema, columns, 0.0
         self.lineage = lineage or Lineage(0).resumed(1, 0)
-        self.update = self.lineage.forks[self.lineage.epoch]
-        self.schemas: list[Schema] = []
+        self.update, self.schemas = self.lineage.forks[self.lineage.epoch], list[Schema]()
         self.on_schema: Callable[[Schema], None] = self.schemas.append
         self.find_layout: Callable[[Schema], bytes | None] = lambda schema: None
         self.listeners: dict[bytes, Callable[[Sequence[Frame]], None]] = {}
@@ -106,7 +105,7 @@ class PureLearner:
         self.admission.open(self.schema, self.slots, lambda i: self.full.append(self.slots[i]))
 
     def count(self, episodes: Episodes) -> None:
-        self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
+        self.episodes += episodes.tolist()
 
     def hear(self, route: bytes, message: Message, *rest: Frame) -> None:
         """A message on the data port; raises ProtocolError."""

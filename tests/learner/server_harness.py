@@ -6,7 +6,6 @@ from collections.abc import Awaitable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.server import ActorServer
@@ -41,21 +40,18 @@ class ServerHarness:
     def __init__(self, schema=None, *, num_slots=3, is_open=True, lineage=None, **sections):
         self.schema = schema or small_schema()
         self.config = config_of(self.schema, **sections)
-        self.full: list[int] = []
-        self.schemas: list[Schema] = []
+        self.full, self.slots, self.actors = list[int](), list[Slot](), list[Actor]()
+        self.schemas, self.losses = list[Schema](), list[bool]()
         self.episodes: list[tuple[float, int]] = []
-        self.num_losses = 0
-        self.actors: list[Actor] = []
         self.server = ActorServer(
             self.config,
             run_id=RUN_ID,
             lineage=lineage or Lineage(0).resumed(1, 0),
             schema=self.schema if is_open else None,
             on_schema=self.schemas.append,
-            on_episodes=self._take_episodes,
-            on_loss=self._note_loss,
+            on_episodes=lambda episodes: self.episodes.extend(episodes.tolist()),
+            on_loss=lambda: self.losses.append(True),
         )
-        self.slots: list[Slot] = []
         self._num_slots = num_slots
         if is_open:
             self.open()
@@ -79,8 +75,8 @@ class ServerHarness:
         self.actors.append(made)
         return made
 
-    def join(self, columns: int = 1, *, streams: int = 1) -> Awaitable[Actor]:
-        return self.actor(columns).join(streams=streams)
+    def join(self, columns: int = 1) -> Awaitable[Actor]:
+        return self.actor(columns).join()
 
     def train(self) -> Columns:
         """Be done with the oldest full slot; what it held."""
@@ -102,12 +98,6 @@ class ServerHarness:
         for actor in self.actors:
             actor.close()
         self.server.close()
-
-    def _note_loss(self) -> None:
-        self.num_losses += 1
-
-    def _take_episodes(self, episodes: NDArray[np.void]) -> None:
-        self.episodes += [(float(total), int(length)) for total, length in episodes.tolist()]
 
 
 def check_identities(report: dict[str, Any]) -> None:
