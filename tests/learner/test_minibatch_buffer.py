@@ -1,13 +1,9 @@
 """The ring against its table of emissions, slow sources, and a plain count of passes."""
 
 import queue
-from collections import Counter
-from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from impala_async.errors import ConfigError
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
@@ -23,9 +19,6 @@ TABLE = [
     # The ramp goes on over the whole ring, also where one place is filled twice first.
     (2, 3, 1, "A* B C B* C D C* D E D*"),
 ]
-arguments = st.tuples(st.integers(1, 5), st.integers(1, 5)).flatmap(
-    lambda drawn: st.tuples(st.just(drawn[0]), st.just(drawn[1]), st.integers(1, drawn[1]))
-)
 
 
 class Script:
@@ -41,21 +34,6 @@ class Script:
         if letter == ".":
             raise queue.Empty
         return letter
-
-
-class Numbers:
-    """A source that never ends: 0, 1, 2, ..., empty whenever the given choices say so."""
-
-    def __init__(self, is_empty: list[bool] | None = None) -> None:
-        self.items = count()
-        self.is_empty = iter(is_empty or [])
-        self.num_taken = 0
-
-    def get(self, *, timeout: float | None) -> int:
-        if next(self.is_empty, False):
-            raise queue.Empty
-        self.num_taken += 1
-        return next(self.items)
 
 
 def spell(draw: Draw[Any]) -> str:
@@ -93,37 +71,6 @@ def test_a_queue_is_a_source_and_a_live_place_asks_it_for_nothing():
         buffer.get()
     # Without a timeout the source may block.
     assert unlimited.timeouts == [None]
-
-
-@settings(deadline=None)
-@given(arguments, st.lists(st.booleans(), max_size=60), st.integers(0, 200))
-def test_every_item_gets_exactly_its_passes(setting, is_empty, num_gets):
-    size, num_passes, init = setting
-    source = Numbers(is_empty)
-    buffer = MinibatchBuffer(source, size, num_passes, init)
-    had: Counter[int] = Counter()
-    finished: set[int] = set()
-    for _ in range(num_gets):
-        try:
-            draw = buffer.get()
-        except queue.Empty:
-            continue
-        assert draw.item not in finished
-        assert draw.pass_index == had[draw.item]
-        had[draw.item] += 1
-        given_passes = min(init + draw.item, num_passes)
-        assert draw.is_last_pass == (had[draw.item] == given_passes)
-        if draw.is_last_pass:
-            finished.add(draw.item)
-        assert len(buffer) == len(had) - len(finished) <= size
-
-    init_short = sum(num_passes - had[item] for item in finished)
-    left = set(buffer.drain())
-    assert left == had.keys() - finished
-    assert source.num_taken == len(had)
-    # The account of passes closes.
-    partial = sum(had[item] for item in left)
-    assert had.total() + init_short == num_passes * len(finished) + partial
 
 
 def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_alone():

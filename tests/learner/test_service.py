@@ -164,22 +164,6 @@ async def test_the_first_actor_that_does_not_want_too_much_memory_brings_the_spa
     assert told[-1]["bottleneck"].startswith("waiting: the learner builds")
 
 
-async def test_without_an_actor_there_are_reports_and_a_summary_too(tmp_path):
-    settings = {"report_every_s": 0.05, "lease_s": 1.0}
-    async with service_run(tmp_path, learner=settings) as run:
-        await run.place()
-        await until(
-            lambda: bool(run.sink.lines) and run.number("learner/starved_since_s") is not None,
-            "starvation in a report",
-        )
-        assert run.number("bottleneck").startswith("actors: the learner has had no batch")
-        run.service.stop("terminated")
-        assert await run.end() == EXIT_DONE
-    last = check_end(run, "terminated")
-    assert last["learner/starved_total_s"] >= 0.5
-    assert run.summary["lag_quantiles"] == []
-
-
 @pytest.mark.parametrize("stop", [{"mean_return": 7.5}, {"wall_s": 0.2}, {"updates": 9}])
 async def test_any_limit_ends_a_run(tmp_path, stop):
     async with service_run(tmp_path, stop=stop) as run:

@@ -497,21 +497,6 @@ def test_what_is_sound_is_checked_once_a_burst(monkeypatch):
     assert bay.ledger.report()["trajectories/admitted"] == 6
 
 
-def test_what_is_refused_leaves_no_gap_between_its_neighbours():
-    bay = play([[(0, "good"), (1, "nan"), (2, "good"), (0, "good")], [(1, "good"), (2, "good")]])
-    assert [seq for _, seq, _ in bay.taken] == [0, 0, 1, 1, 1]
-    report = bay.ledger.report()
-    assert (report["rejected/nonfinite"], report["trajectories/admitted"]) == (2, 10)
-    assert [len(actor.verdicts) for actor in bay.actors] == [0, 1, 0]
-    ((obs, small, updates),) = bay.batches
-    # The numbers of those that are in it, and how many of their columns are.
-    sent = [(1, 1), (3, 3), (4, 1), (5, 2), (6, 1)]
-    parts = [(bay.planes[number - 1], width) for number, width in sent]
-    assert obs == b"".join(planes.obs[:width].tobytes() for planes, width in parts)
-    assert small == b"".join(planes.small[:width].tobytes() for planes, width in parts)
-    assert updates == [5 - number % 3 for number, width in sent for _ in range(width)]
-
-
 def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours():
     schema = big_schema()
     learner = PureLearner(schema, columns=8)
