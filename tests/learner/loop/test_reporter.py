@@ -3,8 +3,8 @@
 import asyncio
 import errno
 import itertools
+import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,42 +36,29 @@ def test_the_mean_return_needs_a_hundred_episodes_and_an_interval_has_its_own_me
     assert (stats.mean_return, stats.count) == (None, 99)
     stats.take(episodes((101.0, 5)))
     assert stats.mean_return == 2.0
-    stats.take(episodes(*[(3.0, 5)] * 100))
-    assert (stats.mean_return, stats.count) == (3.0, 200)
-
-
-def test_saved_episodes_go_on():
-    stats = EpisodeStats()
-    stats.take(episodes(*[(float(n), 1) for n in range(150)]))
+    stats.take(episodes(*[(float(n), 5) for n in range(100)]))
+    assert (stats.mean_return, stats.count) == (49.5, 200)
     resumed = EpisodeStats()
     resumed.restore(**stats.save())  # the form in which a checkpoint has it
-    assert resumed.mean_return == stats.mean_return == 99.5
-    resumed.take(episodes((0.0, 1)))
-    assert resumed.count == 151
-    assert resumed.mean_return == 99.0
+    resumed.take(episodes((100.0, 1)))
+    assert (resumed.count, resumed.mean_return) == (201, 50.5)
 
 
 class Sink:
     def __init__(self) -> None:
-        self.lines: list[dict[str, Value]] = []
-        self.times: list[float] = []
-        self.is_closed = False
+        self.lines, self.times = list[dict[str, Value]](), list[float]()
 
     def write(self, report: dict[str, Value]) -> None:
         self.lines.append(report)
         self.times.append(time.monotonic())
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 class ReporterHarness:
     """A reporter on a clock of its own."""
 
     def __init__(self, **settings: Any) -> None:
-        self.now, self.env_steps = 50.0, 1000
-        self.sinks = [Sink(), Sink()]
-        self.num_asked = 0
+        self.now, self.env_steps, self.num_asked = 50.0, 1000, 0
+        self.sinks: Any = [Sink(), Sink()]
         self.reporter = Reporter(
             **{
                 "every_s": 2.0,
@@ -150,13 +137,6 @@ def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch: pytest.Monke
     assert next(num_given) == 3  # twice, and the look before
 
 
-@pytest.mark.parametrize("name", ["updates", "no/such/name"])
-def test_a_name_twice_or_undeclared_is_a_bug(name):
-    parts: list[Callable[[], dict[str, object]]] = [lambda: {"updates": 1}, lambda: {name: 1}]
-    with pytest.raises(AssertionError):
-        ReporterHarness(parts=parts).reporter.report()
-
-
 async def report_for(harness, num_reports, answers):
     """Run the task until so many reports are there; the times between them."""
     task, num_answered = asyncio.create_task(harness.reporter.report_regularly()), 0
@@ -180,12 +160,9 @@ async def test_it_asks_for_a_reading_and_a_busy_thread_does_not_hold_it_up(monke
     await report_for(ReporterHarness(every_s=0.02), 3, lambda: True)
     monkeypatch.setattr(reporter, "REPLY_WAIT_S", 0.05)
     intervals = await report_for(ReporterHarness(every_s=0.1), 5, lambda: False)
-    # The mean, for a busy machine delays one and shortens the next.
-    assert sum(intervals) / len(intervals) < 0.14
-
-
-async def test_the_end_and_the_answer_at_one_moment(monkeypatch):
-    """The learner thread's last words come just as the run ends: the task must end with it."""
+    # A busy machine delays one and shortens the next.
+    assert statistics.median(intervals) < 0.14
+    # The learner thread's last words come just as the run ends: the task must end with it.
     monkeypatch.setattr(reporter, "REPLY_WAIT_S", 1e6)
     harness = ReporterHarness(every_s=0.0)
     task = asyncio.create_task(harness.reporter.report_regularly())

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -136,17 +137,14 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_ship):
     assert again.names() == {"ckpt-1-10"}
 
 
-def no_space(descriptor: int) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkeypatch, caplog):
     ship = make_ship(keep=1)
     assert ship.folder.checkpoint_bytes == 0
 
     async def fail(update, score):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", no_space)
+            no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            patch.setattr(os, "fsync", Mock(side_effect=no_space))
             assert not await ship.save(update, score)
         return caplog.text.rstrip()
 
@@ -168,12 +166,9 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkey
 async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
     make_ship, monkeypatch, caplog
 ):
-    def fail(*_):
-        raise CheckpointError("cannot remove old checkpoints")
-
-    monkeypatch.setattr(saver, "prune", fail)
+    monkeypatch.setattr(saver, "prune", Mock(side_effect=CheckpointError("cannot remove old")))
     assert await make_ship().save(1)
-    assert "cannot remove old checkpoints" in caplog.text
+    assert "cannot remove old" in caplog.text
 
 
 async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(make_ship, caplog):
@@ -276,8 +271,6 @@ def rewrite(path: Path, state: dict[str, Any]) -> None:
     data = json.dumps(state).encode()
     (path / "state.json").write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"]["state.json"] = {
-        "size": len(data),
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
+    digest = hashlib.sha256(data).hexdigest()
+    manifest["files"]["state.json"] = {"size": len(data), "sha256": digest}
     (path / "manifest.json").write_text(json.dumps(manifest))

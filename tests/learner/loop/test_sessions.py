@@ -13,7 +13,7 @@ from impala_async import __version__
 from impala_async.errors import SpacesError
 from impala_async.learner.loop.sessions import MAX_LINES_PER_S, MAX_SCHEMA_BYTES, PeerLog, Publisher
 from impala_async.metrics.report import merge
-from impala_async.schema import ArraySpec, ObsSpec, Schema
+from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
@@ -57,22 +57,12 @@ def test_a_welcome_says_what_an_actor_must_know():
     first, second = HandActor(learner), HandActor(learner)
     for actor in (first, second, second, second):
         assert actor.hello() == ""
-    assert first.welcome is not None
-    assert second.welcome is not None
-    assert (first.welcome.run_id, first.welcome.epoch, first.welcome.rank) == (RUN_ID, 1, 0)
-    assert (first.settings, first.welcome.max_columns, second.welcome.rank) == (b"settings", 6, 1)
-    assert first.session != second.session
+    welcome, other = first.welcome, second.welcome
+    assert (welcome.run_id, welcome.epoch, welcome.rank, welcome.max_columns) == (RUN_ID, 1, 0, 6)
+    assert (first.settings, other.rank, first.session != second.session) == (b"settings", 1, True)
     # A hello that is said again opens nothing, and nobody has joined before its Spec came.
     report = learner.report()
     assert (report["sessions/opened"], report["num_actors"], len(learner.table)) == (2, 0, 2)
-
-
-def test_another_build_is_welcome_and_noted_once_it_joins(caplog):
-    actor = HandActor(learner_of())
-    actor.hello(build="9.9\nall is well")
-    assert caplog.messages == []
-    actor.spec()
-    assert caplog.messages == [rf"actor 0 runs 9.9\nall is well, the learner {__version__}"]
 
 
 def test_goodbyes_end_sessions_and_say_why(caplog):
@@ -95,21 +85,15 @@ def test_goodbyes_end_sessions_and_say_why(caplog):
         "actor 2 is gone: left",
     ]
     oks = [[unpack(one[0]) for one in actor.others] for actor in actors]
-    assert oks == [[ByeOk(actor.session)] for actor in actors[:2]] + [
-        [],
-        [ByeOk(actors[3].session)],
-    ]
+    told = [[ByeOk(actor.session)] for actor in actors]
+    assert oks == [told[0], told[1], [], told[3]]
     report = learner.report()
     assert report["actor/last_death"] == f"actor 1 died of {died}"
     assert (report["sessions/closed"], report["num_actors"]) == (4, 0)
     assert report["credit/granted_columns"] == 0
-
-
-def test_a_goodbye_to_a_session_that_is_over_changes_nothing():
-    learner = learner_of()
-    actor = HandActor(learner).join()
-    assert actor.say(Bye(NOBODY, 0)) == actor.say(ByeOk(NOBODY)) == ""
-    assert (actor.others, learner.report()["num_actors"]) == ([], 1)
+    # A goodbye to a session that is over changes nothing.
+    assert actors[2].say(Bye(NOBODY, 0)) == actors[2].say(ByeOk(NOBODY)) == ""
+    assert (actors[2].others, learner.report()["sessions/closed"]) == ([], 4)
 
 
 def test_who_speaks_of_no_session_is_unknown_and_who_says_what_is_not_his_not_allowed():
@@ -152,36 +136,35 @@ def test_a_learner_that_ends_welcomes_nobody_and_tells_everybody():
 # -------------------- what is run: agreed, or refused with the field and both values
 
 
-def test_a_spec_that_comes_again_is_answered_and_said_of_once(caplog):
+def test_a_spec_that_comes_again_is_answered_and_said_of_once_as_another_build_is(caplog):
     """Over a new connection, to which the answers go from then on."""
     caplog.set_level("INFO")
     learner = learner_of()
-    actor = HandActor(learner, 2).join()
-    again = HandActor(learner, 2)
+    actor, again = HandActor(learner, 2), HandActor(learner, 2)
+    actor.hello(build="9.9\nall is well")
+    assert caplog.messages == []
+    actor.spec()
     again.session = actor.session
     again.spec()
     assert again.grants[0].session == actor.session
     assert (learner.report()["num_actors"], caplog.text.count("joined with 2 columns")) == (1, 1)
+    assert caplog.messages[1:] == [rf"actor 0 runs 9.9\nall is well, the learner {__version__}"]
 
 
 WIDER = replace(SCHEMA, obs=ObsSpec((ArraySpec("", (3,), "float32"),)))
-ROWS = (replace(SCHEMA, rows=4), "rows: 3 at the learner, 4 at the actor")
-CHANGED: list[tuple[Schema, str]] = [
-    ROWS,
-    (WIDER, "(2,) at the learner, (3,) at the actor"),
-]
 
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_who_does_not_fit_is_told_the_field_and_both_values(is_open):
     learner = learner_of(is_open=is_open)
     learner.find_layout = lambda schema: LAYOUT
+    longer = HandActor(learner, schema=replace(SCHEMA, rows=4))
+    cases = [(longer, "rows: 3 at the learner, 4 at the actor")]
     # Without a schema the first actor brings one, but its rows are ours.
-    changed = CHANGED if is_open else [ROWS]
-    cases = [(HandActor(learner, schema=schema), says) for schema, says in changed]
-    cases.append((HandActor(learner, 5), "actor.num_envs: 5 at the actor"))
-    cases.append((HandActor(learner, 5), "learner.batch_columns = 4"))
-    cases.append((HandActor(learner), "the model differs"))
+    if is_open:
+        cases += [(HandActor(learner, schema=WIDER), "(2,) at the learner, (3,) at the actor")]
+    cases += [(HandActor(learner, 5), "actor.num_envs: 5 at the actor, but")]
+    cases += [(HandActor(learner), "the model differs")]
     cases[-1][0].layout = NOBODY
     for actor, says in cases:
         actor.hello()
@@ -200,13 +183,13 @@ def test_without_a_schema_the_first_actor_brings_it():
     assert len(learner.schemas) == 1
 
 
-@pytest.mark.parametrize("what", ["it cannot be built", "the model is another one"])
-def test_a_first_schema_that_comes_to_nothing_is_refused(what):
+@pytest.mark.parametrize("says", ["no recurrent state", "the model differs"])
+def test_a_first_schema_that_comes_to_nothing_is_refused(says):
     learner = learner_of(is_open=False)
 
     def build(schema):
-        if what == "it cannot be built":
-            raise SpacesError("the model has no recurrent state")
+        if says == "no recurrent state":
+            raise SpacesError(says)
         # The layout of some models is known only when they are built.
         learner.open()
 
@@ -214,10 +197,9 @@ def test_a_first_schema_that_comes_to_nothing_is_refused(what):
     actor = HandActor(learner)
     actor.layout = NOBODY
     actor.join()
-    says = "no recurrent state" if what == "it cannot be built" else "the model differs"
     assert says in refusal(actor)
     assert len(learner.table) == 0
-    assert (learner.sessions.schema is None) == (what == "it cannot be built")
+    assert (learner.sessions.schema is None) == (says == "no recurrent state")
 
 
 def test_an_actor_without_a_model_is_told_the_layout_of_the_weights():
@@ -284,42 +266,26 @@ def test_a_second_spec_cannot_widen_the_credit_of_the_first():
 # -------------------- the weights port
 
 
-def test_weights_are_pulled_and_heartbeats_answered_with_what_the_actor_may_do():
-    learner = learner_of()
-    learner.update = 12
-    learner.publish()
-    actor = HandActor(learner).join()
-    actor.pull(Get(actor.session, 1, 11))
-    frames = actor.others.pop()
-    reply = unpack(frames[0])
-    assert isinstance(reply, WeightsReply)
-    assert reply.layout_digest == LAYOUT
-    assert decode_weights(reply, frames).version == Version(1, 12)
-    actor.pull(Get(actor.session, 1, 12))
-    assert unpack(actor.others.pop()[0]) == NotModified(1, 12)
-    actor.grants.clear()
-    actor.pull(Heartbeat(actor.session, {}))
-    assert (actor.granted, actor.version) == (1, Version(1, 12))
-    report = learner.report()
-    assert (report["weights/served"], report["weights/not_modified"]) == (1, 1)
-
-
 def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again():
     learner = learner_of()
     actor = HandActor(learner).join()
-    nothing: Any = None
 
     def answer(message, route):
-        (made,) = learner.sessions.hear_pull(route, message, nothing, 0.0)
+        (made,) = learner.sessions.hear_pull(route, message, None, 0.0)
         return made
 
     first = answer(Get(actor.session, 0, 0), b"one")
-    assert len(first.frames) == 2
+    reply = unpack(first.frames[0])
+    assert (reply.update, reply.layout_digest, len(first.frames)) == (0, LAYOUT, 2)
     assert [unpack(bytes(frame)) for frame in first.instead] == [NotModified(1, 0)]
     assert answer(Get(actor.session, 1, 0), b"one").instead == []
     # A session has one connection for weights: each of many that read nothing would keep some.
     replaced = [answer(Heartbeat(actor.session, {}), route).replaces for route in (b"two", b"two")]
     assert (first.replaces, replaced) == (b"", [b"one", b""])
+    # A heartbeat is answered with what it may do.
+    actor.grants.clear()
+    actor.pull(Heartbeat(actor.session, {}))
+    assert (actor.granted, actor.version) == (1, Version(1, 0))
 
 
 def beat(actor: HandActor, **timers: float) -> dict[str, Any]:
@@ -413,7 +379,6 @@ def served(publisher: Publisher, *have: int, **asked: bool) -> tuple[Version | N
     reply = unpack(bytes(frames[0]))
     if isinstance(reply, NotModified):
         return None, frames
-    assert isinstance(reply, WeightsReply)
     got = decode_weights(reply, [bytes(frame) for frame in frames])
     assert got.buffer.tolist() == [got.version.update] * 1000
     return got.version, frames
