@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -39,14 +40,9 @@ def begin(env_id, *, rows=7, kwargs=None, **sections):
 @pytest.fixture
 def children(monkeypatch):
     """The children that are started, real ones."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Noted(subprocess.Popen):
-        def __init__(self, *args, **settings):
-            super().__init__(*args, **settings)
-            started.append(self)
-
-    monkeypatch.setattr(door.subprocess, "Popen", Noted)
+    started, start = list[Any](), subprocess.Popen
+    noted = lambda *args, **how: started.append(start(*args, **how)) or started[-1]  # noqa: E731
+    monkeypatch.setattr(door.subprocess, "Popen", noted)
     return started
 
 
