@@ -15,7 +15,7 @@ from impala_async.learner.slots import Arrival
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
 from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
-from impala_async.wire.messages import VERDICTS, ByeOk, Data, Get, Hello, Spec, pack, unpack
+from impala_async.wire.messages import VERDICTS, ByeOk, Get, Hello, Spec, pack, unpack
 from tests.columns import find_fault
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import LAYOUT
@@ -390,7 +390,7 @@ class Bay(PureLearner):
         self.batches: list[Any] = []
         self.refused: list[str] = []
         self.taken: list[tuple[int, int, bytes]] = []
-        self.planes: list[Planes] = []
+        self.num_sent = 0
         self.is_behind = False
         self.goal = goal
         lineage = Lineage(0, {}).resumed(1, 5)
@@ -423,37 +423,26 @@ class Bay(PureLearner):
             self.settle(slot, is_dealing=False)
         self._say(self.admission.deal(self.now))
 
-    def send(self, number: int, kind: str) -> None:
+    def send(self, number: int, kind: str = "good") -> None:
         actor, granted = self.actors[number], self.peers[number].granted
-        self.planes.append(planes_of(SMALL, actor.columns, seed=len(self.planes) + 1))
-        num_sent, planes = len(self.planes), self.planes[-1]
-        planes.columns.mask_CT[-1, : num_sent % 3] = False
-        episodes = [(float(num_sent), 3)] if num_sent % 2 else []
-        seq, version = actor.seq, Version(1, 5 - num_sent % 3)
-        if kind == "again" and seq:
-            seq -= 1
-        elif kind == "without credit":
-            seq = granted
-        elif seq < granted:
-            actor.seq += 1
+        self.num_sent += 1
+        planes = planes_of(SMALL, actor.columns, seed=self.num_sent)
+        planes.columns.mask_CT[-1, : self.num_sent % 3] = False
         if kind == "nan":
             planes.columns.rewards_CT[-1, -1] = np.nan
-        elif kind == "no choice":
+        if kind == "no choice":
             planes.columns.actions[""][0, -1] = 99
-        elif kind == "endless episode":
-            episodes = [(float("inf"), 3)]
-        elif kind == "stale":
-            version = Version(1, 1)
-        elif kind == "from nowhere":
-            version = Version(1, 6)
-        header = actor.header(seq=seq, epoch=version.epoch, update=version.update)
+        total = float("inf" if kind == "endless episode" else self.num_sent)
+        episodes = [(total, 3)] * (self.num_sent % 2)
+        update = {"stale": 1, "from nowhere": 6}.get(kind, 5 - self.num_sent % 3)
+        seq = {"again": max(0, actor.seq - 1), "without credit": granted}.get(kind, actor.seq)
+        if seq == actor.seq < granted:
+            actor.seq += 1
+        header = actor.header(seq=seq, epoch=1, update=update)
         (frame,) = encode_data(header, planes.obs, planes.small, episodes)
-        message = unpack(frame)
-        assert isinstance(message, Data)
-        assert message.body is not None
-        if kind == "short":
-            message = message._replace(body=message.body[:-1])
-        if reason := actor.say(message):
+        message: Any = unpack(frame)
+        body = message.body[:-1] if kind == "short" else message.body
+        if reason := actor.say(message._replace(body=body)):
             self.refused.append(reason)
 
     def all_that_came_of_it(self) -> Any:
@@ -547,7 +536,7 @@ def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(burst, num
 def test_a_late_message_is_taken_comes_again_or_begins_anew(how):
     """The third is slow, and no room is kept for it."""
     bay = Bay()
-    late, first = bay.peers[2], bay.peers[:2]
+    *first, late = bay.peers
     late.usual_s = 5.0
     late.lapse()
     late.gives_way = how == "it gives way"
@@ -556,30 +545,24 @@ def test_a_late_message_is_taken_comes_again_or_begins_anew(how):
         for peer in first:
             peer.streams = 100
         bay.table.deal(3 * B, now=0.0)
-    bay.send(2, "good")
+    bay.send(2)
     bay.end_burst()
-    report = bay.report()
-    num_taken = WIDTHS[2] * (how == "there is room")
-    assert (
-        report["trajectories/admitted"]
-        == num_taken
-        == report["trajectories/received"] - (WIDTHS[2] * (how == "it cannot be called back"))
-    )
-    assert report["credit/turned_away"] == WIDTHS[2] * (how == "it gives way")
-    assert bay.refused == ["unknown_session"] * (how == "it cannot be called back")
+    report, is_lost = bay.report(), how == "it cannot be called back"
+    names = "trajectories/admitted", "rejected/unknown_session", "credit/turned_away"
+    assert [report[name] for name in names] == [
+        WIDTHS[2] * is_so for is_so in (how == "there is room", is_lost, late.gives_way)
+    ]
     # The others have room for all that they were granted.
     for number in (0, 1) * 7:
-        bay.send(number, "good")
+        bay.send(number)
         bay.end_burst()
-    assert len(bay.refused) <= 1
-    if how == "it cannot be called back":
-        assert bay.table.peer_of(late.session) is None
-        assert not late.watermark.is_settled(0)
-    if how == "it gives way":
-        assert late.called_back == 0
-        assert late.has_call_room
+    assert bay.refused == ["unknown_session"] * is_lost
+    assert (bay.table.peer_of(late.session) is None) == is_lost
+    assert late.watermark.is_settled(0) == (how == "there is room")
+    if late.gives_way:
+        assert (late.called_back, late.has_call_room) == (0, True)
         bay.actors[2].seq = 0
-        bay.send(2, "good")
+        bay.send(2)
         bay.end_burst()
         assert bay.refused == []
         assert late.watermark.is_settled(0)
