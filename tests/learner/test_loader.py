@@ -1,7 +1,6 @@
 """On a CPU a batch is a view of its slot; on any device the leaves of two planes are the same."""
 
 import queue
-import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -201,19 +200,6 @@ def test_a_queue_keeps_the_order_and_wakes_whoever_waits():
         waiting = pool.submit(indices.get, DEADLINE_S)
         indices.put(5)
     assert waiting.result() == 5
-
-
-def test_an_empty_queue_raises_after_the_timeout():
-    for timeout in (0.0, 0.02):
-        started = time.monotonic()
-        with pytest.raises(queue.Empty):
-            queue_of().get(timeout)
-        assert time.monotonic() - started >= timeout
-
-
-def test_more_indices_than_slots_are_a_bug():
-    with pytest.raises(AssertionError, match="full: more indices than slots"):
-        queue_of(0, 1, capacity=1)
 
 
 def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts():

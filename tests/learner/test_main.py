@@ -56,14 +56,6 @@ def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_the_soft_limit_is_raised_first(tmp_path, monkeypatch, capsys):
-    asked: list[int] = []
-    monkeypatch.setattr(connections, "most_descriptors", lambda: asked.append(1) or 63)
-    assert start(tmp_path / "run") == 2
-    assert asked == [1]
-    assert "only 63 files and sockets" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("error", "is_short"),
     [

@@ -233,23 +233,6 @@ async def test_in_lockstep_what_is_full_at_the_end_is_trained(tmp_path, monkeypa
     assert (last["trajectories/trained"], last["dropped/shutdown"]) == (is_trained, 1 - is_trained)
 
 
-class SlowToStop(LearnerService):
-    """Its loop stands still, once a stop is known, until the learner thread has ended."""
-
-    def stop(self, reason: str) -> None:
-        super().stop(reason)
-        for thread in threading.enumerate():
-            if thread.name == "learner":
-                thread.join()
-
-
-async def test_the_last_state_is_saved_however_slow_the_loop_is(tmp_path):
-    async with service_run(tmp_path, stop={"env_steps": 300}, make=SlowToStop) as run:
-        await run.start_actors(1)
-        assert await run.end() == EXIT_DONE
-    check_end(run, "env_steps")
-
-
 async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(tmp_path, caplog):
     async with service_run(tmp_path, checkpoint={"every_s": 0.05}) as run:
         fill_disk(run)

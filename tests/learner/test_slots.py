@@ -124,18 +124,6 @@ def test_what_is_filling_and_what_never_reached_the_learner_is_given_up_at_the_e
     assert (report["dropped/shutdown"], report["trajectories/in_slots"]) == (7, 0)
 
 
-def test_a_batch_that_does_not_add_up_is_a_bug():
-    ledger = Ledger()
-    ledger.admit(8)
-    ledger.submit(1, 4)
-    with pytest.raises(AssertionError, match="twice"):
-        ledger.submit(1, 4)
-    with pytest.raises(AssertionError, match="held 4 columns and 3 came out"):
-        ledger.settle(Settlement(1, trained=3))
-    with pytest.raises(KeyError):
-        ledger.settle(Settlement(7, trained=4))
-
-
 def test_a_saved_ledger_goes_on_with_the_same_numbers():
     ledger = Ledger()
     ledger.admit(10)
