@@ -17,7 +17,7 @@ def first_of(first: Any, *others: Any) -> list[Any]:
 SEEDS = first_of(*range(5))
 LOCKSTEPS = [*first_of("lag 1", "lag 0"), "a team"]
 PROBES = first_of("learner", "actor")
-SPACES = first_of("Mixed", "Masked", "Several")
+SPACES = first_of("Mixed", "Masked")
 AUTORESETS = first_of("NextStep", "SameStep")
 ARE_SQUASHED = first_of("true", "false")
 ENDS_OF_ACTORS = first_of(signal.SIGKILL, signal.SIGTERM)

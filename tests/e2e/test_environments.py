@@ -10,7 +10,7 @@ pytestmark = pytest.mark.e2e
 OWN_ENVS = '''
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 
 class Rows(gymnasium.Env):
@@ -59,20 +59,6 @@ class Masked(Rows):
     def _pay(self, action):
         assert self.mask[action], "illegal"
         return action == (2 if self.mask[2] else 0)
-
-
-class Several(Rows):
-    """Each part of the action repeats its part of the observation."""
-
-    observation_space = MultiDiscrete([2, 3])
-    action_space = MultiDiscrete([2, 3], start=[5, -1])
-
-    def _look(self):
-        self.answer = self.np_random.integers([2, 3])
-        return self.answer
-
-    def _pay(self, action):
-        return np.mean(action - [5, -1] == self.answer)
 
 
 class Mixed(Rows):
