@@ -33,12 +33,13 @@ DEADLINE_S = 10.0
 _numbers = itertools.count()
 
 
-async def until(is_so: Callable[[], bool], what: str = "") -> None:
-    """Poll until it is so; fail at the deadline."""
+async def until(look: Callable[[], Any], what: str = "") -> Any:
+    """Look until there is something, and return it; fail at the deadline."""
     give_up_at = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < give_up_at, f"never came true: {what or is_so}"
+    while not (found := look()):
+        assert time.monotonic() < give_up_at, f"never came true: {what or look}"
         await asyncio.sleep(0.001)
+    return found
 
 
 class Speaker:
@@ -146,12 +147,7 @@ class Actor(Speaker):
 
     async def hear(self, is_so: Callable[[], bool]) -> None:
         """Take in what comes until it is so."""
-
-        def listen() -> bool:
-            self.listen()
-            return is_so()
-
-        await until(listen)
+        await until(lambda: self.listen() or is_so())
 
     async def refused(self, code: str) -> str:
         """The text of the refusal that comes."""

@@ -31,8 +31,7 @@ class RandomActor(threading.Thread):
 
     def __init__(self, url: str, layout: WeightsLayout, *, mean_return: float = 1.0) -> None:
         super().__init__(name="random_actor", daemon=True)
-        self._url = url
-        self._mean_return = mean_return
+        self._url, self._mean_return = url, mean_return
         self._is_over = threading.Event()
         self._actor: PureActor[None] = PureActor(
             *(id(self).to_bytes(16, "big"), SCHEMA, layout.digest, COLUMNS),
@@ -99,14 +98,11 @@ class ServiceRun:
     """One start of a service: its folder, its reports, and the task that runs it."""
 
     def __init__(self, folder, config, *, schema, restored, make):
-        self.folder = folder
-        self.config = config
-        self.sink = LastSink()
+        self.folder, self.config, self.sink = folder, config, LastSink()
         sinks = [JsonlSink(folder.metrics), self.sink]
         self.service = make(config, folder, sinks, schema=schema, restored=restored)
         self.task = asyncio.create_task(self.service.run())
-        self.random_actors: list[RandomActor] = []
-        self.actors: list[Actor] = []
+        self.random_actors, self.actors = list[RandomActor](), list[Actor]()
 
     @property
     def layout(self) -> WeightsLayout:
@@ -114,23 +110,19 @@ class ServiceRun:
 
     async def place(self) -> dict[str, Any]:
         """`service.json`, once it is there."""
-        found: list[dict[str, Any]] = []
 
-        def is_bound() -> bool:
+        def find() -> dict[str, Any] | None:
             assert not self.task.done(), self.task.exception()
-            place = self.folder.read_json("service.json")
-            found.extend([place] if place else [])
-            return bool(found)
+            return self.folder.read_json("service.json")
 
-        await until(is_bound, "service.json")
-        return found[0]
+        found: dict[str, Any] = await until(find, "service.json")
+        return found
 
     async def start_actors(self, num_actors: int = 2, **settings: Any) -> None:
         url = (await self.place())["data_url"]
-        new = [RandomActor(url, self.layout, **settings) for _ in range(num_actors)]
-        for random_actor in new:
-            random_actor.start()
-        self.random_actors += new
+        for _ in range(num_actors):
+            self.random_actors.append(RandomActor(url, self.layout, **settings))
+            self.random_actors[-1].start()
 
     async def actor(self) -> Actor:
         place = await self.place()
@@ -141,9 +133,7 @@ class ServiceRun:
 
     async def trained(self, num_updates: int) -> None:
         """Until a report says so."""
-        await until(
-            lambda: bool(self.sink.lines) and self.number("updates") >= num_updates, "updates"
-        )
+        await until(lambda: self.sink.lines and self.number("updates") >= num_updates, "updates")
 
     def number(self, name: str) -> Any:
         return self.sink.lines[-1][name]

@@ -33,12 +33,7 @@ async def test_a_silent_actor_is_reminded_and_a_lost_one_leaves_its_credit_to_ot
     other.grants.clear()
 
     def hears(is_so):
-        def look():
-            harness.server.reap()
-            other.listen()
-            return is_so()
-
-        return look
+        return lambda: harness.server.reap() or other.listen() or is_so()
 
     await until(hears(lambda: bool(other.grants)), "a reminder")
     lost.data.close()
