@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import psutil
 
 from tests.e2e.zygote import Forked
+from tests.learner.server_harness import check_identities
 
 CARTPOLE = "configs/cartpole.toml"
 ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
@@ -259,10 +260,5 @@ def cpu_share(process: subprocess.Popen[bytes], over_s: float) -> float:
 
 def identities_hold(report: Report) -> bool:
     """The accounts balance, whatever moment the report is from."""
-    t = {
-        name: report[f"trajectories/{name}"]
-        for name in ("received", "admitted", "rejected", "trained", "dropped", "in_slots")
-    }
-    assert t["received"] == t["admitted"] + t["rejected"], report
-    assert t["admitted"] == t["trained"] + t["dropped"] + t["in_slots"], report
+    check_identities(report)
     return True
