@@ -1,18 +1,38 @@
-"""The learner's door: a start that has too few descriptors, and an end beneath a thread at work."""
+"""The learner's door: a start with too few descriptors, the child that describes the environment,
+and an end beneath a thread at work."""
 
 import errno
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 import zmq
 
-from impala_async import learner
+from bench.probes import Counting
+from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import __main__ as door
+from impala_async.schema import (
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+    policy_leaf,
+    recurrent_state,
+)
 from impala_async.wire import connections
+from tests.learner.columns import small_schema
+from tests.learner.server_harness import config_of
 
+ROOT = Path(door.__file__).parents[2]
 # An interpreter that ends beneath such a thread is aborted by torch.
 DIES_AT_WORK = """
 import runpy, threading, time, torch
@@ -42,11 +62,10 @@ def start(path: Path) -> int:
 def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
     """A real limit, which no process may raise again."""
     command = f"ulimit -n 48; exec {sys.executable} -m impala_async.learner --run-dir run"
-    root = Path(learner.__file__).parents[2]
     done = subprocess.run(
         ["sh", "-c", f"{command} --set env.id=CartPole-v1"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -84,12 +103,175 @@ def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descrip
 
 
 def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code():
-    root = Path(learner.__file__).parents[2]
     done = subprocess.run(
         [sys.executable, "-c", DIES_AT_WORK],
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (70, "last words", "")
+
+
+# -------------------- a real child describes a tiny environment, or says in one line why it cannot
+
+PROBES = "bench.probes"
+
+
+def begin(env_id, *, rows=7, kwargs=None, **sections):
+    config = config_of(small_schema(), env={"id": env_id, "kwargs": kwargs or {}}, **sections)
+    # More of them than a config allows, too.
+    return door.begin_probe(config.model_copy(update={"trajectory": SimpleNamespace(rows=rows)}))
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """The children that are started, real ones."""
+    started, start = list[Any](), subprocess.Popen
+    noted = lambda *args, **how: started.append(start(*args, **how)) or started[-1]  # noqa: E731
+    monkeypatch.setattr(door.subprocess, "Popen", noted)
+    return started
+
+
+def test_the_child_describes_the_spaces_and_ends(children):
+    num_open = len(os.listdir("/proc/self/fd"))
+    schema = begin(f"{PROBES}:ActionReward", kwargs={"num_actions": 5})()
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert schema == Schema(
+        ObsSpec((ArraySpec("", (1,), "float32"),)),
+        ActionSpec((ActionPart("", "discrete", (5,)),)),
+        rows=7,
+    )
+    assert [child.poll() for child in children] == [0]
+    assert "gymnasium" not in children[0].args
+
+
+class Daemon(Counting):
+    """Making it starts one that lives on, as a simulator may: forked twice, and no new program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if os.fork() == 0:
+            if (daemon := os.fork()) == 0:
+                time.sleep(60)
+            os.write(2, b"daemon %d\n" % daemon)
+            os._exit(0)
+        os.wait()
+
+
+def test_an_environment_whose_daemon_lives_on_is_described(monkeypatch, capfd):
+    """It holds what its parent answers to, and the answer counts."""
+    monkeypatch.setattr(door, "PROBE_TIMEOUT_S", 45.0)
+    try:
+        assert begin(f"{__name__}:Daemon")().rows == 7
+    finally:
+        daemons = re.findall(r"daemon (\d+)", capfd.readouterr().err)
+        for daemon in map(int, daemons):
+            os.kill(daemon, signal.SIGKILL)
+    assert daemons
+
+
+HEAVY = {"gymnasium", "torch", "zmq"}
+BEGIN = """
+import sys, time
+from impala_async.config.run import RunConfig
+from impala_async.learner.__main__ import begin_probe
+config = RunConfig.model_validate({{"env": {{"id": "{env}"}}, "model": {{"core": "gru"}}}})
+wait = begin_probe(config)
+"""
+
+
+def test_the_environment_is_never_imported_here():
+    """In a process of its own, where no other test has imported anything."""
+    code = BEGIN.format(env=f"{PROBES}:Counting")
+    code += f"wait()\nassert not {HEAVY} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_an_environment_that_cannot_be_made_is_one_line():
+    with pytest.raises(EnvError, match="num_acts") as error:
+        begin(f"{PROBES}:ActionReward", kwargs={"num_acts": 5})()
+    assert "\n" not in str(error.value)
+    with pytest.raises(EnvError, match=r"env\.id: .*: a column of .* lower trajectory\.rows"):
+        begin(f"{PROBES}:ActionReward", rows=10**9)()
+
+
+def test_a_child_whose_learner_is_interrupted_says_nothing(children, capfd):
+    """It hears of it as well."""
+    begin(f"{PROBES}:Counting")
+    (child,) = children
+    child.send_signal(signal.SIGINT)
+    assert child.wait(30) == -signal.SIGINT
+    assert capfd.readouterr().err == ""
+
+
+THREADED = """
+import threading, time
+from bench.probes import Counting
+
+class Env(Counting):
+    def __init__(self):
+        super().__init__()
+        threading.Thread(target=time.sleep, args=(1e6,), name="physics").start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "timeout_s", "code", "says"),
+    [
+        ("import time\ntime.sleep(30)", 0.05, -9, "made:Env was not made and tried within 0 s"),
+        ("import os\nos.abort()", 60, -6, "the process that made it died of SIGABRT; what it"),
+        (THREADED, 60, 0, None),
+    ],
+    ids=["hangs", "aborts", "leaves a thread"],
+)
+def test_the_child_ends_however_its_environment_does(
+    children, monkeypatch, capfd, tmp_path, text, timeout_s, code, says
+):
+    (tmp_path / "made.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setattr(door, "PROBE_TIMEOUT_S", timeout_s)
+    wait = begin("made:Env")
+    if says is None:
+        wait()
+        assert "without what the environment left running: Thread physics" in capfd.readouterr().err
+    else:
+        with pytest.raises(EnvError, match=rf"^env\.id: .*{says}"):
+            wait()
+    assert [child.poll() for child in children] == [code]
+
+
+def test_it_ends_with_a_learner_that_is_killed(tmp_path):
+    """While the environment is made, and though that learner was nobody's child."""
+    (tmp_path / "hanging.py").write_text(
+        "import os, time\n\nos.write(2, b'%d\\n' % os.getpid())\ntime.sleep(100)\n"
+    )
+    code = BEGIN.format(env="hanging:Env") + "time.sleep(100)"
+    paths = [str(tmp_path), str(ROOT)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("IMPALA_ASYNC_LIFELINE", None)
+    learner = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE
+    )
+    assert learner.stderr is not None
+    child = psutil.Process(int(learner.stderr.readline()))
+    learner.kill()
+    learner.wait()
+    learner.stderr.close()
+    # An orphan now; whoever collects those may leave it as a zombie.
+    give_up_at = time.monotonic() + 20
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core():
+    sections = {"policies": {"names": ("main", "other")}, "model": {"core": "lstm"}}
+    schema = begin("tests.envs.test_agents:Lives", **sections)()
+    assert schema.policies == ("main", "other")
+    assert schema.obs.leaves[-1] == policy_leaf(schema.policies)
+    assert schema.state == recurrent_state("lstm", 256)
+    # A column for each of its agents.
+    with pytest.raises(ConfigError, match="an actor sends a column per environment and agent"):
+        begin("tests.envs.test_agents:Lives", actor={"num_envs": 4}, **sections)()
