@@ -9,7 +9,7 @@ import torch
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.flat import Snapshot
-from impala_async.models.mlp import MLPTorso
+from impala_async.models.torso import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import (
     ActionPart,
@@ -143,7 +143,8 @@ def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_p
     section = ModelSection(hidden_sizes=(16,), normalize_obs=True)
     learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
     obs = random_obs(PLAIN, 64)
-    learner.model.update_statistics(to_torch(obs), torch.ones(64, dtype=torch.bool))
+    rows = {"": torch.from_numpy(np.concatenate([obs[""], obs[""][:1]])).unsqueeze(0)}
+    learner.model.update_statistics(rows, torch.ones(1, 64, dtype=torch.bool))
     actor.load(weights_of(learner, learner.layout, Version(1, 3)))
     path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
     restored.model.load_state_dict(open_checkpoint(path).tensors["model"])

@@ -294,8 +294,7 @@ def test_each_part_has_its_own_range_and_an_array_alone_has_no_name(plain: Messa
     assert message.fault == ("nonfinite", "the observation is not finite")
 
 
-FORBIDDEN = ("invalid", "an action is chosen that 'legal' forbids")
-NONE_LEGAL = ("invalid", "'legal' has a row where an action is chosen and none is legal")
+FORBIDDEN = ("invalid", "an action is chosen that 'legal' forbids, or where none is legal")
 
 
 @pytest.mark.parametrize(
@@ -309,9 +308,9 @@ NONE_LEGAL = ("invalid", "'legal' has a row where an action is chosen and none i
         ([1, 1, 1, 1, 1, 1, 0], (1, 4), FORBIDDEN),
         ([0, 1, 0, 1, 1, 1, 1], (0, 0), FORBIDDEN),
         # One of the two items has none.
-        ([0, 0, 1, 1, 1, 1, 1], (0, 0), NONE_LEGAL),
-        ([1, 1, 0, 0, 0, 0, 0], (0, 0), NONE_LEGAL),
-        ([0, 0, 0, 0, 0, 0, 0], (0, 0), NONE_LEGAL),
+        ([0, 0, 1, 1, 1, 1, 1], (0, 0), FORBIDDEN),
+        ([1, 1, 0, 0, 0, 0, 0], (0, 0), FORBIDDEN),
+        ([0, 0, 0, 0, 0, 0, 0], (0, 0), FORBIDDEN),
     ],
 )
 def test_a_choice_is_legal_in_every_valid_row(

@@ -1,12 +1,10 @@
-"""Action distributions, from the outputs of a policy head (IMPALA, arXiv 1802.01561).
-
-    policy head ─► parameters [..., P] of each part ─► one distribution each ─► Joint
-
-Shapes: A choices of one discrete item, D numbers of a continuous part, C columns, leading axes free
-([B], [T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
+"""Action distributions: policy head ─► parameters [..., P] of each part ─► one each ─► Joint
 
 Everything is computed in float32 at least: the behaviour's and the learner's log-probabilities are
 divided by each other, and bf16 is too coarse for that.
+
+    A choices of one discrete item, D numbers of a continuous part, C columns, Q points,
+    ... leading axes ([B], [T, B]), behind which an action has the part's own shape
 """
 
 import math
@@ -140,10 +138,8 @@ class Gaussian:
         return log_probs - _log_tanh_slope(actions_D).sum(-1) if self._is_squashed else log_probs
 
     def entropy(self) -> Tensor:
-        """Squashed: with the mean logarithm of the slope, by Gauss-Hermite.
-
-        That is right to 0.005 for deviations up to 2, where actions are long at their bounds.
-        """
+        """Squashed: with the mean logarithm of the slope, by Gauss-Hermite, right to 0.005 for
+        deviations up to 2, where actions are long at their bounds."""
         entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
         if not self._is_squashed:
             return entropy
@@ -162,11 +158,8 @@ Distribution = Categorical | Gaussian
 
 
 def joint_of(parts: Sequence[ActionPart], parameters_P: Tensor, legal_P: Tensor | None) -> Joint:
-    """The distribution of an action with these outputs of a policy head, part after part.
-
-    `legal_P` has a flag per choice of the discrete parts: what is not legal is impossible. An item
-    without a legal choice has them all.
-    """
+    """The distribution of an action. `legal_P` has a flag per choice of the discrete parts: what is
+    not legal is impossible, but an item without a legal choice has them all."""
     joint: dict[str, Distribution] = {}
     num_choices = 0
     sizes = [part.num_parameters for part in parts]

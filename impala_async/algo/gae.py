@@ -1,13 +1,12 @@
 """Generalised advantage estimation (arXiv 1506.02438), masked like V-trace.
 
-Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
+T rows of a trajectory, S = T + 1 with the bootstrap row, B columns
 """
 
 import torch
 from torch import Tensor
 
-from impala_async.algo.terms import ValidRows
-from impala_async.algo.vtrace import Returns, accumulate, check_lambda
+from impala_async.algo.vtrace import Returns, ValidRows, accumulate, check_lambda
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from impala_async.models.flat import Snapshot
 from impala_async.models.torso import pick_precision
 from impala_async.policy import build_policy, layout_of
 from impala_async.schema import Schema
-from impala_async.training.state import TrainingState
+from impala_async.training.checkpoint import TrainingState
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.weights import WeightsLayout
@@ -63,7 +63,7 @@ def build_learner(
         try:
             step.restore(training)
         except CheckpointError as error:
-            message = f"{training.origin} does not fit this run: {error}"
+            message = f"{training.path} does not fit this run: {error}"
             raise CheckpointError(message) from None
     is_lockstep = config.pace.is_lockstep
     # Weights that torsos round anyway travel in float32 only in lockstep.
@@ -72,13 +72,13 @@ def build_learner(
     slots = allocate_slots(schema, section.batch_columns, num_host_slots, allocator_for(device))
     full = IndexQueue("full", num_host_slots)
     # A batch that is full at the end is trained on: else the end would hang on the clock.
-    loader = HostLoader(slots, full, is_drained=is_lockstep)
+    loader = HostLoader(schema, slots, full, is_drained=is_lockstep)
     if device.type == "cuda":
         loader = DeviceLoader(
+            schema,
             slots,
             full,
             release,
-            schema=schema,
             num_device_slots=num_device_slots,
             device=device,
             is_drained=is_lockstep,
@@ -111,9 +111,9 @@ def build_step(
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
     if policies.names:
-        return TeamStep(policy, config.algorithm, policies, device, seed=seed), precision
+        return TeamStep(policy, config.algorithm, policies, seed=seed), precision
     (alone,) = policy.members.values()
-    return UpdateStep(alone, config.algorithm, device, seed=seed), precision
+    return UpdateStep(alone, config.algorithm, seed=seed), precision
 
 
 def pick_device(name: str) -> torch.device:

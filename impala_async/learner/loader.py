@@ -103,14 +103,16 @@ class LoadedBatch:
 class HostLoader:
     """The loader of a CPU: hands out views, so nothing is copied and no copy is waited for."""
 
-    def __init__(self, slots: list[Slot], full: IndexQueue, *, is_drained: bool = False) -> None:
+    def __init__(
+        self, schema: Schema, slots: list[Slot], full: IndexQueue, *, is_drained: bool = False
+    ) -> None:
         self.slots = slots
         self.full = full
         self.num_slots = len(slots)
         self.bodies: dict[str, Callable[[], None]] = {}
         """Threads that somebody is to start."""
         self._is_drained = is_drained
-        self._batches = [Batch.over(slot.columns) for slot in slots]
+        self._batches = [Batch.in_planes(schema, slot.obs, slot.small) for slot in slots]
         self.load_timer, self.load_wait_timer = TimerStat(), TimerStat()
 
     def blank(self) -> Batch:
@@ -165,16 +167,16 @@ class DeviceLoader(HostLoader):
 
     def __init__(
         self,
+        schema: Schema,
         slots: list[Slot],
         full: IndexQueue,
         release_slot: Callable[[int], None],
         *,
-        schema: Schema,
         num_device_slots: int,
         device: torch.device,
         is_drained: bool = False,
     ) -> None:
-        super().__init__(slots, full, is_drained=is_drained)
+        super().__init__(schema, slots, full, is_drained=is_drained)
         self.num_slots += num_device_slots
         self.bodies = {"loader": self.run}
         self._release_slot = release_slot

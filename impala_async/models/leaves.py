@@ -1,7 +1,5 @@
 """Observation leaves as what a network takes: vectors of numbers, normalised or not, or images.
 
-As an image, bytes become numbers up to 1. In a vector, numbers stay what they are.
-
 N rows, F numbers of a vector
 """
 
@@ -97,10 +95,7 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, values_NF: Tensor, is_valid_N: Tensor) -> None:
-        """Take in the valid rows (Chan et al.'s parallel variance); others may hold anything.
-
-        Nothing here makes the host wait for the device.
-        """
+        """Take in the valid rows (Chan et al.'s parallel variance), with no wait for the device."""
         is_valid_N1 = is_valid_N.unsqueeze(-1)
         num_new = is_valid_N.sum(dtype=torch.float64)
         divisor = num_new.clamp(min=1)

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.algo.losses import appo_loss, impala_loss, ppo_loss
-from impala_async.algo.terms import LossTerms
+from impala_async.algo.losses import LossTerms, appo_loss, impala_loss, ppo_loss
 from tests.algo.batches import column, nan, poisoned_values
 
 LEARNED = ("log_probs_TB", "entropies_TB", "values_SB", "kl_TB")

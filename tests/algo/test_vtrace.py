@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.algo.vtrace import accumulate, scan, vtrace
+from impala_async.algo.vtrace import ValidRows, accumulate, scan, vtrace
 from tests.algo.batches import LAMBDAS, Batch, batches, column, nan
 
 BARS = st.sampled_from([None, 0.0, 0.3, 1.0, 2.5])
@@ -182,6 +182,30 @@ def test_the_scan_of_a_device_is_the_loop_of_a_cpu(behind):
             torch.testing.assert_close(
                 scan(*pair), accumulate(*pair), rtol=1e-12, atol=1e-12, equal_nan=True
             )
+
+
+# -------------------- advantages of valid rows are made normal
+
+
+def normalize(advantages_TB, mask_TB=None):
+    num_rows, num_columns = advantages_TB.shape
+    return ValidRows(torch.zeros(num_rows + 1, num_columns), mask_TB).normalize(advantages_TB)
+
+
+def test_advantages_of_valid_rows_have_mean_0_and_deviation_1():
+    mask_TB = torch.tensor([[True, False], [True, True], [False, True]])
+    got_TB = normalize(torch.tensor([[1.0, nan], [3.0, 5.0], [1e9, 7.0]]), mask_TB)
+    # 1, 3, 5, 7: mean 4, deviation sqrt(5).
+    want_TB = torch.tensor([[-3.0, 0.0], [-1.0, 1.0], [0.0, 3.0]]) / math.sqrt(5)
+    torch.testing.assert_close(got_TB, want_TB, rtol=1e-6, atol=0)
+    assert got_TB.dtype == torch.float32
+    assert not got_TB[~mask_TB].any()
+
+
+def test_equal_advantages_become_0_and_no_valid_row_is_no_nan():
+    for number in (0.0, 5.0, 1 / 3, -1e8, 1e-8):
+        assert not normalize(torch.full((50, 41), number)).any(), number
+    assert not normalize(torch.full((3, 2), nan), torch.zeros(3, 2, dtype=torch.bool)).any()
 
 
 # -------------------- precision, and what is refused

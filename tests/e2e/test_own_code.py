@@ -18,7 +18,7 @@ class Halved(gymnasium.RewardWrapper):
 """
 LEARNING = """
 from impala_async.algo.losses import impala_loss
-from impala_async.models.mlp import MLPTorso
+from impala_async.models.torso import MLPTorso
 from impala_async.training.algorithms import Algorithm
 
 

@@ -32,10 +32,10 @@ class DeviceBench:
         self.released: list[int] = []
         self.ends: list[BaseException] = []
         self.loader = DeviceLoader(
+            self.schema,
             self.slots,
             self.full,
             self.released.append,
-            schema=self.schema,
             num_device_slots=num_device_slots,
             device=device,
             is_drained=is_drained,
@@ -83,7 +83,7 @@ class DeviceBench:
 
 def holds(loaded: LoadedBatch, planes: Planes) -> bool:
     """Whether a batch on the device is what was put in."""
-    got, sent = loaded.tensors, Batch.over(planes.columns)
+    got, sent = loaded.tensors, Batch.in_planes(big_schema(), planes.obs, planes.small)
     pairs = [(got.obs[name], sent.obs[name]) for name in sent.obs]
     pairs += [(got.actions[name], sent.actions[name]) for name in sent.actions]
     pairs += [(got.rewards_BT, sent.rewards_BT), (got.log_probs_BT, sent.log_probs_BT)]

@@ -1,7 +1,7 @@
 """On a CPU a batch is a view of its slot; on any device the leaves of two planes are the same."""
 
 import queue
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ from impala_async.learner.slots import Slot, SlotFiller, allocate_slots, touched
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
+from impala_async.trajectory import Columns
 from tests.learner.columns import Planes, big_schema, planes_of, put, small_schema
 
 
@@ -34,7 +35,7 @@ class Bench:
         self.slots = allocate_slots(self.schema, 4, num_slots)
         self.full = IndexQueue("full", num_slots)
         self.masked_CT = np.zeros((4, self.schema.rows), np.bool_)
-        self.loader = HostLoader(self.slots, self.full, is_drained=is_drained)
+        self.loader = HostLoader(self.schema, self.slots, self.full, is_drained=is_drained)
         self.filler = SlotFiller(lambda _: None)
         self.filler.open(self.slots, self._submit)
 
@@ -48,16 +49,16 @@ class Bench:
         return planes
 
 
-def are_equal(first: Batch, second: Batch) -> bool:
+def shows(batch: Batch, columns: Columns) -> bool:
+    """Whether the tensors are these arrays."""
     pairs = []
-    for item in fields(Batch):
-        one, other = getattr(first, item.name), getattr(second, item.name)
+    for one, other in zip(vars(batch).values(), vars(columns).values(), strict=True):
         if isinstance(one, dict):
             assert one.keys() == other.keys()
             pairs += [(one[name], other[name]) for name in one]
         else:
             pairs.append((one, other))
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    return all(a.numpy().dtype == b.dtype and np.array_equal(a.numpy(), b) for a, b in pairs)
 
 
 def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
@@ -71,7 +72,7 @@ def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
         assert loaded.alive_B.tolist() == [True] * 4
         assert loaded.updates_B.tolist() == [10 + number] * 4
         assert loaded.valid_rows_B.tolist() == [3, 1, 3, 3]
-        assert are_equal(loaded.tensors, Batch.over(planes.columns))
+        assert shows(loaded.tensors, planes.columns)
         assert bench.loader.num_waiting() == 1 - number
         slot = bench.slots[loaded.place]
         slot.columns.rewards_CT[2, 1] = 123
@@ -129,7 +130,7 @@ def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema):
     planes.columns.truncated_CT[0, 1] = True
     obs, small = torch.from_numpy(planes.obs), torch.from_numpy(planes.small)
     batch = Batch.in_planes(schema, obs, small)
-    assert are_equal(batch, Batch.over(planes.columns))
+    assert shows(batch, planes.columns)
     # Views: what is copied into the planes later is seen.
     planes.columns.rewards_CT[3, 1] = 7.5
     assert batch.rewards_BT[3, 1] == 7.5

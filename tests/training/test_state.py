@@ -8,8 +8,12 @@ import torch
 
 from impala_async.errors import CheckpointError
 from impala_async.schema import POLICY
-from impala_async.training.checkpoint import newest_checkpoint, save_checkpoint
-from impala_async.training.state import TrainingState, entry
+from impala_async.training.checkpoint import (
+    TrainingState,
+    entry,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from impala_async.weights import Version
 from tests.training.conftest import ALIVE_B, is_same, remembered
 

@@ -9,7 +9,6 @@ import torch
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
-from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from tests.training.conftest import ALIVE_B, CORE_SIZE, are_equal, is_same, remembered, weights_of
 
@@ -207,18 +206,18 @@ def test_a_batch_without_a_valid_row_is_skipped(make_step, make_batch, reduction
     [{}, {"name": "appo"}, {"name": "ppo", "num_minibatches": 2}, {"normalize_returns": True}],
 )
 @pytest.mark.parametrize("core", [None, "lstm"])
-def test_large_columns_neither_stop_nor_spoil_the_others(schema, make_columns, settings, core):
+def test_large_columns_neither_stop_nor_spoil_the_others(schema, make_batch, settings, core):
     """With relu the loss of what is admitted overflows: 50 such updates would end the run."""
     sizes = {} if core is None else {"core": core, "core_size": CORE_SIZE}
     model = ModelSection(hidden_sizes=(16, 16), activation="relu", **sizes)
     section = AlgorithmSection.model_validate(settings)
-    step = UpdateStep(Policy(schema, model, seed=0), section, "cpu")
+    step = UpdateStep(Policy(schema, model, seed=0), section)
     for seed in range(8):
-        columns = make_columns(8, seed)
-        columns.obs[""][2:4] = 1e15
-        columns.rewards_CT[2:4] = 1e15 * columns.mask_CT[2:4]
+        batch = make_batch(8, seed)
+        batch.obs[""][2:4] = 1e15
+        batch.rewards_BT[2:4] = 1e15 * batch.mask_BT[2:4]
         before = weights_of(step)
-        result = step.run(Batch.over(columns), torch.ones(8, dtype=torch.bool), 0)
+        result = step.run(batch, torch.ones(8, dtype=torch.bool), 0)
         assert result.applied
         assert result.num_failed_in_a_row == 0
         assert set(result.is_failed_B.nonzero().flatten().tolist()) <= {2, 3}
