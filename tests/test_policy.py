@@ -19,7 +19,6 @@ from impala_async.schema import (
     Schema,
     recurrent_state,
 )
-from impala_async.training.checkpoint import open_checkpoint, save_checkpoint
 from impala_async.weights import Version, Weights
 
 SECTION = ModelSection(hidden_sizes=(16, 16))
@@ -137,24 +136,6 @@ def test_one_seed_gives_bit_equal_weights_whatever_the_global_generator_holds():
     assert not are_equal(first, other)
     second.act(random_obs(PLAIN, 2), {}, generator())
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_path):
-    section = ModelSection(hidden_sizes=(16,), normalize_obs=True)
-    learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
-    obs = random_obs(PLAIN, 64)
-    rows = {"": torch.from_numpy(np.concatenate([obs[""], obs[""][:1]])).unsqueeze(0)}
-    learner.model.update_statistics(rows, torch.ones(1, 64, dtype=torch.bool))
-    actor.load(weights_of(learner, learner.layout, Version(1, 3)))
-    path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
-    restored.model.load_state_dict(open_checkpoint(path).tensors["model"])
-    for policy in (actor, restored):
-        (normalizer,) = policy.model.normalizers
-        np.testing.assert_allclose(normalizer.mean, obs[""].mean(0), rtol=1e-5, atol=1e-5)
-        assert normalizer.count.item() == 64
-        assert are_equal(policy, learner)
-        one, other = (p.act(obs, {}, generator()) for p in (policy, learner))
-        assert one.log_probs.tolist() == other.log_probs.tolist()
 
 
 def test_acting_follows_the_weights_that_training_changes_in_place():

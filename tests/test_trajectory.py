@@ -102,7 +102,7 @@ def test_leaves_are_views_of_the_planes_by_group_and_shape(plain: Message, wide:
         {"core": (C, 2), "gate": (C, 2)},
         {"image": (C, S, 4)},
     ]
-    leaves = SCHEMA.layout.leaves
+    views = SCHEMA.layout.views(plain.obs, plain.small)
     for array, name in (
         (columns.obs["far"], "obs/far"),
         (columns.state["gate"], "state/gate"),
@@ -113,16 +113,8 @@ def test_leaves_are_views_of_the_planes_by_group_and_shape(plain: Message, wide:
         (columns.truncated_CT, "truncated"),
         (columns.mask_CT, "mask"),
     ):
-        plane = plain.obs if name == "obs/far" else plain.small
-        assert array.dtype == leaves[name].dtype
-        before = plane.copy()
-        array.view(np.uint8)[1] ^= 2
-        (changed,) = np.flatnonzero((plane != before).any(1))
-        places = np.flatnonzero(plane[1] != before[1])
-        assert changed == 1
-        assert (
-            leaves[name].stretch.start <= places.min() <= places.max() < leaves[name].stretch.stop
-        )
+        assert array.dtype == views[name].dtype
+        assert np.shares_memory(array, views[name])
 
 
 def test_good_columns_have_no_fault(plain: Message, wide: Message) -> None:

@@ -71,7 +71,7 @@ def close(got, want):
 
 # -------------------- by hand
 
-# Ratios 2, 1/2, 1; the rows of test_vtrace: targets 2.625, 3.25, 5, advantages 1.625, 1.25, 2,
+# Ratios 2, 1/2, 1; by V-trace targets 2.625, 3.25, 5, advantages 1.625, 1.25, 2,
 # so squared errors 1.625^2, 1.25^2, 2^2 sum to 8.203125.
 ROWS = {
     "log_probs_TB": column(-1, -2, -3),

@@ -94,9 +94,6 @@ def test_a_deviation_without_numbers_is_refused():
             build(**{key: value})
 
 
-# -------------------- core
-
-
 # -------------------- normalisers
 
 OBS = ObsSpec(

@@ -101,9 +101,6 @@ def test_all_of_a_batch_is_in_the_file(tmp_path, make_batch):
     assert kept["rewards_BT"][0, 0].isnan()
     with safe_open(path, "pt") as file:
         assert file.metadata() == ABOUT
-
-
-def test_a_disk_that_does_not_take_it_is_told_of(tmp_path, make_batch):
     path = tmp_path / "missing" / "kept"
-    said = make_batch().keep(path, ABOUT)
+    said = batch.keep(path, ABOUT)
     assert said == f"the last batch cannot be kept in {path}: No such file or directory"
