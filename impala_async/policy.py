@@ -50,10 +50,7 @@ class Evaluation(NamedTuple):
 
 
 class Policy:
-    """Built equal, bit for bit, from equal arguments, whatever torch's own generators hold.
-
-    `tensors` are all weights, in the order of `layout`, and stay current.
-    """
+    """Built equal, bit for bit, from equal arguments. `tensors` are its weights, always current."""
 
     def __init__(
         self, schema: Schema, model: ModelSection, *, seed: int, device: torch.device | str = "cpu"

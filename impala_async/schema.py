@@ -75,10 +75,7 @@ class ColumnLayout:
     def views(
         self, obs: Any, small: Any, *, dtype_of: Callable[[str], Any] = np.dtype
     ) -> dict[str, Any]:
-        """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes; no copies.
-
-        Planes are numpy's, or another library's whose dtype of a name is `dtype_of` it.
-        """
+        """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes, of any library."""
         views = {}
         for name, leaf in self.leaves.items():
             array = (obs if leaf.plane == "obs" else small)[:, leaf.stretch]
@@ -182,14 +179,11 @@ class ActionPart:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The action as flat parts; a plain action is one part whose name is empty.
-
-    `legal` names the observation leaf, if there is one, that says which of the choices of all
-    discrete parts, one after the other, are legal. It is no input to the network.
-    """
+    """The action as flat parts; a plain action is one part whose name is empty."""
 
     parts: tuple[ActionPart, ...]
     legal: str | None = None
+    """The observation leaf that says which choices of all discrete parts, in order, are legal."""
 
     @property
     def num_choices(self) -> int:

@@ -27,11 +27,7 @@ LARGEST = 1e15
 
 @dataclass(frozen=True)
 class Columns:
-    """Typed views of some columns, over memory that somebody else owns.
-
-    Of an observation that is a stack, `obs` has the frames of each column, and `windows` has the
-    numbers of those that each row shows, `[C, S, frames of a window]`.
-    """
+    """Typed views of some columns, over memory that somebody else owns."""
 
     obs: dict[str, NDArray[Any]]
     actions: dict[str, NDArray[Any]]
@@ -42,6 +38,7 @@ class Columns:
     truncated_CT: NDArray[np.bool_]
     mask_CT: NDArray[np.bool_]
     windows: dict[str, NDArray[np.int32]]
+    """The numbers of the frames in `obs` that each row of a stack shows, `[C, S, frames]`."""
 
 
 def columns_over(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Columns:

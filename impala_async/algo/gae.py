@@ -20,9 +20,7 @@ def gae(
 ) -> Returns:
     """On-policy advantages, and targets = advantages + values. On a masked row they are 0 and V.
 
-    Args:
-        rewards_TB, discounts_TB, values_SB, mask_TB: as `vtrace` explains them.
-        lambda_: how much of later TD errors is carried back: 1 all, 0 nothing.
+    `vtrace` explains the arguments.
     """
     rows = ValidRows(values_SB, mask_TB)
     discounts_TB = rows.take(discounts_TB)

@@ -14,6 +14,7 @@ flows into them, nor through the value of the bootstrap row. Arguments that all 
     value_cost, entropy_cost  weights of the squared value error and of the entropy bonus
     reduction               "mean" over valid rows, or "sum" as in the IMPALA paper
     normalize_advantages    give those of valid rows mean 0 and deviation 1
+    rho_bar, c_bar, pg_rho_bar, lambda_  V-trace's, as `vtrace` explains them
     num_valid               what "mean" divides by instead of the valid rows of this batch: a part
                             of a larger one gives the count of all, and the losses sum to its mean
 
@@ -96,11 +97,7 @@ def impala_loss(
     normalize_advantages: bool = False,
     num_valid: Tensor | None = None,
 ) -> LossTerms:
-    """Policy gradient on V-trace advantages, squared value error and entropy bonus.
-
-    Args:
-        rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
-    """
+    """Policy gradient on V-trace advantages, squared value error and entropy bonus."""
     rows = ValidRows(values_SB, mask_TB)
     log_probs_TB = rows.take(log_probs_TB)
     targets_TB, advantages_TB = vtrace(
@@ -150,7 +147,6 @@ def appo_loss(
 
     Args:
         target_log_probs_TB: log pi_target(a|x), of the target network.
-        rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
         clip: epsilon, how far from 1 the surrogate follows the ratio.
         is_clip: rho, the bar on mu / pi_target in the ratio.
         kl_TB: KL(pi_target || pi) of each row, with gradient.
@@ -185,11 +181,8 @@ def appo_loss(
 def impact_ratios(
     log_probs_TB: Tensor, behaviour_TB: Tensor, target_TB: Tensor, is_clip: float
 ) -> Tensor:
-    """clip(mu / pi_target, 0, is_clip) * pi / mu.
-
-    Multiplied as logarithms, so that two extreme factors whose product is ordinary keep it, and
-    its gradient.
-    """
+    """clip(mu / pi_target, 0, is_clip) * pi / mu."""
+    # As logarithms: two extreme factors whose product is ordinary keep it, and its gradient.
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
 
@@ -228,8 +221,6 @@ def ppo_loss(
         clip: epsilon, how far from 1 the surrogate follows the ratio; None, as A2C has it: plain
             policy gradient, as if the weights of now had acted.
         returns: "gae", or "vtrace" for data that older weights acted for.
-        rho_bar, c_bar: V-trace's, as `vtrace` explains them; with returns of GAE they do nothing.
-        lambda_: of either kind of returns.
     """
     rows = ValidRows(values_SB, mask_TB)
     log_probs_TB = rows.take(log_probs_TB)

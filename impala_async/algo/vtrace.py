@@ -46,10 +46,8 @@ class ValidRows:
         return tensor_TB
 
     def take(self, tensor_TB: Tensor) -> Tensor:
-        """Zero where masked, and in float32 at least.
-
-        Taken are leaves, or a sum of leaves, which hands on a gradient of 0 as 0.
-        """
+        """Zero where masked, and in float32 at least."""
+        # Leaves, or a sum of them, hand a gradient of 0 on as 0.
         return torch.where(self.mask_TB, _at_least_float32(self.check(tensor_TB)), 0.0)
 
     def td_errors(self, rewards_TB: Tensor, discounts_TB: Tensor, next_values_TB: Tensor) -> Tensor:
@@ -58,11 +56,9 @@ class ValidRows:
         return self.take(self.check(rewards_TB) + bootstrap_TB - self.values_SB[:-1])
 
     def normalize(self, advantages_TB: Tensor) -> Tensor:
-        """Mean 0 and deviation 1 over these rows; 0 elsewhere.
-
-        In float64, in which the mean of equal numbers is that number: what rounding would leave
-        of them must not be blown up to a deviation of 1.
-        """
+        """Mean 0 and deviation 1 over these rows; 0 elsewhere."""
+        # In float64 the mean of equal numbers is that number: else what rounding leaves of them
+        # would be blown up to a deviation of 1.
         count = self.mask_TB.sum().clamp(min=1)
         wide_TB = self.take(advantages_TB.double())
         gaps_TB = self.take(wide_TB - wide_TB.sum() / count)
@@ -144,11 +140,8 @@ def accumulate(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
 
 
 def scan(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
-    """`accumulate` in log2 T steps over all rows at once, where each step costs a launch.
-
-    After the step with reach k, each row holds the sum over the next 2k rows, and carries what is
-    behind them.
-    """
+    """`accumulate` in log2 T steps over all rows at once, where each step costs a launch."""
+    # After the step with reach k, a row holds the sum over the next 2k, and carries what follows.
     reach, num_rows = 1, len(deltas_TB)
     while reach < num_rows:
         near_TB, is_open_TB = carries_TB[:-reach], carries_TB[:-reach] != 0

@@ -66,10 +66,7 @@ class ActorCritic(nn.Module):
     def forward(
         self, obs: dict[str, Tensor], state: State = (), is_first_BS: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Parameters `[N, P]` and values `[N]` of `[N, ...]` leaves.
-
-        With a core there are N = B * S rows, column by column, and B first states.
-        """
+        """Parameters `[N, P]` and values `[N]`; with a core of N = B * S rows, column by column."""
         obs = self._normal(obs)
         policy_NH = self._features(self.policy_torso, obs)
         if self.core is not None:

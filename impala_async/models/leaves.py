@@ -61,11 +61,8 @@ def as_image(leaf: ArraySpec, values: Tensor) -> Tensor:
 
 
 def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:
-    """Channels, height, width, and whether channels come last.
-
-    An image is square, and its channels are what is left; if that decides nothing, they are few.
-    The channels of a stack are those of all its frames.
-    """
+    """Channels (of all frames of a stack), height, width, and whether channels come last."""
+    # An image is square, and its channels are what is left; if that decides nothing, they are few.
     *stack, first, second, third = leaf.shape
     num_frames = math.prod(stack)
     is_channels_last = third <= first

@@ -1,7 +1,6 @@
-"""Torsos, from observation leaves to features: those by name, and a user's own.
+"""Torsos, from observation leaves to features: those by name, and a user's own (docs/models.md).
 
-`model.name = "package.module:MyTorso"` picks one's own; docs/models.md says what it has to be. Rows
-come flat: they may be the columns of an actor or all rows of a batch.
+Rows come flat: they may be the columns of an actor or all rows of a batch.
 
 N rows, C columns, F features in, H features out, P parameters of the action
 """

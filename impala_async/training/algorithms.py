@@ -32,9 +32,7 @@ MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
 
 class View(NamedTuple):
     """A batch, or a part of it, as the weights of now see it: the inputs of a loss, time-major.
-
-    Masked rows may hold anything, NaN included: a loss selects before it computes.
-    """
+    Masked rows may hold anything, NaN included."""
 
     evaluation: Evaluation
     behaviour_log_probs_TB: Tensor
@@ -166,15 +164,12 @@ class Target:
 
     @torch.no_grad()
     def note_update(self, live: ActorCritic, kl: float) -> None:
-        """An update is taken, at a mean KL from the target before it of `kl`.
-
-        The coefficient is adapted when the target moves, by the last KL before: right behind a
-        move the two are equal, so that a KL taken there would only ever lower it.
-        """
+        """An update is taken, at a mean KL from the target before it of `kl`."""
         self._age += 1
         if self._age < self._section.target_update_every_updates:
             return
         self._age = 0
+        # By the last KL: right behind a move the two are equal, and a KL would only ever lower it.
         self.kl_coeff = adapted(self.kl_coeff, kl, self._section.kl_target)
         for weight, goal in zip(self.model.parameters(), live.parameters(), strict=True):
             weight.lerp_(goal, self._section.tau)
@@ -205,10 +200,8 @@ class Target:
 
 
 def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:
-    """Larger where the policies are too far apart, smaller where they need not be so near.
-
-    One that was set outside of the range of adapting is not brought into it against its way.
-    """
+    """Larger where the policies are too far apart, smaller where they need not be so near."""
+    # One that was set outside of the range of adapting is not brought into it against its way.
     if kl_target is None:
         return kl_coeff
     if kl > 2 * kl_target:

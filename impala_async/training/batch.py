@@ -107,10 +107,7 @@ def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor
 
 
 def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tensor:
-    """Those of these columns that are not good, without which the others are.
-
-    They make a loss or gradient not finite: columns are halved until it is known which.
-    """
+    """Those of these columns that are not good, without which the others are, by halving."""
     found = []
     groups, num_tries = deque([columns_N]), 0
     while groups:

@@ -7,9 +7,8 @@
 
 A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
 folder that nobody reads and that the next `prune` removes. Reading trusts nothing: a folder whose
-files do not match its manifest is passed over, as is one with a number that is not finite.
-
-One thread at a time writes and prunes a folder of checkpoints.
+files do not match its manifest is passed over, as is one with a number that is not finite. One
+thread at a time writes and prunes a folder of checkpoints.
 """
 
 import contextlib
@@ -103,10 +102,7 @@ def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def save_checkpoint(
     directory: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
 ) -> Path:
-    """Write a checkpoint whole and through to the disk; else raise CheckpointError.
-
-    One of the same version is replaced: the training is the same, its accounts have gone on.
-    """
+    """Write a checkpoint whole and through to the disk, in place of any of its version."""
     final = _path_of(directory, version)
     for group, members in tensors.items():
         _check_finite(final / group, members)
@@ -140,10 +136,8 @@ def newest_checkpoint(directory: Path) -> TrainingState | None:
 
 
 def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
-    """Those whose files match their manifest, newest first.
-
-    They are listed anew for each: a learner that runs removes old ones while they are read.
-    """
+    """Those whose files match their manifest, newest first."""
+    # They are listed anew for each: a learner that runs removes old ones while they are read.
     tried: set[Path] = set()
     while left := [found for found in _found(directory) if found[1] not in tried]:
         version, path = left[0]
@@ -165,7 +159,7 @@ def last_good(directory: Path) -> Path | None:
 
 
 def highest_epoch(directory: Path) -> int:
-    """Return the highest epoch of all checkpoints; damaged ones count, as theirs were given out."""
+    """Damaged ones count, as their epochs were given out."""
     return max((version.epoch for version, _ in _found(directory)), default=0)
 
 

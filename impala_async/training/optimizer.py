@@ -109,10 +109,7 @@ def take_step(optimizer: Optimizer, norm: float, max_norm: float | None) -> None
 def scheduled(
     start: float, end: float | None, horizon: int | None, env_steps_trained: int
 ) -> float:
-    """From `start` to `end` over `horizon` env steps trained, then `end`; constant without `end`.
-
-    So a resumed run continues on the same curve, and replayed passes do not hasten it.
-    """
+    """From `start` to `end` over `horizon` env steps trained, if there is an `end`."""
     if end is None:
         return start
     assert horizon, "the settings want both"

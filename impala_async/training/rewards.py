@@ -26,9 +26,7 @@ LARGEST_SCALE = 1e15
 
 
 def clip_rewards(rewards: Tensor, kind: Literal["unit", "soft_asymmetric"] | None) -> Tensor:
-    """unit: to [-1, 1], as DQN did for Atari (Nature 518). soft_asymmetric: optimistic, as IMPALA
-    did for DMLab-30 (arXiv 1802.01561, figure D.1): a loss hurts less than a gain pleases.
-    """
+    """As DQN did for Atari (Nature 518), or IMPALA for DMLab-30 (arXiv 1802.01561, figure D.1)."""
     if kind is None:
         return rewards
     if kind == "unit":

@@ -34,14 +34,10 @@ from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, s
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of the updates with a batch; `stats` are means over them.
-
-    An update without a valid row is not taken, nor is one that fails because its loss, gradient or
-    weights are not finite.
-    """
+    """The result of the updates with a batch; `stats` are means over them."""
 
     num_updates: int
-    """Those taken."""
+    """Those taken: with a valid row, and a loss, gradient and weights that are finite."""
     is_failed_B: Tensor
     """The columns that were in updates that failed."""
     stats: dict[str, float]
@@ -104,10 +100,7 @@ class UpdateStep:
     def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
     ) -> StepResult:
-        """Make the updates with a batch.
-
-        An update without a valid row, or whose loss, gradient or weights are not finite, is
-        skipped: weights, optimizer and all else then stay as they are, bit for bit.
+        """Make the updates with a batch. One that is not taken leaves all as it is, bit for bit.
 
         Args:
             batch: on the device of the policy.

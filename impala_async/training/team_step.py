@@ -31,9 +31,8 @@ WARN_AT_BATCH = 100
 class TeamStep:
     """The team's weights, one batch further: what `UpdateStep` is to a single policy.
 
-    `num_updates` of a result are those of the member that took most: what the members do with one
-    batch, they do side by side. So a version is as old, counted in updates, as any member's
-    weights in it can be.
+    `num_updates` of a result are those of the member that took most. So a version is as old,
+    counted in updates, as any member's weights in it can be.
     """
 
     def __init__(
