@@ -75,11 +75,11 @@ class Publishing:
     def __init__(self, config: RunConfig, schema: Schema, slot: Slot, is_coarse: bool) -> None:
         policy = Policy(schema, config.model, seed=0)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, CPU))
-        self._step = UpdateStep(policy, config.algorithm, CPU)
+        self._step = UpdateStep(policy, config.algorithm)
         self.layout = policy.coarse_layout if is_coarse else policy.layout
         self._snapshot = Snapshot(self.layout, policy.tensors)
         _fill(slot)
-        self._batch = Batch.over(slot.columns)
+        self._batch = Batch.in_planes(schema, slot.obs, slot.small)
         self._alive_B = torch.ones(len(slot.filled_B), dtype=torch.bool)
         self.published_at: dict[int, float] = {}
         self.update_s: list[float] = []

@@ -1,9 +1,8 @@
 """A policy: one model and its distributions, acting for actors and evaluated by the learner. A
 team: a policy for each of several names, and each column is played by the one that its leaf says.
 
-A policy owns the model and the version of the weights in it. Both sides build it from the same
-schema, config section and seed, and `layout` is what lets them see that they did. `coarse_layout`
-is the same weights as they may travel where torsos compute in bfloat16: those of torsos in it.
+Both sides build it from the same schema, config section and seed, and its `layout` lets them see
+that they did. With `coarse_layout` weights of torsos travel in bfloat16, where these compute in it.
 
     C columns of an actor, B columns of a batch, T action rows, S = T+1 observation rows
     N rows of any kind, P parameters of all action parts
@@ -24,8 +23,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
-from impala_async.models.mlp import by_numpy
-from impala_async.models.torso import TORSOS
+from impala_async.models.torso import TORSOS, by_numpy
 from impala_async.schema import POLICY, ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
@@ -35,8 +33,7 @@ TOO_LARGE = re.compile("memory|overflow", re.IGNORECASE)
 
 
 class Action(NamedTuple):
-    """The choice of a policy: one array of actions per part, the log-probability of them all, and
-    the state before the next row."""
+    """The choice of a policy, and the state before the next row."""
 
     actions: dict[str, NDArray[Any]]
     log_probs: NDArray[np.float32]
@@ -53,11 +50,7 @@ class Evaluation(NamedTuple):
 
 
 class Policy:
-    """Built equal, bit for bit, from equal arguments, whatever torch's own generators hold.
-
-    `version` is that of the weights; `tensors` are all weights, in the order of `layout`, and stay
-    current.
-    """
+    """Built equal, bit for bit, from equal arguments. `tensors` are its weights, always current."""
 
     def __init__(
         self, schema: Schema, model: ModelSection, *, seed: int, device: torch.device | str = "cpu"
@@ -80,17 +73,15 @@ class Policy:
         self._quick = None
         kinds = [(len(part.choices), part.shape) for part in self._parts]
         is_one_choice = kinds == [(1, ())] and self._legal is None
-        is_ours = self._is_torso_ours and self.model.is_plain
-        if is_one_choice and is_ours and self.device.type == "cpu":
+        is_plain = self._is_torso_ours and not (schema.state or len(self.model.normalizers))
+        if is_one_choice and is_plain and self.device.type == "cpu":
             self._quick = by_numpy(self.model.policy_torso, self.model.policy_head)
         state = self.named_tensors()
-        # They share memory with the model's own, so they stay current.
         self.tensors = tuple(state.values())
         self.layout = layout_of(state)
         # In bfloat16, torsos round their weights to it before they do anything with them.
-        torsos = ("policy_torso.", "value_torso.")
-        rounded = [name for name in state if self._is_torso_ours and name.startswith(torsos)]
-        self.coarse_layout = self.layout.coarse(rounded)
+        torsos = ("policy_torso.", "value_torso.") if self._is_torso_ours else ()
+        self.coarse_layout = self.layout.coarse(name for name in state if name.startswith(torsos))
 
     @property
     def members(self) -> Mapping[str, "Policy"]:
@@ -106,7 +97,7 @@ class Policy:
         return dict(self.model.state_dict())
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Undo `named_tensors`; raises RuntimeError when they do not fit."""
+        """Raises RuntimeError when they do not fit."""
         self.model.load_state_dict(dict(tensors))
 
     def compute_in(self, precision: torch.dtype) -> None:
@@ -125,10 +116,9 @@ class Policy:
         self._quick = None
 
     def act(self, obs: Arrays, state: Arrays, generator: torch.Generator | None = None) -> Action:
-        """Choose an action for each of `[C, ...]` observations and their states.
+        """An action for each of `[C, ...]` observations, in writable arrays, and their states.
 
-        It is sampled with a generator on the policy's device, or without one the likeliest. The
-        arrays must be writable, as torch wants.
+        It is sampled with a generator on the policy's device, or without one the likeliest.
         """
         if self._quick is not None and generator is not None:
             choices, log_probs = sample_by_numpy(self._quick(obs), generator)
@@ -166,8 +156,7 @@ class Policy:
     ) -> Evaluation:
         """One forward over all rows of `[B, S, ...]` observations and their `[B, T]` actions.
 
-        Columns may lie apart in memory, as in a slot. The bootstrap row gets a value only. A copy
-        of the policy's `model` may be asked in its place.
+        Columns may lie apart in memory, as in a slot. The bootstrap row gets a value only.
         """
         parameters_NP, values_N = (model or self.model)(
             {name: obs_BS[name].flatten(0, 1) for name in self._input_names},
@@ -305,7 +294,6 @@ def check_default_dtype(env_id: str) -> None:
 
 
 def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:
-    """How the parameters of a model lie in a buffer."""
     return WeightsLayout(
         tuple(
             ArraySpec(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
@@ -315,7 +303,6 @@ def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:
 
 
 def member_seed_of(seed: int, number: int) -> int:
-    """A seed for each member of a run's team."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
 
 

@@ -1,17 +1,14 @@
 """The spaces of an environment, and how a column of it is laid out.
 
-`Schema` is what a learner and an actor agree on once per session: observation and action
-leaves, recurrent state and T. From it both sides compute the same `ColumnLayout`, so sizes and
-dtypes never travel with the data.
-
-Leaves of a column are `[S, ...]` or `[T, ...]`, and the state before row 0. They lie in two planes,
-each one contiguous block: `obs` (large; received in place) and `small` (everything else).
+A learner and an actor agree on a `Schema` once per session. From it both compute the same
+`ColumnLayout`, so sizes and dtypes never travel with the data. The arrays of a column lie in two
+planes, each one contiguous block: `obs` (large; received in place) and `small` (everything else).
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, NamedTuple
@@ -35,53 +32,60 @@ POLICY = "policy"
 LEAF_ALIGNMENT = 8
 COLUMN_ALIGNMENT = 64
 Bytes2D = NDArray[np.uint8]
-Place = tuple[str, tuple[int, ...], str]
-"""Name, shape (with the leading S or T, where there is one) and dtype of an array."""
+Plane = Literal["obs", "small"]
 
 
 class Leaf(NamedTuple):
-    """Where one array of a column lives; `shape` includes the leading S or T."""
+    """Where one array of a column lives: a stretch of bytes of its plane."""
 
-    plane: Literal["obs", "small"]
-    offset: int
+    plane: Plane
+    stretch: slice
     shape: tuple[int, ...]
+    """It includes the leading S or T."""
     dtype: str
-
-    @property
-    def num_items(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def stretch(self) -> slice:
-        """The bytes of its plane that it takes."""
-        return slice(self.offset, self.offset + self.num_items * np.dtype(self.dtype).itemsize)
 
 
 class ColumnLayout:
-    """The arrays of a plane follow each other, aligned, in the order in which they are given."""
+    """The arrays of a column, which follow each other in their plane, aligned."""
 
-    def __init__(self, obs: Iterable[Place], small: Iterable[Place]) -> None:
+    def __init__(self, schema: "Schema") -> None:
         self.leaves: dict[str, Leaf] = {}
-        self.obs_bytes = self._place("obs", obs)
-        self.small_bytes = self._place("small", small)
+        self._ends = {"obs": 0, "small": 0}
+        rows, obs_rows = (schema.rows,), (schema.rows + 1,)
+        for leaf in schema.obs.leaves:
+            if leaf.is_stack:
+                frames = (num_frames(leaf, schema.rows), *leaf.shape[1:])
+                self._place("obs", f"obs/{leaf.name}", frames, leaf.dtype)
+                self._place("obs", f"window/{leaf.name}", (*obs_rows, leaf.shape[0]), "int32")
+            else:
+                self._place("obs", f"obs/{leaf.name}", (*obs_rows, *leaf.shape), leaf.dtype)
+        for leaf in schema.state:
+            self._place("small", f"state/{leaf.name}", leaf.shape, leaf.dtype)
+        for name in ("log_prob", "reward"):
+            self._place("small", name, rows, "float32")
+        for part in schema.action.parts:
+            self._place("small", f"action/{part.name}", (*rows, *part.shape), part.array.dtype)
+        for flag in ("terminated", "truncated", "mask"):
+            self._place("small", flag, rows, "bool")
+        self.obs_bytes, self.small_bytes = (
+            _aligned(end, COLUMN_ALIGNMENT) for end in self._ends.values()
+        )
         self.column_bytes = self.obs_bytes + self.small_bytes
 
-    def views(self, obs: Bytes2D, small: Bytes2D) -> dict[str, NDArray[Any]]:
-        """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes; no copies."""
-        planes = {"obs": obs, "small": small}
-        return {
-            name: planes[leaf.plane][:, leaf.stretch]
-            .view(leaf.dtype)
-            .reshape(len(obs), *leaf.shape)
-            for name, leaf in self.leaves.items()
-        }
+    def views(
+        self, obs: Any, small: Any, *, dtype_of: Callable[[str], Any] = np.dtype
+    ) -> dict[str, Any]:
+        """Typed `[columns, S or T, ...]` views over `[columns, bytes]` planes, of any library."""
+        views = {}
+        for name, leaf in self.leaves.items():
+            array = (obs if leaf.plane == "obs" else small)[:, leaf.stretch]
+            views[name] = array.view(dtype_of(leaf.dtype)).reshape(len(obs), *leaf.shape)
+        return views
 
-    def _place(self, plane: Literal["obs", "small"], places: Iterable[Place]) -> int:
-        offset = 0
-        for name, shape, dtype in places:
-            self.leaves[name] = leaf = Leaf(plane, offset, shape, dtype)
-            offset = _aligned(leaf.stretch.stop, LEAF_ALIGNMENT)
-        return _aligned(offset, COLUMN_ALIGNMENT)
+    def _place(self, plane: Plane, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        start = _aligned(self._ends[plane], LEAF_ALIGNMENT)
+        self._ends[plane] = start + math.prod(shape) * np.dtype(dtype).itemsize
+        self.leaves[name] = Leaf(plane, slice(start, self._ends[plane]), shape, dtype)
 
 
 def _aligned(size: int, alignment: int) -> int:
@@ -90,7 +94,7 @@ def _aligned(size: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array: its name, the shape of one row of it, its dtype.
+    """One array; its shape is that of one row.
 
     Where its items are categories, `choices` has for each how many there are; it is empty where
     they are numbers. `is_stack` says that its first axis is a window over frames, which slides by
@@ -145,9 +149,7 @@ class ObsSpec:
 
 @dataclass(frozen=True)
 class ActionPart:
-    """One part of an action.
-
-    `discrete`: each item is an index below its entry of `choices`. `continuous`: numbers, which
+    """`discrete`: each item is an index below its entry of `choices`. `continuous`: numbers, which
     the environment clips to its bounds. `squashed`: numbers that a tanh brings into them.
     """
 
@@ -164,13 +166,9 @@ class ActionPart:
         _ = self.array
 
     @property
-    def num_items(self) -> int:
-        return math.prod(self.shape)
-
-    @property
     def num_parameters(self) -> int:
         """Outputs of a policy head that describe it: logits, or means and log-deviations."""
-        return sum(self.choices) if self.kind == "discrete" else 2 * self.num_items
+        return sum(self.choices) if self.kind == "discrete" else 2 * self.array.num_items
 
     @cached_property
     def array(self) -> ArraySpec:
@@ -181,14 +179,11 @@ class ActionPart:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """The action as flat parts; a plain action is one part whose name is empty.
-
-    `legal` names the observation leaf, if there is one, that says which of the choices of all
-    discrete parts, one after the other, are legal. It is no input to the network.
-    """
+    """The action as flat parts; a plain action is one part whose name is empty."""
 
     parts: tuple[ActionPart, ...]
     legal: str | None = None
+    """The observation leaf that says which choices of all discrete parts, in order, are legal."""
 
     @property
     def num_choices(self) -> int:
@@ -245,7 +240,7 @@ class Schema:
     @cached_property
     def layout(self) -> ColumnLayout:
         """Raises SpacesError for columns that are larger than any could be."""
-        layout = ColumnLayout(_obs_places(self), _small_places(self))
+        layout = ColumnLayout(self)
         if layout.column_bytes > MAX_COLUMN_BYTES:
             takes = f"takes {layout.column_bytes} bytes, more than {MAX_COLUMN_BYTES}"
             raise SpacesError(f"a column of {self.rows} rows {takes}: lower trajectory.rows")
@@ -281,29 +276,6 @@ def policy_leaf(policies: tuple[str, ...]) -> ArraySpec:
 def num_frames(leaf: ArraySpec, rows: int) -> int:
     """How many frames a column has of a stack: an empty one, the first window, one per row."""
     return 1 + leaf.shape[0] + rows
-
-
-def _obs_places(schema: Schema) -> Iterator[Place]:
-    num_rows = schema.rows + 1
-    for leaf in schema.obs.leaves:
-        if leaf.is_stack:
-            frames = (num_frames(leaf, schema.rows), *leaf.shape[1:])
-            yield f"obs/{leaf.name}", frames, leaf.dtype
-            yield f"window/{leaf.name}", (num_rows, leaf.shape[0]), "int32"
-        else:
-            yield f"obs/{leaf.name}", (num_rows, *leaf.shape), leaf.dtype
-
-
-def _small_places(schema: Schema) -> Iterator[Place]:
-    rows = (schema.rows,)
-    for leaf in schema.state:
-        yield f"state/{leaf.name}", leaf.shape, leaf.dtype
-    yield "log_prob", rows, "float32"
-    yield "reward", rows, "float32"
-    for part in schema.action.parts:
-        yield f"action/{part.name}", (*rows, *part.shape), part.array.dtype
-    for flag in ("terminated", "truncated", "mask"):
-        yield flag, rows, "bool"
 
 
 @cache

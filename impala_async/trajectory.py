@@ -3,12 +3,12 @@
 A row after an episode's end carries the final observation and no transition: its mask is False.
 The last observation row is the bootstrap row, and row 0 of the next trajectory.
 
-    T action rows, S = T+1 observation rows, C columns of one message
-    P choices of all discrete parts, A choices of one item
+    C columns of one message, P choices of all discrete parts
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.schema import Bytes2D, ColumnLayout, Leaf, Schema, num_frames
+from impala_async.schema import Bytes2D, ColumnLayout, Leaf, Plane, Schema, num_frames
 
 # A log-probability of a discrete action cannot be positive; this is what fp32 rounding may add.
 LOG_PROB_SLACK = 1e-6
@@ -27,11 +27,7 @@ LARGEST = 1e15
 
 @dataclass(frozen=True)
 class Columns:
-    """Typed views of some columns, over memory that somebody else owns.
-
-    Of an observation that is a stack, `obs` has the frames of each column, and `windows` has the
-    numbers of those that each row shows, `[C, S, frames of a window]`.
-    """
+    """Typed views of some columns, over memory that somebody else owns."""
 
     obs: dict[str, NDArray[Any]]
     actions: dict[str, NDArray[Any]]
@@ -41,27 +37,23 @@ class Columns:
     terminated_CT: NDArray[np.bool_]
     truncated_CT: NDArray[np.bool_]
     mask_CT: NDArray[np.bool_]
-    windows: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    windows: dict[str, NDArray[np.int32]]
+    """The numbers of the frames in `obs` that each row of a stack shows, `[C, S, frames]`."""
 
 
 def columns_over(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Columns:
     """View `[columns, bytes]` planes as the leaves of a trajectory; nothing is copied."""
-    views = schema.layout.views(obs, small)
+    return Columns(*fields_of(schema.layout.views(obs, small)))
 
-    def group(prefix: str) -> dict[str, NDArray[Any]]:
+
+def fields_of(views: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The fields of `Columns`, in their order, from the views of a layout."""
+
+    def group(prefix: str) -> dict[str, Any]:
         return {k.removeprefix(prefix): v for k, v in views.items() if k.startswith(prefix)}
 
-    return Columns(
-        obs=group("obs/"),
-        actions=group("action/"),
-        state=group("state/"),
-        rewards_CT=views["reward"],
-        log_probs_CT=views["log_prob"],
-        terminated_CT=views["terminated"],
-        truncated_CT=views["truncated"],
-        mask_CT=views["mask"],
-        windows=group("window/"),
-    )
+    rows = (views[name] for name in ("reward", "log_prob", "terminated", "truncated", "mask"))
+    return (group("obs/"), group("action/"), group("state/"), *rows, group("window/"))
 
 
 class Fault(NamedTuple):
@@ -101,20 +93,19 @@ class _Range(NamedTuple):
     least: float
     most: Any
     """A number, or one for each item of a column."""
-    beyond: Fault
+    beyond: str = ""
+    """How one beyond them is called; empty: too large."""
     is_masked: bool = False
     """Whether its items in masked rows are never looked at, here or later."""
 
     def find_fault(self, values: NDArray[Any], mask: NDArray[np.bool_]) -> Fault | None:
         if self._holds(values):
             return None
-        if self.is_masked:
-            values = np.where(mask, values, 0)
-            if self._holds(values):
-                return None
-        if self.dtype[0] == "f" and not np.isfinite(values).all():
-            return Fault("nonfinite", f"{self.what} is not finite")
-        return self.beyond
+        if self.is_masked and self._holds(values := np.where(mask, values, 0)):
+            return None
+        if self.beyond and np.isfinite(values).all():
+            return Fault("invalid", f"{self.what} is {self.beyond}")
+        return Fault("nonfinite", f"{self.what} is {how_large(values)}")
 
     def _holds(self, values: NDArray[Any]) -> bool:
         if isinstance(self.most, np.ndarray):
@@ -136,7 +127,7 @@ class ColumnChecks:
         self._mask, self._terminated, self._truncated = (
             layout.leaves[name].stretch for name in ("mask", "terminated", "truncated")
         )
-        self._ranges = [(each, each.leaf.stretch) for each in _ranges(schema)]
+        self._ranges = list(_ranges(schema))
         # One look at all of this plane, which is small; of the other one, where there are any.
         self._small_bits = _unused_bits(layout, "small")
         obs_bits = _unused_bits(layout, "obs")
@@ -152,23 +143,22 @@ class ColumnChecks:
             return Fault("invalid", what)
         mask = small[:, self._mask].view(np.bool_)
         ends = (small[:, self._terminated] | small[:, self._truncated]).view(np.bool_)
-        if ends.any():
-            if (ends & ~mask).any():
-                return Fault("invalid", "an episode ends in a masked row")
-            if (ends[:, :-1] & mask[:, 1:]).any():
-                # Two episodes would be learned as one.
-                return Fault("invalid", "the row after the end of an episode is not masked")
+        if ends.any() and (ends & ~mask).any():
+            return Fault("invalid", "an episode ends in a masked row")
+        if ends.any() and (ends[:, :-1] & mask[:, 1:]).any():
+            # Two episodes would be learned as one.
+            return Fault("invalid", "the row after the end of an episode is not masked")
         with np.errstate(all="ignore"):
-            for each, stretch in self._ranges:
+            for each in self._ranges:
                 plane = obs if each.leaf.plane == "obs" else small
-                if fault := each.find_fault(plane[:, stretch].view(each.dtype), mask):
+                if fault := each.find_fault(plane[:, each.leaf.stretch].view(each.dtype), mask):
                     return fault
         if self._schema.action.legal is None:
             return None
         return _find_illegal(self._schema, columns_over(self._schema, obs, small))
 
 
-def _unused_bits(layout: ColumnLayout, plane: Literal["obs", "small"]) -> Bytes2D:
+def _unused_bits(layout: ColumnLayout, plane: Plane) -> Bytes2D:
     """The bits of a plane that are never set: those between arrays, and all but one of a flag."""
     num_bytes = layout.obs_bytes if plane == "obs" else layout.small_bytes
     bits = np.full(num_bytes, 0xFF, np.uint8)
@@ -189,7 +179,7 @@ def _ranges(schema: Schema) -> Iterator[_Range]:
             leaf = leaves[f"{group}/{spec.name}"]
             what = f"the {kind} {spec.name!r}" if spec.name else f"the {kind}"
             if spec.choices:
-                num_rows = leaf.num_items // spec.num_items
+                num_rows = math.prod(leaf.shape) // spec.num_items
                 yield _indices(what, leaf, np.array(spec.choices * num_rows) - 1)
             elif spec.may_be_large:
                 yield _numbers(what, leaf)
@@ -201,26 +191,22 @@ def _ranges(schema: Schema) -> Iterator[_Range]:
     # A density may be above 1, so only probabilities are checked.
     is_probability = all(part.kind == "discrete" for part in schema.action.parts)
     log_most = LOG_PROB_SLACK if is_probability else largest
-    beyond = Fault("invalid", f"{what} is above 0")
-    yield _Range(what, leaves["log_prob"], "float32", -largest, log_most, beyond, is_masked=True)
+    yield _Range(what, leaves["log_prob"], "float32", -largest, log_most, "above 0", is_masked=True)
 
 
 def _indices(what: str, leaf: Leaf, most: NDArray[Any]) -> _Range:
     dtype = f"u{leaf.dtype.removeprefix('u')}"
-    beyond = Fault("invalid", f"{what} is none of its choices")
-    is_one = most.min() == most.max()
-    return _Range(what, leaf, dtype, 0, most.min().item() if is_one else most, beyond)
+    one_for_all = most.min().item() if most.min() == most.max() else most
+    return _Range(what, leaf, dtype, 0, one_for_all, "none of its choices")
 
 
 def _numbers(what: str, leaf: Leaf, *, is_masked: bool = False) -> _Range:
     most = largest_of(np.dtype(leaf.dtype))
-    beyond = Fault("nonfinite", f"{what} is beyond {LARGEST:g}")
-    return _Range(what, leaf, leaf.dtype, -most, most, beyond, is_masked)
+    return _Range(what, leaf, leaf.dtype, -most, most, is_masked=is_masked)
 
 
 def _find_illegal(schema: Schema, columns: Columns) -> Fault | None:
-    """Whether anything was chosen in a valid row that is not legal there: the learner would find
-    it impossible, and its loss infinite."""
+    """Whether a valid row has a choice that is not legal there, whose loss would be infinite."""
     legal = schema.action.legal
     assert legal is not None
     num_columns, num_rows = columns.mask_CT.shape
@@ -230,10 +216,8 @@ def _find_illegal(schema: Schema, columns: Columns) -> Fault | None:
     sizes = [size for part in discrete for size in part.choices]
     firsts = np.cumsum([0, *sizes[:-1]])
     is_legal_CT = np.take_along_axis(legal_CTP, np.concatenate(chosen, -1) + firsts, -1).all(-1)
-    is_illegal_CT = columns.mask_CT & ~is_legal_CT
-    if not is_illegal_CT.any():
-        return None
-    legal_P = legal_CTP[tuple(np.argwhere(is_illegal_CT)[0])]
-    if np.logical_or.reduceat(legal_P, firsts).all():
-        return Fault("invalid", f"an action is chosen that {legal!r} forbids")
-    return Fault("invalid", f"{legal!r} has a row where an action is chosen and none is legal")
+    if (columns.mask_CT & ~is_legal_CT).any():
+        return Fault(
+            "invalid", f"an action is chosen that {legal!r} forbids, or where none is legal"
+        )
+    return None

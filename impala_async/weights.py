@@ -24,15 +24,12 @@ NO_VERSION = Version(0, 0)
 """Before any weights: epochs count from 1."""
 BFLOAT16 = "bfloat16"
 """numpy does not know it, so no array has it for its own dtype; weights may travel in it."""
-_BFLOAT16_BYTES = 2
 
 
 @dataclass(frozen=True)
 class WeightsLayout:
-    """The parameters of a model, and how the flat buffer holds them: in their order.
-
-    Those in bfloat16 lie behind all others there, so that each is aligned and nothing lies between.
-    """
+    """The parameters of a model, and how the flat buffer holds them: in their order, but those in
+    bfloat16 behind all others, so that each is aligned and nothing lies between."""
 
     arrays: tuple[ArraySpec, ...]
     """As the model has them."""
@@ -40,15 +37,12 @@ class WeightsLayout:
     """The names of those that the buffer holds in bfloat16."""
 
     def coarse(self, names: Iterable[str]) -> "WeightsLayout":
-        """The same parameters, those of these names in bfloat16."""
         return WeightsLayout(self.arrays, frozenset(names))
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
         """The dtype of each array in the flat buffer."""
-        return tuple(
-            BFLOAT16 if array.name in self.rounded else array.dtype for array in self.arrays
-        )
+        return tuple(BFLOAT16 if each.name in self.rounded else each.dtype for each in self.arrays)
 
     def to_json(self) -> bytes:
         """For an actor that has no model of its own to see it by."""
@@ -87,12 +81,10 @@ class WeightsLayout:
     def places(self) -> tuple[slice, ...]:
         """Where each array lies in the flat buffer."""
         places, end = {}, 0
-        for is_coarse in (False, True):
-            for array in self.arrays:
-                if (array.name in self.rounded) == is_coarse:
-                    size = array.num_items * _BFLOAT16_BYTES if is_coarse else array.num_bytes
-                    places[array.name] = slice(end, end + size)
-                    end += size
+        for array in sorted(self.arrays, key=lambda array: array.name in self.rounded):
+            is_coarse = array.name in self.rounded
+            begin, end = end, end + (2 * array.num_items if is_coarse else array.num_bytes)
+            places[array.name] = slice(begin, end)
         return tuple(places[array.name] for array in self.arrays)
 
 
@@ -106,10 +98,8 @@ class Weights:
     """The layout of the buffer; empty for the one that both sides know a model by."""
 
     def digest(self) -> bytes:
-        """16 bytes over the content, so that a damaged transfer is noticed.
-
-        A CRC of each quarter: a hash against forgery took each actor a tenth of its time.
-        """
+        """16 bytes over the content, so that a damaged transfer is noticed."""
+        # A CRC of each quarter: a hash against forgery took each actor a tenth of its time.
         quarters = np.array_split(self.buffer, 4)
         return b"".join(zlib.crc32(quarter.data).to_bytes(4) for quarter in quarters)
 

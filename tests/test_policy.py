@@ -9,7 +9,7 @@ import torch
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.flat import Snapshot
-from impala_async.models.mlp import MLPTorso
+from impala_async.models.torso import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import (
     ActionPart,
@@ -19,7 +19,6 @@ from impala_async.schema import (
     Schema,
     recurrent_state,
 )
-from impala_async.training.checkpoint import open_checkpoint, save_checkpoint
 from impala_async.weights import Version, Weights
 
 SECTION = ModelSection(hidden_sizes=(16, 16))
@@ -102,24 +101,6 @@ def to_torch(arrays):
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def first_actions(schema, columns, rows):
-    return {
-        part.name: torch.zeros(columns, rows, *part.shape, dtype=getattr(torch, part.array.dtype))
-        for part in schema.action.parts
-    }
-
-
-def evaluate(policy, obs_BS, actions_BT, mask_BT=None, state_B=None):
-    if mask_BT is None:
-        first = next(iter(actions_BT.values()))
-        mask_BT = torch.ones(first.shape[:2], dtype=torch.bool)
-    return policy.evaluate(obs_BS, actions_BT, mask_BT, state_B or {})
-
-
-def weights_of(policy, layout, version):
-    return Snapshot(layout, policy.tensors).take(version)
-
-
 def are_equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
 
@@ -137,23 +118,6 @@ def test_one_seed_gives_bit_equal_weights_whatever_the_global_generator_holds():
     assert not are_equal(first, other)
     second.act(random_obs(PLAIN, 2), {}, generator())
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_observation_statistics_travel_with_the_weights_and_in_checkpoints(tmp_path):
-    section = ModelSection(hidden_sizes=(16,), normalize_obs=True)
-    learner, actor, restored = (make_policy(seed=seed, section=section) for seed in (0, 1, 2))
-    obs = random_obs(PLAIN, 64)
-    learner.model.update_statistics(to_torch(obs), torch.ones(64, dtype=torch.bool))
-    actor.load(weights_of(learner, learner.layout, Version(1, 3)))
-    path = save_checkpoint(tmp_path, Version(1, 3), {"model": learner.model.state_dict()}, {})
-    restored.model.load_state_dict(open_checkpoint(path).tensors["model"])
-    for policy in (actor, restored):
-        (normalizer,) = policy.model.normalizers
-        np.testing.assert_allclose(normalizer.mean, obs[""].mean(0), rtol=1e-5, atol=1e-5)
-        assert normalizer.count.item() == 64
-        assert are_equal(policy, learner)
-        one, other = (p.act(obs, {}, generator()) for p in (policy, learner))
-        assert one.log_probs.tolist() == other.log_probs.tolist()
 
 
 def test_acting_follows_the_weights_that_training_changes_in_place():
@@ -268,7 +232,7 @@ def test_acting_row_by_row_is_evaluating_at_once(core, schema):
         last_obs = {name: leaf[:, -1] for name, leaf in obs_BS.items()}
         before = {name: torch.from_numpy(part.copy()) for name, part in state.items()}
         actions_BT, acted_TB, state = act_through(policy, schema, obs_BS, state)
-        evaluation = evaluate(policy, to_torch(obs_BS), actions_BT, MASKS, before)
+        evaluation = policy.evaluate(to_torch(obs_BS), actions_BT, MASKS, before)
         np.testing.assert_allclose(evaluation.log_probs_TB.detach(), acted_TB, rtol=1e-4, atol=1e-5)
         assert core or acted_TB.std() > 0.1
         assert evaluation.entropies_TB.isfinite().all()
@@ -276,21 +240,6 @@ def test_acting_row_by_row_is_evaluating_at_once(core, schema):
         if last_values_B is not None:
             torch.testing.assert_close(values_SB[0], last_values_B, rtol=1e-5, atol=1e-5)
         last_values_B = values_SB[-1]
-
-
-def test_the_mask_is_no_input_of_the_network():
-    policy, obs = make_policy(MASKED), random_obs(MASKED, 2, 6)
-    assert policy.model.policy_torso.layers[0].in_features == 3
-    actions = first_actions(MASKED, 2, 5)
-    everything = {**obs, "legal": np.ones_like(obs["legal"])}
-    nothing = {**obs, "legal": np.zeros_like(obs["legal"])}
-    masked, free, none = (
-        evaluate(policy, to_torch(one), actions) for one in (obs, everything, nothing)
-    )
-    assert torch.equal(masked.values_SB, free.values_SB)
-    # Nothing legal is read as everything.
-    assert torch.equal(none.log_probs_TB, free.log_probs_TB)
-    assert not torch.equal(masked.log_probs_TB, free.log_probs_TB)
 
 
 # -------------------- bfloat16
@@ -327,7 +276,7 @@ def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section
             parameter.add_(torch.randn(parameter.shape, generator=generator(7)), alpha=0.1)
     obs, parameters = random_obs(schema, 6), []
     for layout in (learner.layout, learner.coarse_layout):
-        weights = weights_of(learner, layout, Version(1, 4))
+        weights = Snapshot(layout, learner.tensors).take(Version(1, 4))
         # Torsos whose weights are float32, as at the learner, and those whose are not.
         autocast, cast = (make_policy(schema, section=section) for _ in range(2))
         autocast.compute_in(torch.bfloat16)

@@ -84,24 +84,24 @@ def test_golden_layout():
     layout = SCHEMA.layout
     assert layout.leaves == {
         # S = 4 rows of 15 bytes, aligned to 8; then 4 floats.
-        "obs/image": Leaf("obs", 0, (4, 3, 5), "uint8"),
-        "obs/speed": Leaf("obs", 64, (4,), "float32"),
+        "obs/image": Leaf("obs", slice(0, 60), (4, 3, 5), "uint8"),
+        "obs/speed": Leaf("obs", slice(64, 80), (4,), "float32"),
         # State once per column; then T = 3 rows each.
-        "state/core": Leaf("small", 0, (2,), "float64"),
-        "log_prob": Leaf("small", 16, (3,), "float32"),
-        "reward": Leaf("small", 32, (3,), "float32"),
-        "action/move": Leaf("small", 48, (3,), "int32"),
-        "action/look": Leaf("small", 64, (3,), "int32"),
-        "terminated": Leaf("small", 80, (3,), "bool"),
-        "truncated": Leaf("small", 88, (3,), "bool"),
-        "mask": Leaf("small", 96, (3,), "bool"),
+        "state/core": Leaf("small", slice(0, 16), (2,), "float64"),
+        "log_prob": Leaf("small", slice(16, 28), (3,), "float32"),
+        "reward": Leaf("small", slice(32, 44), (3,), "float32"),
+        "action/move": Leaf("small", slice(48, 60), (3,), "int32"),
+        "action/look": Leaf("small", slice(64, 76), (3,), "int32"),
+        "terminated": Leaf("small", slice(80, 83), (3,), "bool"),
+        "truncated": Leaf("small", slice(88, 91), (3,), "bool"),
+        "mask": Leaf("small", slice(96, 99), (3,), "bool"),
     }
     assert (layout.obs_bytes, layout.small_bytes, layout.column_bytes) == (128, 128, 256)
     stacked = STACKED.layout.leaves
     # An empty frame, the four of row 0, and one for each of three rows.
-    assert stacked["obs/image"] == Leaf("obs", 0, (8, 3, 5), "uint8")
-    assert stacked["window/image"] == Leaf("obs", 120, (4, 4), "int32")
-    assert stacked["obs/speed"] == Leaf("obs", 184, (4,), "float32")
+    assert stacked["obs/image"] == Leaf("obs", slice(0, 120), (8, 3, 5), "uint8")
+    assert stacked["window/image"] == Leaf("obs", slice(120, 184), (4, 4), "int32")
+    assert stacked["obs/speed"] == Leaf("obs", slice(184, 200), (4,), "float32")
 
 
 @pytest.mark.parametrize("num_columns", [1, 4])
@@ -113,7 +113,7 @@ def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
     assert layout.obs_bytes % 64 == layout.small_bytes % 64 == 0
     for number, (name, view) in enumerate(layout.views(obs, small).items(), start=1):
         leaf = layout.leaves[name]
-        assert leaf.offset % 8 == 0
+        assert leaf.stretch.start % 8 == 0
         assert (view.shape, view.dtype) == ((num_columns, *leaf.shape), leaf.dtype)
         assert view.flags.aligned
         plane = obs if leaf.plane == "obs" else small

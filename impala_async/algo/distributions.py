@@ -1,12 +1,10 @@
-"""Action distributions, from the outputs of a policy head (IMPALA, arXiv 1802.01561).
-
-    policy head ─► parameters [..., P] of each part ─► one distribution each ─► Joint
-
-Shapes: A choices of one discrete item, D numbers of a continuous part, C columns, leading axes free
-([B], [T, B]), written `...`. An action of a part has the part's own shape after the leading axes.
+"""Action distributions: policy head ─► parameters [..., P] of each part ─► one each ─► Joint
 
 Everything is computed in float32 at least: the behaviour's and the learner's log-probabilities are
 divided by each other, and bf16 is too coarse for that.
+
+    A choices of one discrete item, D numbers of a continuous part, C columns, Q points,
+    ... leading axes ([B], [T, B]), behind which an action has the part's own shape
 """
 
 import math
@@ -57,10 +55,7 @@ class Joint:
 
 
 class Categorical:
-    """Discrete items, each one of its own number of choices.
-
-    A logit of -inf makes a choice impossible, at no cost to the gradient.
-    """
+    """Discrete items, each of its own number of choices; a logit of -inf makes one impossible."""
 
     def __init__(self, logits: Tensor, choices: tuple[int, ...], shape: tuple[int, ...]) -> None:
         dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -68,11 +63,9 @@ class Categorical:
         self._shape = shape
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """The A choices race: the first of exponential arrival times with these rates wins.
-
-        Two to three times faster than `torch.multinomial` for up to 64 draws of a few choices.
-        `exponential_` never gives 0, so an impossible one's 0 / 0 cannot arise.
-        """
+        """The A choices race: the first of exponential arrival times with these rates wins."""
+        # Two to three times faster than `torch.multinomial` for up to 64 draws of a few choices.
+        # `exponential_` never gives 0, so an impossible one's 0 / 0 cannot arise.
         rates_A = self.log_probs_A.detach().exp()
         times_A = torch.empty_like(rates_A).exponential_(generator=generator)
         return _shaped(rates_A.div_(times_A).argmax(-1), self._shape)
@@ -140,10 +133,8 @@ class Gaussian:
         return log_probs - _log_tanh_slope(actions_D).sum(-1) if self._is_squashed else log_probs
 
     def entropy(self) -> Tensor:
-        """Squashed: with the mean logarithm of the slope, by Gauss-Hermite.
-
-        That is right to 0.005 for deviations up to 2, where actions are long at their bounds.
-        """
+        """Squashed: with the mean logarithm of the slope, by Gauss-Hermite, right to 0.005 for
+        deviations up to 2, where actions are long at their bounds."""
         entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
         if not self._is_squashed:
             return entropy
@@ -162,11 +153,8 @@ Distribution = Categorical | Gaussian
 
 
 def joint_of(parts: Sequence[ActionPart], parameters_P: Tensor, legal_P: Tensor | None) -> Joint:
-    """The distribution of an action with these outputs of a policy head, part after part.
-
-    `legal_P` has a flag per choice of the discrete parts: what is not legal is impossible. An item
-    without a legal choice has them all.
-    """
+    """The distribution of an action. `legal_P` has a flag per choice of the discrete parts: what is
+    not legal is impossible, but an item without a legal choice has them all."""
     joint: dict[str, Distribution] = {}
     num_choices = 0
     sizes = [part.num_parameters for part in parts]
@@ -186,10 +174,7 @@ def joint_of(parts: Sequence[ActionPart], parameters_P: Tensor, legal_P: Tensor 
 
 
 class _Bounded(torch.autograd.Function):
-    """Brings log-deviations into their range, whose gradient still leads back into it.
-
-    That of a clamp is 0 outside: a deviation that was once pushed out would stay there.
-    """
+    """Brings log-deviations into their range. A clamp's gradient would keep out what is outside."""
 
     @staticmethod
     def forward(ctx: Any, log_std_D: Tensor) -> Tensor:

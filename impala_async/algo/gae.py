@@ -1,13 +1,12 @@
 """Generalised advantage estimation (arXiv 1506.02438), masked like V-trace.
 
-Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
+T rows of a trajectory, S = T + 1 with the bootstrap row, B columns
 """
 
 import torch
 from torch import Tensor
 
-from impala_async.algo.terms import ValidRows
-from impala_async.algo.vtrace import Returns, accumulate, check_lambda
+from impala_async.algo.vtrace import Returns, ValidRows, accumulate, check_lambda
 
 
 @torch.no_grad()
@@ -21,9 +20,7 @@ def gae(
 ) -> Returns:
     """On-policy advantages, and targets = advantages + values. On a masked row they are 0 and V.
 
-    Args:
-        rewards_TB, discounts_TB, values_SB, mask_TB: as `vtrace` explains them.
-        lambda_: how much of later TD errors is carried back: 1 all, 0 nothing.
+    `vtrace` explains the arguments.
     """
     rows = ValidRows(values_SB, mask_TB)
     discounts_TB = rows.take(discounts_TB)

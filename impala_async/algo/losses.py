@@ -1,7 +1,7 @@
 """The losses of the algorithms.
 
-    IMPALA  arXiv 1802.01561    PPO  arXiv 1707.06347
-    APPO    arXiv 1912.00167    A2C  arXiv 1602.01783, by `ppo_loss`      APPO is IMPACT.
+    IMPALA  arXiv 1802.01561            PPO  arXiv 1707.06347
+    APPO    arXiv 1912.00167 (IMPACT)   A2C  arXiv 1602.01783, by `ppo_loss`
 
 Returns are computed anew on every pass, with the values of now. They are constants: no gradient
 flows into them, nor through the value of the bootstrap row. Arguments that all losses have:
@@ -14,6 +14,7 @@ flows into them, nor through the value of the bootstrap row. Arguments that all 
     value_cost, entropy_cost  weights of the squared value error and of the entropy bonus
     reduction               "mean" over valid rows, or "sum" as in the IMPALA paper
     normalize_advantages    give those of valid rows mean 0 and deviation 1
+    rho_bar, c_bar, pg_rho_bar, lambda_  V-trace's, as `vtrace` explains them
     num_valid               what "mean" divides by instead of the valid rows of this batch: a part
                             of a larger one gives the count of all, and the losses sum to its mean
 
@@ -21,14 +22,60 @@ flows into them, nor through the value of the bootstrap row. Arguments that all 
 """
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from impala_async.algo.gae import gae
-from impala_async.algo.terms import LossTerms, Reduction, ValidRows
-from impala_async.algo.vtrace import clamped_exp, vtrace
+from impala_async.algo.vtrace import ValidRows, clamped_exp, vtrace
+
+Reduction = Literal["mean", "sum"]
+
+
+class LossTerms(NamedTuple):
+    """`policy`, `value` and `entropy` carry their weights; `kl` and `sum_entropy`, which is of all
+    valid rows, do not. `total` = policy + value + entropy + kl_coeff * kl. Values regress to
+    `targets_TB`, but on masked rows.
+    """
+
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    kl: Tensor
+    total: Tensor
+    sum_entropy: Tensor
+    targets_TB: Tensor
+
+
+def loss_terms(
+    rows: ValidRows,
+    policy_TB: Tensor,
+    targets_TB: Tensor,
+    entropies_TB: Tensor,
+    value_cost: float,
+    entropy_cost: float,
+    reduction: Reduction = "mean",
+    num_valid: Tensor | None = None,
+    kl_TB: Tensor | None = None,
+    kl_coeff: float = 0.0,
+) -> LossTerms:
+    """The loss of these rows, with its parts: `policy_TB` is 0 where masked."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+    divisor: Tensor | float = 1.0
+    if reduction == "mean":
+        divisor = (rows.mask_TB.sum() if num_valid is None else num_valid).clamp(min=1)
+    errors_TB = rows.take(targets_TB - rows.values_SB[:-1])
+    sum_entropy = rows.take(entropies_TB).sum()
+    policy = policy_TB.sum() / divisor
+    value = 0.5 * value_cost * (errors_TB.square().sum() / divisor)
+    entropy = -entropy_cost * (sum_entropy / divisor)
+    kl = policy.new_zeros(()) if kl_TB is None else rows.take(kl_TB).sum() / divisor
+    total = policy + value + entropy
+    # A KL may be infinite, and 0 times that would not be 0.
+    total = total + kl_coeff * kl if kl_coeff else total
+    return LossTerms(policy, value, entropy, kl, total, sum_entropy, targets_TB)
 
 
 def impala_loss(
@@ -50,12 +97,8 @@ def impala_loss(
     normalize_advantages: bool = False,
     num_valid: Tensor | None = None,
 ) -> LossTerms:
-    """Policy gradient on V-trace advantages, squared value error and entropy bonus.
-
-    Args:
-        rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
-    """
-    rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
+    """Policy gradient on V-trace advantages, squared value error and entropy bonus."""
+    rows = ValidRows(values_SB, mask_TB)
     log_probs_TB = rows.take(log_probs_TB)
     targets_TB, advantages_TB = vtrace(
         log_rhos_TB=log_probs_TB.detach() - rows.check(behaviour_log_probs_TB),
@@ -71,7 +114,9 @@ def impala_loss(
     if normalize_advantages:
         advantages_TB = rows.normalize(advantages_TB)
     policy_TB = -log_probs_TB * advantages_TB
-    return rows.terms(policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost)
+    return loss_terms(
+        rows, policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost, reduction, num_valid
+    )
 
 
 def appo_loss(
@@ -102,7 +147,6 @@ def appo_loss(
 
     Args:
         target_log_probs_TB: log pi_target(a|x), of the target network.
-        rho_bar, c_bar, pg_rho_bar, lambda_: V-trace's, as `vtrace` explains them.
         clip: epsilon, how far from 1 the surrogate follows the ratio.
         is_clip: rho, the bar on mu / pi_target in the ratio.
         kl_TB: KL(pi_target || pi) of each row, with gradient.
@@ -110,7 +154,7 @@ def appo_loss(
     """
     if kl_TB is None and kl_coeff != 0:
         raise ValueError(f"kl_coeff is {kl_coeff}, so kl_TB is needed")
-    rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
+    rows = ValidRows(values_SB, mask_TB)
     behaviour_TB = rows.take(behaviour_log_probs_TB).detach()
     target_TB = rows.take(target_log_probs_TB).detach()
     targets_TB, advantages_TB = vtrace(
@@ -128,19 +172,17 @@ def appo_loss(
     if normalize_advantages:
         advantages_TB = rows.normalize(advantages_TB)
     policy_TB = clipped_surrogate(ratios_TB, advantages_TB, clip)
-    return rows.terms(
-        policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost, kl_TB, kl_coeff
+    costs = value_cost, entropy_cost
+    return loss_terms(
+        rows, policy_TB, targets_TB, entropies_TB, *costs, reduction, num_valid, kl_TB, kl_coeff
     )
 
 
 def impact_ratios(
     log_probs_TB: Tensor, behaviour_TB: Tensor, target_TB: Tensor, is_clip: float
 ) -> Tensor:
-    """clip(mu / pi_target, 0, is_clip) * pi / mu.
-
-    Multiplied as logarithms, so that two extreme factors whose product is ordinary keep it, and
-    its gradient.
-    """
+    """clip(mu / pi_target, 0, is_clip) * pi / mu."""
+    # As logarithms: two extreme factors whose product is ordinary keep it, and its gradient.
     log_weights_TB = (behaviour_TB - target_TB).clamp(max=math.log(is_clip))
     return clamped_exp(log_weights_TB + (log_probs_TB - behaviour_TB))
 
@@ -179,10 +221,8 @@ def ppo_loss(
         clip: epsilon, how far from 1 the surrogate follows the ratio; None, as A2C has it: plain
             policy gradient, as if the weights of now had acted.
         returns: "gae", or "vtrace" for data that older weights acted for.
-        rho_bar, c_bar: V-trace's, as `vtrace` explains them; with returns of GAE they do nothing.
-        lambda_: of either kind of returns.
     """
-    rows = ValidRows(values_SB, mask_TB, reduction, num_valid)
+    rows = ValidRows(values_SB, mask_TB)
     log_probs_TB = rows.take(log_probs_TB)
     log_ratios_TB = log_probs_TB - rows.take(behaviour_log_probs_TB).detach()
     batch: dict[str, Any] = {
@@ -203,4 +243,6 @@ def ppo_loss(
         policy_TB = -log_probs_TB * advantages_TB
     else:
         policy_TB = clipped_surrogate(clamped_exp(log_ratios_TB), advantages_TB, clip)
-    return rows.terms(policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost)
+    return loss_terms(
+        rows, policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost, reduction, num_valid
+    )

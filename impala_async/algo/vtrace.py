@@ -1,6 +1,6 @@
-"""V-trace targets and advantages (IMPALA, arXiv 1802.01561, section 4).
+"""V-trace targets and advantages (IMPALA, arXiv 1802.01561, section 4), and the rows that count.
 
-Shapes: T rows of a trajectory, S = T + 1 with the bootstrap row, B columns.
+    T rows of a trajectory, S = T + 1 with the bootstrap row, B columns
 
 The value of a masked row still bootstraps the row before it, and because nothing accumulates on
 it, no correction flows from one episode into the one before.
@@ -13,10 +13,61 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from impala_async.algo.terms import ValidRows
-
 # exp(20) is about 5e8: far beyond any useful ratio, and still finite when squared in float32.
 LOG_RATIO_LIMIT = 20.0
+# Keeps advantages that are all equal, whose deviation is 0, at 0.
+DEVIATION_EPS = 1e-8
+
+
+class ValidRows:
+    """The rows of a batch that are transitions: what is taken of a tensor, and what is not.
+
+    A masked row holds an episode's final observation, or padding. It is zeroed before any
+    arithmetic touches it, since a `where` after an operation still lets NaN into the gradient.
+    `vtrace` explains the arguments; the shape of all else follows from that of the values.
+    """
+
+    def __init__(self, values_SB: Tensor, mask_TB: Tensor | None) -> None:
+        if values_SB.ndim != 2 or not len(values_SB):
+            raise ValueError(f"values_SB must be [T+1, B], got {list(values_SB.shape)}")
+        self.values_SB = _at_least_float32(values_SB)
+        if mask_TB is None:
+            mask_TB = torch.ones_like(values_SB[1:], dtype=torch.bool)
+        self.mask_TB = self.check(mask_TB).bool()
+
+    def check(self, tensor_TB: Tensor) -> Tensor:
+        """The tensor; ValueError if it would be broadcast."""
+        num_rows, num_columns = self.values_SB.shape
+        if tensor_TB.shape != (num_rows - 1, num_columns):
+            raise ValueError(
+                f"tensors must be [T, B] = {[num_rows - 1, num_columns]} to fit values_SB of "
+                f"{[num_rows, num_columns]}, got {list(tensor_TB.shape)}"
+            )
+        return tensor_TB
+
+    def take(self, tensor_TB: Tensor) -> Tensor:
+        """Zero where masked, and in float32 at least."""
+        # Leaves, or a sum of them, hand a gradient of 0 on as 0.
+        return torch.where(self.mask_TB, _at_least_float32(self.check(tensor_TB)), 0.0)
+
+    def td_errors(self, rewards_TB: Tensor, discounts_TB: Tensor, next_values_TB: Tensor) -> Tensor:
+        """One-step errors of the values; a discount of 0 hides even a NaN next value."""
+        bootstrap_TB = torch.where(discounts_TB > 0, discounts_TB * next_values_TB, 0.0)
+        return self.take(self.check(rewards_TB) + bootstrap_TB - self.values_SB[:-1])
+
+    def normalize(self, advantages_TB: Tensor) -> Tensor:
+        """Mean 0 and deviation 1 over these rows; 0 elsewhere."""
+        # In float64 the mean of equal numbers is that number: else what rounding leaves of them
+        # would be blown up to a deviation of 1.
+        count = self.mask_TB.sum().clamp(min=1)
+        wide_TB = self.take(advantages_TB.double())
+        gaps_TB = self.take(wide_TB - wide_TB.sum() / count)
+        deviation = (gaps_TB.square().sum() / count).sqrt()
+        return (gaps_TB / (deviation + DEVIATION_EPS)).to(advantages_TB.dtype)
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)
 
 
 class Returns(NamedTuple):
@@ -89,11 +140,8 @@ def accumulate(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
 
 
 def scan(deltas_TB: Tensor, carries_TB: Tensor) -> Tensor:
-    """`accumulate` in log2 T steps over all rows at once, where each step costs a launch.
-
-    After the step with reach k, each row holds the sum over the next 2k rows, and carries what is
-    behind them.
-    """
+    """`accumulate` in log2 T steps over all rows at once, where each step costs a launch."""
+    # After the step with reach k, a row holds the sum over the next 2k, and carries what follows.
     reach, num_rows = 1, len(deltas_TB)
     while reach < num_rows:
         near_TB, is_open_TB = carries_TB[:-reach], carries_TB[:-reach] != 0

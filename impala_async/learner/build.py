@@ -22,7 +22,7 @@ from impala_async.models.flat import Snapshot
 from impala_async.models.torso import pick_precision
 from impala_async.policy import build_policy, layout_of
 from impala_async.schema import Schema
-from impala_async.training.state import TrainingState
+from impala_async.training.checkpoint import TrainingState
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.weights import WeightsLayout
@@ -53,17 +53,17 @@ def build_learner(
         try:
             step.restore(training)
         except CheckpointError as error:
-            message = f"{training.origin} does not fit this run: {error}"
+            message = f"{training.path} does not fit this run: {error}"
             raise CheckpointError(message) from None
     is_lockstep = config.pace.is_lockstep
     # Weights that torsos round anyway travel in float32 only in lockstep.
     is_coarse = precision == torch.bfloat16 and not is_lockstep
     layout = step.policy.coarse_layout if is_coarse else step.policy.layout
     slots = allocate_slots(schema, section.batch_columns, num_host_slots, allocator_for(device))
-    loader = HostLoader(slots)
+    loader = HostLoader(schema, slots)
     if device.type == "cuda":
         loader = DeviceLoader(
-            slots, release, schema=schema, num_device_slots=num_device_slots, device=device
+            schema, slots, release, num_device_slots=num_device_slots, device=device
         )
     # An algorithm of the user's own is tried here: its error ends the start, and not a run.
     make_current(device)
@@ -93,9 +93,9 @@ def build_step(
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
     if policies.names:
-        return TeamStep(policy, config.algorithm, policies, device, seed=seed), precision
+        return TeamStep(policy, config.algorithm, policies, seed=seed), precision
     (alone,) = policy.members.values()
-    return UpdateStep(alone, config.algorithm, device, seed=seed), precision
+    return UpdateStep(alone, config.algorithm, seed=seed), precision
 
 
 def pick_device(name: str) -> torch.device:

@@ -18,7 +18,7 @@ from impala_async.weights import Version, Weights
 
 if TYPE_CHECKING:
     from impala_async.learner.slots import Settlement
-    from impala_async.training.state import TrainingState
+    from impala_async.training.checkpoint import TrainingState
 
 Value = TypeVar("Value")
 

@@ -156,12 +156,12 @@ class LoadedBatch:
 class HostLoader:
     """The loader of a CPU: a batch is a view of its slot, which comes back after the last pass."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+    def __init__(self, schema: Schema, slots: list[Slot]) -> None:
         self.slots, self.num_slots = slots, len(slots)
         self.full = IndexQueue("full", len(slots))
         self.bodies: dict[str, Callable[[], None]] = {}
         """Threads that somebody is to start."""
-        self.batches = [Batch.over(slot.columns) for slot in slots]
+        self.batches = [Batch.in_planes(schema, slot.obs, slot.small) for slot in slots]
         self.load_timer, self.load_wait_timer = TimerStat(), TimerStat()
 
     def get(self, *, timeout: float | None) -> LoadedBatch:
@@ -210,14 +210,14 @@ class DeviceLoader(HostLoader):
 
     def __init__(
         self,
+        schema: Schema,
         slots: list[Slot],
         release_slot: Callable[[int], None],
         *,
-        schema: Schema,
         num_device_slots: int,
         device: torch.device,
     ) -> None:
-        super().__init__(slots)
+        super().__init__(schema, slots)
         self.num_slots += num_device_slots
         self.bodies = {"loader": self.run}
         self._release_slot, self._device = release_slot, device

@@ -2,9 +2,6 @@
 
     leaves ─► normaliser ─► torso ─► core, if there is one ─► heads
 
-What a distribution over the parameters is, and which rows belong together, is `policy`'s business:
-rows come flat here, and only the core is told where columns begin.
-
 N rows, B columns, S observation rows, H hidden features, K numbers of a state of the core,
 P parameters of all action parts
 """
@@ -19,9 +16,8 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
-from impala_async.models.mlp import orthogonal
-from impala_async.models.torso import TORSOS, torso_maker
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, recurrent_state
+from impala_async.models.torso import TORSOS, make_torso, orthogonal
+from impala_async.schema import ActionPart, ActionSpec, ObsSpec, recurrent_state
 from impala_async.user_code import UserCode
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
@@ -29,7 +25,7 @@ POLICY_GAIN = 0.01
 VALUE_GAIN = 1.0
 
 State = tuple[Tensor, ...]
-"""One tensor `[B, K]` per entry of `specs`."""
+"""One tensor `[B, K]` per entry of `ActorCritic.state`."""
 
 
 class ActorCritic(nn.Module):
@@ -37,7 +33,6 @@ class ActorCritic(nn.Module):
 
     def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
         super().__init__()
-        make_torso = torso_maker(section, obs)
         # An error of a torso of the user's own is told as that.
         own = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
         self._calling = nullcontext() if section.name in TORSOS else own
@@ -48,24 +43,17 @@ class ActorCritic(nn.Module):
         if section.normalize_obs and not floats:
             raise SpacesError("model.normalize_obs: the observation has no vector of floats")
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
-        self.policy_torso = make_torso()
-        self.value_torso = None if section.has_shared_torso else make_torso()
+        self.policy_torso = make_torso(section, obs)
+        self.value_torso = None if section.has_shared_torso else make_torso(section, obs)
         num_hidden: Any = self.policy_torso.num_out
-        self.core = Core(section.core, num_hidden, section.core_size) if section.core else None
-        if self.core is not None:
-            num_hidden = self.core.num_out
+        self.core = None
+        if section.core:
+            self.core = Core(section.core, num_hidden, section.core_size)
+            num_hidden = section.core_size
+        self.state = recurrent_state(section.core, section.core_size)
+        """The specs of the state that the core carries from row to row, for one column."""
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
         self.value_head = orthogonal(nn.Linear(num_hidden, 1), VALUE_GAIN)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its policy is a torso and a linear head, and nothing more."""
-        return not (self.core or self._normal_leaves or len(self.policy_head.log_stds))
-
-    @property
-    def state(self) -> tuple[ArraySpec, ...]:
-        """The specs of the state that the core carries from row to row, for one column."""
-        return () if self.core is None else self.core.specs
 
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
@@ -78,10 +66,7 @@ class ActorCritic(nn.Module):
     def forward(
         self, obs: dict[str, Tensor], state: State = (), is_first_BS: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Parameters `[N, P]` and values `[N]` of `[N, ...]` leaves.
-
-        With a core there are N = B * S rows, column by column, and B first states.
-        """
+        """Parameters `[N, P]` and values `[N]`; with a core of N = B * S rows, column by column."""
         obs = self._normal(obs)
         policy_NH = self._features(self.policy_torso, obs)
         if self.core is not None:
@@ -94,11 +79,12 @@ class ActorCritic(nn.Module):
             value_NH = self._features(self.value_torso, obs)
         return self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1)
 
-    def update_statistics(self, obs: dict[str, Tensor], is_valid_N: Tensor) -> None:
-        """Show the normalisers new rows."""
+    def update_statistics(self, obs_BS: dict[str, Tensor], mask_BT: Tensor) -> None:
+        """Show the normalisers the valid rows of `[B, S, ...]` leaves."""
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             assert isinstance(normalizer, Normalizer)
-            normalizer.update(as_vector(leaf, obs[leaf.name]), is_valid_N)
+            rows = obs_BS[leaf.name][:, :-1].flatten(0, 1)
+            normalizer.update(as_vector(leaf, rows), mask_BT.flatten())
 
     def _features(self, torso: nn.Module, obs: dict[str, Tensor]) -> Tensor:
         obs = dict(obs)  # what a torso stores in it is not for the other one
@@ -118,10 +104,7 @@ class ActorCritic(nn.Module):
 
 
 class Core(nn.Module):
-    """One recurrent layer, an LSTM or a GRU with K units.
-
-    The state is zero before an episode's first row; no gradient crosses such a reset.
-    """
+    """One recurrent layer, an LSTM or a GRU with K units."""
 
     def __init__(self, kind: Literal["lstm", "gru"], num_in: int, size: int) -> None:
         super().__init__()
@@ -130,8 +113,6 @@ class Core(nn.Module):
             nn.init.orthogonal_(weight)
         for bias in (self.cell.bias_ih, self.cell.bias_hh):
             nn.init.zeros_(bias)
-        self.num_out = size
-        self.specs = recurrent_state(kind, size)
 
     def step(self, features_BH: Tensor, state: State) -> State:
         """One row further; the first tensor of the new state is the output."""
@@ -157,14 +138,14 @@ class PolicyHead(nn.Linear):
     def __init__(
         self, num_hidden: int, parts: tuple[ActionPart, ...], section: ModelSection
     ) -> None:
-        are_numbers = [part.kind != "discrete" for part in parts]
-        is_about_numbers = section.state_dependent_std or section.initial_std != 1.0
-        if is_about_numbers and not any(are_numbers):
+        is_from_state = section.state_dependent_std
+        is_about_numbers = is_from_state or section.initial_std != 1.0
+        if is_about_numbers and all(part.kind == "discrete" for part in parts):
             keys = "model.state_dependent_std, model.initial_std"
             raise SpacesError(f"{keys}: the action has no continuous numbers")
-        are_free = [is_number and not section.state_dependent_std for is_number in are_numbers]
+        are_free = [part.kind != "discrete" and not is_from_state for part in parts]
         sizes = [
-            part.num_items if is_free else part.num_parameters
+            part.array.num_items if is_free else part.num_parameters
             for part, is_free in zip(parts, are_free, strict=True)
         ]
         super().__init__(num_hidden, sum(sizes))
@@ -173,12 +154,10 @@ class PolicyHead(nn.Linear):
         self.log_stds = nn.ParameterList()
         log_std = math.log(section.initial_std)
         for part, bias in zip(parts, self.bias.detach().split(sizes), strict=True):
-            if part.kind == "discrete":
-                continue
-            if section.state_dependent_std:
-                bias[part.num_items :] = log_std
-            else:
-                self.log_stds.append(torch.full((part.num_items,), log_std))
+            if part.kind != "discrete" and is_from_state:
+                bias[part.array.num_items :] = log_std
+            elif part.kind != "discrete":
+                self.log_stds.append(torch.full((part.array.num_items,), log_std))
 
     def forward(self, features_NH: Tensor) -> Tensor:
         outputs_NP = super().forward(features_NH)

@@ -14,11 +14,9 @@ class Snapshot:
     """Copies the float32 tensors of a model, in the layout's order, into flat buffers."""
 
     def __init__(self, layout: WeightsLayout, tensors: Sequence[Tensor]) -> None:
-        odd = [f"{each.name} ({each.dtype})" for each in layout.arrays if each.dtype != "float32"]
+        odd = ", ".join(f"{x.name} ({x.dtype})" for x in layout.arrays if x.dtype != "float32")
         if odd:
-            raise ConfigError(
-                f"model.name: only float32 weights can be published, not {', '.join(odd)}"
-            )
+            raise ConfigError(f"model.name: only float32 weights can be published, not {odd}")
         self._layout = layout
         self._fine: list[Tensor] = []
         self._coarse: list[Tensor] = []
@@ -54,18 +52,12 @@ class Snapshot:
 def unflatten(
     weights: Weights, layouts: Sequence[WeightsLayout], tensors: Sequence[Tensor]
 ) -> None:
-    """Fill tensors of whatever precision from weights that have one of these layouts.
-
-    Raises:
-        ValueError: they have none of them, or not its size.
-    """
+    """Fill tensors of whatever precision from weights; ValueError if no layout fits them."""
     digest = weights.layout_digest or layouts[0].digest
     layout = next((layout for layout in layouts if layout.digest == digest), None)
     if layout is None or weights.buffer.nbytes != layout.num_bytes:
-        raise ValueError(
-            f"weights of layout {digest.hex()} and {weights.buffer.nbytes} bytes do not fit this "
-            "model"
-        )
+        found = f"layout {digest.hex()} and {weights.buffer.nbytes} bytes"
+        raise ValueError(f"weights of {found} do not fit this model")
     # Torch cannot view what is read-only.
     buffer = weights.buffer if weights.buffer.flags.writeable else weights.buffer.copy()
     flat = torch.from_numpy(buffer)

@@ -1,7 +1,5 @@
 """Observation leaves as what a network takes: vectors of numbers, normalised or not, or images.
 
-As an image, bytes become numbers up to 1. In a vector, numbers stay what they are.
-
 N rows, F numbers of a vector
 """
 
@@ -63,11 +61,8 @@ def as_image(leaf: ArraySpec, values: Tensor) -> Tensor:
 
 
 def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:
-    """Channels, height, width, and whether channels come last.
-
-    An image is square, and its channels are what is left; if that decides nothing, they are few.
-    The channels of a stack are those of all its frames.
-    """
+    """Channels (of all frames of a stack), height, width, and whether channels come last."""
+    # An image is square, and its channels are what is left; if that decides nothing, they are few.
     *stack, first, second, third = leaf.shape
     num_frames = math.prod(stack)
     is_channels_last = third <= first
@@ -97,10 +92,7 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, values_NF: Tensor, is_valid_N: Tensor) -> None:
-        """Take in the valid rows (Chan et al.'s parallel variance); others may hold anything.
-
-        Nothing here makes the host wait for the device.
-        """
+        """Take in the valid rows (Chan et al.'s parallel variance), with no wait for the device."""
         is_valid_N1 = is_valid_N.unsqueeze(-1)
         num_new = is_valid_N.sum(dtype=torch.float64)
         divisor = num_new.clamp(min=1)

@@ -1,25 +1,33 @@
-"""Torsos, from observation leaves to features: those by name, and a user's own.
+"""Torsos, from observation leaves to features: those by name, and a user's own (docs/models.md).
 
-`model.name = "package.module:MyTorso"` picks one's own; docs/models.md says what it has to be. Rows
-come flat: they may be the columns of an actor or all rows of a batch.
+Rows come flat: they may be the columns of an actor or all rows of a batch.
+
+N rows, C columns, F features in, H features out, P parameters of the action
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
-from impala_async.models.leaves import as_image, image_shape, is_image, vector_size
-from impala_async.models.mlp import Hidden, MLPTorso, joined, orthogonal
-from impala_async.schema import ObsSpec
+from impala_async.models.leaves import as_image, as_vector, image_shape, is_image, vector_size
+from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.user_code import UserCode, import_callable
 
+# In place: a linear layer does not need its own output for the backward pass.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh_, "relu": torch.relu_}
+Net = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 # A residual branch starts small, or six of them would multiply the signal by eight.
 RESIDUAL_GAIN = 0.5
 # For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
@@ -28,13 +36,60 @@ LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
 CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
+def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
+    """The layer, with orthogonal weights and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Hidden(nn.Module):
+    """Linear layers, each followed by the activation; for a torso to have or to be."""
+
+    def __init__(self, num_in: int, sizes: Sequence[int], activation: str) -> None:
+        super().__init__()
+        widths = (num_in, *sizes)
+        self.num_out = widths[-1]
+        self.layers = nn.ModuleList(
+            orthogonal(nn.Linear(before, after)) for before, after in pairwise(widths)
+        )
+        self.activate = ACTIVATIONS[activation]
+
+    def through(self, features_NF: Tensor) -> Tensor:
+        hidden_NH = features_NF
+        for layer in self.layers:
+            hidden_NH = self.activate(layer(hidden_NH))
+        return hidden_NH
+
+
+class MLPTorso(Hidden):
+    """All leaves, flat and one after the other, through hidden layers."""
+
+    def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
+        super().__init__(
+            sum(vector_size(leaf) for leaf in obs.leaves),
+            section.hidden_sizes or (64, 64),
+            section.activation or "tanh",
+        )
+        self.leaves = obs.leaves
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return self.through(joined(self.leaves, obs))
+
+
+def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
+    """These leaves as one vector per row."""
+    if len(leaves) == 1:
+        return as_vector(leaves[0], obs[leaves[0].name])
+    return torch.cat([as_vector(leaf, obs[leaf.name]) for leaf in leaves], -1)
+
+
 class ImageTorso(nn.Module):
     """Convolutions for each image, then hidden layers for what they give and all other leaves.
 
-    Args:
-        make_body: makes the convolutions for an image with so many channels.
-        sizes: those of the hidden layers, where the section names none.
-        for_smaller: the torsos for images that are too small for this one.
+    `make_body` makes the convolutions for an image with so many channels, `sizes` are those of the
+    hidden layers where the section names none, and `for_smaller` are torsos for smaller images.
     """
 
     def __init__(
@@ -68,11 +123,7 @@ class ImageTorso(nn.Module):
                     f"model.name {section.name} is for larger images than {which} of {height} x "
                     f"{width}: use {for_smaller}"
                 ) from None
-        self.hidden = Hidden(
-            num_seen,
-            section.hidden_sizes or sizes,
-            section.activation or "relu",
-        )
+        self.hidden = Hidden(num_seen, section.hidden_sizes or sizes, section.activation or "relu")
         self.num_out = self.hidden.num_out
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
@@ -144,61 +195,76 @@ TORSOS: dict[str, Callable[[ObsSpec, ModelSection], nn.Module]] = {
 }
 
 
-def torso_maker(section: ModelSection, obs: ObsSpec) -> Callable[[], nn.Module]:
-    """Makes torsos of the kind that `model.name` says; raises SpacesError if there is none."""
-    name = section.name
-    if name in TORSOS:
-        return partial(TORSOS[name], obs, section)
-    imported = import_callable(f"model.name: {name}", name, SpacesError)
+def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
+    """One of the kind that `model.name` says; raises SpacesError if there is none.
 
-    def make_own() -> nn.Module:
-        with UserCode(f"model.name: {name}", "when it was made", SpacesError):
-            torso = imported(obs, section)
-        _check_own(name, torso, obs)
-        return torso  # type: ignore[no-any-return]
+    A user's own is shown two rows of zeros: what does not fit would fail later, and say less.
+    """
+    if section.name in TORSOS:
+        return TORSOS[section.name](obs, section)
+    what = f"model.name: {section.name}"
+    make = import_callable(what, section.name, SpacesError)
+    with UserCode(what, "when it was made", SpacesError):
+        torso = make(obs, section)
+    num_out = getattr(torso, "num_out", None)
+    if not isinstance(torso, nn.Module) or not isinstance(num_out, int):
+        raise SpacesError(f"{what} must make an nn.Module with a whole number num_out")
+    rows = {
+        leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
+        for leaf in obs.leaves
+    }
+    with torch.no_grad(), UserCode(what, "on two rows of zeros", SpacesError):
+        features = torso(dict(rows))
+    changed = [leaf for leaf, row in rows.items() if row._version]
+    if changed:
+        raise SpacesError(f"{what} must not change {changed} in place: it is the batch's memory")
+    if not isinstance(features, Tensor):
+        raise SpacesError(f"{what} must give a tensor, not {type(features).__name__}")
+    if features.shape != (2, num_out) or features.dtype != torch.float32:
+        found = f"{features.dtype} of {list(features.shape)} for two rows"
+        raise SpacesError(f"{what} must give float32 of [N, {num_out}], its num_out, not {found}")
+    return torso
 
-    return make_own
+
+def by_numpy(torso: object, head: nn.Linear) -> Net | None:
+    """From one leaf of floats to what the head gives, from the layers' own memory; else None."""
+    if type(torso) is not MLPTorso or [leaf.dtype for leaf in torso.leaves] != ["float32"]:
+        return None
+    (leaf,), is_tanh = torso.leaves, torso.activate is torch.tanh_
+    activate: Callable[..., Any] = np.tanh if is_tanh else partial(np.maximum, 0.0)
+    *hidden, last = [
+        (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
+        for layer in (*torso.layers, head)
+    ]
+
+    def net(obs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        values = obs[leaf.name]
+        features_CF = values.reshape(len(values), -1)
+        for weight, bias in hidden:
+            features_CF = features_CF @ weight
+            features_CF += bias
+            activate(features_CF, out=features_CF)
+        weight, bias = last
+        parameters_CP: NDArray[np.float32] = features_CF @ weight
+        parameters_CP += bias
+        return parameters_CP
+
+    return net
 
 
 def pick_precision(
     name: Literal["auto", "float32", "bfloat16"], model_name: str, device: torch.device
 ) -> torch.dtype:
     """The precision of torsos on a device; `auto` is bfloat16 where that is real, and pays."""
-    is_gpu = device.type == "cuda"
-    if is_gpu:
-        has_it = torch.cuda.get_device_capability(device) >= (8, 0)
+    if device.type == "cpu":
+        pays = model_name in LARGE_MODELS and bool(CPU_FLAGS & _cpu_flags())
     else:
-        has_it = bool(CPU_FLAGS & _cpu_flags())
-    if name == "bfloat16" and is_gpu and not has_it:
-        raise ConfigError(
-            f"model.precision: {torch.cuda.get_device_name(device)} has no bfloat16; wants "
-            "float32 or auto"
-        )
-    pays = has_it and (is_gpu or model_name in LARGE_MODELS)
+        pays = torch.cuda.get_device_capability(device) >= (8, 0)
+        if name == "bfloat16" and not pays:
+            gpu = torch.cuda.get_device_name(device)
+            raise ConfigError(f"model.precision: {gpu} has no bfloat16; wants float32 or auto")
     is_coarse = name == "bfloat16" or (name == "auto" and pays)
     return torch.bfloat16 if is_coarse else torch.float32
-
-
-def _check_own(name: str, torso: Any, obs: ObsSpec) -> None:
-    """Show it two rows of zeros: what does not fit would fail later, and say less."""
-    wants = f"model.name: {name} must"
-    num_out = getattr(torso, "num_out", None)
-    if not isinstance(torso, nn.Module) or not isinstance(num_out, int):
-        raise SpacesError(f"{wants} make an nn.Module with a whole number num_out")
-    rows = {
-        leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
-        for leaf in obs.leaves
-    }
-    with torch.no_grad(), UserCode(f"model.name: {name}", "on two rows of zeros", SpacesError):
-        features = torso(dict(rows))
-    changed = [leaf for leaf, row in rows.items() if row._version]
-    if changed:
-        raise SpacesError(f"{wants} not change {changed} in place: it is the batch's own memory")
-    if not isinstance(features, Tensor):
-        raise SpacesError(f"{wants} give a tensor, not {type(features).__name__}")
-    if features.shape != (2, num_out) or features.dtype != torch.float32:
-        found = f"{features.dtype} of {list(features.shape)} for two rows"
-        raise SpacesError(f"{wants} give float32 of [N, {num_out}], its num_out, not {found}")
 
 
 @lru_cache

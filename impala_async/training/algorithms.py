@@ -1,9 +1,8 @@
 """The algorithms: what loss each has, what it reports, and the target network that APPO wants.
 
-A user's own is named `algorithm.name = "package.module:Name"`. It is made from the `algorithm`
-section, by a function that gives an `Algorithm`; docs/models.md says more. Its loss and its stats
-are looked at each time, so that what is wrong is told by its name. One of ours is a loss in
-`algo/`, a maker in the table here, and its keys in `config/algorithm.py`.
+One of ours is a loss in `algo/`, a maker in the table here, and its keys in `config/algorithm.py`.
+A user's own is named `algorithm.name = "package.module:Name"`; docs/models.md says more. Its loss
+and its stats are looked at each time, so that what is wrong is told by its name.
 
     B columns of a batch, T action rows, S = T+1 observation rows
 """
@@ -15,15 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import appo_loss, impact_ratios, impala_loss, ppo_loss
-from impala_async.algo.terms import LossTerms
+from impala_async.algo.losses import LossTerms, appo_loss, impact_ratios, impala_loss, ppo_loss
 from impala_async.algo.vtrace import clamped_exp
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.policy import Evaluation
-from impala_async.training.state import check_alike, entry
+from impala_async.training.checkpoint import check_alike, entry
 from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
@@ -34,9 +32,7 @@ MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
 
 class View(NamedTuple):
     """A batch, or a part of it, as the weights of now see it: the inputs of a loss, time-major.
-
-    Masked rows may hold anything, NaN included: a loss selects before it computes.
-    """
+    Masked rows may hold anything, NaN included."""
 
     evaluation: Evaluation
     behaviour_log_probs_TB: Tensor
@@ -155,10 +151,7 @@ def _kl(view: View) -> Tensor:
 
 
 class Target:
-    """The target network of APPO (IMPACT), and the weight of the KL from it.
-
-    It starts as a copy of the network. `note_update` is called after every update taken.
-    """
+    """The target network of APPO (IMPACT), and the weight of the KL from it."""
 
     def __init__(self, live: ActorCritic, section: AlgorithmSection) -> None:
         self.model = copy.deepcopy(live)
@@ -171,15 +164,12 @@ class Target:
 
     @torch.no_grad()
     def note_update(self, live: ActorCritic, kl: float) -> None:
-        """One update further from the target, at a mean KL before it of `kl`.
-
-        The coefficient is adapted when the target moves, by the last KL before: right behind a
-        move the two are equal, so that a KL taken there would only ever lower it.
-        """
+        """An update is taken, at a mean KL from the target before it of `kl`."""
         self._age += 1
         if self._age < self._section.target_update_every_updates:
             return
         self._age = 0
+        # By the last KL: right behind a move the two are equal, and a KL would only ever lower it.
         self.kl_coeff = adapted(self.kl_coeff, kl, self._section.kl_target)
         for weight, goal in zip(self.model.parameters(), live.parameters(), strict=True):
             weight.lerp_(goal, self._section.tau)
@@ -198,7 +188,6 @@ class Target:
             statistic.copy_(newest)
 
     def state(self) -> dict[str, Any]:
-        """The values that a checkpoint must hold besides the tensors of its model."""
         return {"kl_coeff": self.kl_coeff, "kl_settings": self._kl_settings, "age": self._age}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
@@ -211,10 +200,8 @@ class Target:
 
 
 def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:
-    """Larger where the policies are too far apart, smaller where they need not be so near.
-
-    One that was set outside of the range of adapting is not brought into it against its way.
-    """
+    """Larger where the policies are too far apart, smaller where they need not be so near."""
+    # One that was set outside of the range of adapting is not brought into it against its way.
     if kl_target is None:
         return kl_coeff
     if kl > 2 * kl_target:
@@ -246,7 +233,7 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
     def loss(view: View, entropy_cost: float) -> LossTerms:
         terms = _call(name, "in its loss", made.loss, view, entropy_cost)
         if not isinstance(terms, LossTerms):
-            raise _wrong(name, f"must give LossTerms as ValidRows.terms does, not {_kind(terms)}")
+            raise _wrong(name, f"must give LossTerms as loss_terms does, not {_kind(terms)}")
         if torch.is_grad_enabled() and not terms.total.requires_grad:
             raise _wrong(name, "has no gradient: its total must follow from view.evaluation")
         return terms
@@ -256,12 +243,10 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
         if not isinstance(found, dict):
             raise _wrong(name, f"must give stats as a dict, not {_kind(found)}")
         for stat, value in found.items():
-            if not is_of_update(str(stat)):
-                own = f"a metric of your own has a name like {OWN_PREFIX}name"
-                raise _wrong(name, f"reports {stat!r}, which is no metric of an update: {own}")
-            if not isinstance(value, Tensor) or value.dim():
-                what = "a tensor without dimensions, as view.mean gives it"
-                raise _wrong(name, f"must report {stat} as {what}")
+            if not is_of_update(str(stat)) or not isinstance(value, Tensor) or value.dim():
+                what = f"{stat!r} as a tensor without dimensions, as view.mean gives it"
+                named = f"named as a metric of an update or like {OWN_PREFIX}name"
+                raise _wrong(name, f"must report {what}, {named}")
         if made.has_target and "policy/kl" not in found:
             raise _wrong(name, "has a target network, so its stats must hold policy/kl")
         return found
@@ -271,13 +256,12 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
 
 def _call(name: str, where: str, function: Callable[..., Any], view: View, *more: float) -> Any:
     """A mistake in a user's function is told by the name, as is a change to the batch's memory."""
-    rows = {field: part for field, part in view._asdict().items() if isinstance(part, Tensor)}
-    # Every change in place increases it.
-    before = {field: tensor._version for field, tensor in rows.items()}
+    # Every change in place increases a tensor's version.
+    versions = {k: v._version for k, v in view._asdict().items() if isinstance(v, Tensor)}
     with UserCode(f"{KEY}: {name}", where):
         found = function(view, *more)
-    for field, tensor in rows.items():
-        if tensor._version != before[field]:
+    for field, version in versions.items():
+        if getattr(view, field)._version != version:
             why = "which other passes over the batch read too: it must make a new tensor"
             raise _wrong(name, f"changes view.{field} in place, {why}")
     return found

@@ -1,29 +1,27 @@
 """A batch as tensors, which view the memory of a slot, and the columns it is trained on in parts.
 
-A part has whole columns, because a recurrent state runs along a column and returns run back along
-it.
+A part has whole columns: a recurrent state runs along a column, and returns run back along it.
 
-B columns of a batch, T action rows, S = T+1 observation rows, N columns of a part,
-F frames, K frames of a stack
+    B columns of a batch, T action rows, S = T+1 observation rows, N columns of a part,
+    F frames, K frames of a stack
 """
 
-import math
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 
 from impala_async.files import write_whole
-from impala_async.schema import Schema
-from impala_async.training.state import copies_of
-from impala_async.trajectory import Columns
+from impala_async.schema import Bytes2D, Schema
+from impala_async.training.checkpoint import copies_of
+from impala_async.trajectory import fields_of
 
 # Tries to find the columns at fault. Each is a forward and a backward pass; what is still undecided
 # behind them counts as found.
@@ -34,7 +32,7 @@ GOOD_NORM, GOOD_LOSS = 1e15, 1e30
 
 @dataclass(frozen=True)
 class Batch:
-    """The columns of a slot as tensors, column by column as they lie there."""
+    """The columns of a slot as tensors, as they lie there: the fields are those of `Columns`."""
 
     obs: dict[str, Tensor]
     actions: dict[str, Tensor]
@@ -47,48 +45,10 @@ class Batch:
     windows: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def over(columns: Columns) -> "Batch":
-        """View the columns' memory; nothing is copied."""
-
-        def view(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-            return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-        return Batch(
-            obs=view(columns.obs),
-            actions=view(columns.actions),
-            state=view(columns.state),
-            rewards_BT=torch.from_numpy(columns.rewards_CT),
-            log_probs_BT=torch.from_numpy(columns.log_probs_CT),
-            terminated_BT=torch.from_numpy(columns.terminated_CT),
-            truncated_BT=torch.from_numpy(columns.truncated_CT),
-            mask_BT=torch.from_numpy(columns.mask_CT),
-            windows=view(columns.windows),
-        )
-
-    @staticmethod
-    def in_planes(schema: Schema, obs: Tensor, small: Tensor) -> "Batch":
+    def in_planes(schema: Schema, obs: Tensor | Bytes2D, small: Tensor | Bytes2D) -> "Batch":
         """View the planes of columns, on any device; nothing is copied."""
-
-        def view(name: str) -> Tensor:
-            leaf = schema.layout.leaves[name]
-            plane = {"obs": obs, "small": small}[leaf.plane]
-            dtype: torch.dtype = getattr(torch, leaf.dtype)
-            stop = leaf.offset + math.prod(leaf.shape) * dtype.itemsize
-            typed = plane[:, leaf.offset : stop].view(dtype)
-            return typed.view(len(plane), *leaf.shape)
-
-        leaves = schema.obs.leaves
-        return Batch(
-            obs={leaf.name: view(f"obs/{leaf.name}") for leaf in leaves},
-            actions={part.name: view(f"action/{part.name}") for part in schema.action.parts},
-            state={array.name: view(f"state/{array.name}") for array in schema.state},
-            rewards_BT=view("reward"),
-            log_probs_BT=view("log_prob"),
-            terminated_BT=view("terminated"),
-            truncated_BT=view("truncated"),
-            mask_BT=view("mask"),
-            windows={leaf.name: view(f"window/{leaf.name}") for leaf in leaves if leaf.is_stack},
-        )
+        planes = torch.as_tensor(obs), torch.as_tensor(small)
+        return Batch(*fields_of(schema.layout.views(*planes, dtype_of=partial(getattr, torch))))
 
     def rows_of_obs(self) -> dict[str, Tensor]:
         """The leaves as `[B, S, ...]`; of a stack, each row's window over its column's frames."""
@@ -106,12 +66,9 @@ class Batch:
         """Copy the columns with these numbers, a tensor on the CPU."""
         columns_N = columns_N.to(self.mask_BT.device)
         taken: dict[str, Any] = {}
-        for item in fields(self):
-            part = getattr(self, item.name)
-            if isinstance(part, Tensor):
-                taken[item.name] = part[columns_N]
-            else:
-                taken[item.name] = {name: leaf[columns_N] for name, leaf in part.items()}
+        for name, part in vars(self).items():
+            is_one = isinstance(part, Tensor)
+            taken[name] = part[columns_N] if is_one else {k: part[k][columns_N] for k in part}
         return Batch(**taken)
 
     def keep(self, path: Path, about: dict[str, str], **others: Tensor) -> str:
@@ -121,10 +78,9 @@ class Batch:
         and `about` becomes its metadata.
         """
         found = dict(others)
-        for item in fields(self):
-            part = getattr(self, item.name)
-            leaves = {"": part} if isinstance(part, Tensor) else {f"/{k}": part[k] for k in part}
-            found |= {f"{item.name}{name}": leaf for name, leaf in leaves.items()}
+        for name, part in vars(self).items():
+            is_one = isinstance(part, Tensor)
+            found |= {name: part} if is_one else {f"{name}/{k}": part[k] for k in part}
         try:
             write_whole(path, save(copies_of(found), about))
         except OSError as error:
@@ -135,10 +91,11 @@ class Batch:
 def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:
     """The numbers of the living columns, dealt to parts: at random, or in order to one alone.
 
+    No part is empty but one alone, and their sizes differ by one at most.
+
     Args:
         alive_B: which columns are trained on, a tensor on the CPU.
-        max_parts: how many parts there are, if so many columns live. None is empty, and their
-            sizes differ by one at most.
+        max_parts: how many parts there are, if so many columns live.
         seeds: the order hangs on these alone.
     """
     columns_N = alive_B.nonzero().flatten()
@@ -150,10 +107,7 @@ def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor
 
 
 def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tensor:
-    """Those of these columns that are not good, without which the others are.
-
-    They make a loss or gradient not finite: columns are halved until it is known which.
-    """
+    """Those of these columns that are not good, without which the others are, by halving."""
     found = []
     groups, num_tries = deque([columns_N]), 0
     while groups:

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that are either whole or not there.
+"""The state of training, and its checkpoints: folders that are either whole or not there.
 
     checkpoints/ckpt-<epoch>-<update>/
         manifest.json           schema, epoch, update, and every other file's size and sha256
@@ -7,9 +7,8 @@
 
 A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
 folder that nobody reads and that the next `prune` removes. Reading trusts nothing: a folder whose
-files do not match its manifest is passed over, as is one with a number that is not finite.
-
-One thread at a time writes and prunes a folder of checkpoints.
+files do not match its manifest is passed over, as is one with a number that is not finite. One
+thread at a time writes and prunes a folder of checkpoints.
 """
 
 import contextlib
@@ -25,18 +24,23 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
 from impala_async.files import find_object
-from impala_async.training.state import Tensors
-from impala_async.weights import Version
+from impala_async.user_code import one_line
+from impala_async.weights import NO_VERSION, Version
 
 logger = logging.getLogger(__name__)
+
+Entry = TypeVar("Entry")
+Tensors = Mapping[str, Mapping[str, Tensor]]
+"""Groups of named tensors; a group is a file."""
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -52,23 +56,53 @@ _RENAME_EXCHANGE = 2
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint, read from files that match their manifest."""
+class TrainingState:
+    """The state of an update step, with which it shares no memory. Tensors are on the CPU."""
 
-    path: Path
-    version: Version
-    tensors: Mapping[str, Mapping[str, Tensor]]
-    """By group, on the CPU."""
+    tensors: Tensors
+    """The groups model, optimizer, and target where the algorithm has a target network."""
     state: Mapping[str, Any]
+    """The entries optimizer and algorithm of `state.json`, maybe among others."""
+    path: Path = Path()
+    """The checkpoint that it was read from, if it was, and the version of that one."""
+    version: Version = NO_VERSION
+
+
+def entry(saved: Mapping[str, Any], key: str, kind: type[Entry]) -> Entry:
+    """Return what is saved under a key; raises CheckpointError for nothing, or another kind."""
+    if key not in saved:
+        raise CheckpointError(f"it has no {key!r}")
+    # JSON knows one kind of numbers.
+    if not isinstance(saved[key], int | float if kind is float else kind):
+        found = type(saved[key]).__name__
+        raise CheckpointError(f"its {key!r} is a {found}, not a {kind.__name__}")
+    return cast(Entry, saved[key])
+
+
+def check_alike(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError for other names, shapes or dtypes, which torch itself would round."""
+    for name in [*wanted, *saved]:
+        if name not in saved:
+            raise CheckpointError(f"it has no {name!r}")
+        if name not in wanted:
+            raise CheckpointError(f"it has {name!r}, and this run has not")
+        is_, wants = (f"{t.dtype} of shape {list(t.shape)}" for t in (saved[name], wanted[name]))
+        if is_ != wants:
+            raise CheckpointError(f"{name} is {is_}, not {wants}")
+
+
+def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the host, contiguous, for a safetensors file knows no other order."""
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
 
 
 def save_checkpoint(
     directory: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
 ) -> Path:
-    """Write a checkpoint whole and through to the disk; else raise CheckpointError.
-
-    One of the same version is replaced: the training is the same, its accounts have gone on.
-    """
+    """Write a checkpoint whole and through to the disk, in place of any of its version."""
     final = _path_of(directory, version)
     for group, members in tensors.items():
         _check_finite(final / group, members)
@@ -96,16 +130,14 @@ def save_checkpoint(
     return final
 
 
-def newest_checkpoint(directory: Path) -> Checkpoint | None:
+def newest_checkpoint(directory: Path) -> TrainingState | None:
     """The checkpoint with the highest version of those that are whole; None without any."""
     return next(whole_checkpoints(directory), None)
 
 
-def whole_checkpoints(directory: Path) -> Iterator[Checkpoint]:
-    """Those whose files match their manifest, newest first.
-
-    They are listed anew for each: a learner that runs removes old ones while they are read.
-    """
+def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
+    """Those whose files match their manifest, newest first."""
+    # They are listed anew for each: a learner that runs removes old ones while they are read.
     tried: set[Path] = set()
     while left := [found for found in _found(directory) if found[1] not in tried]:
         version, path = left[0]
@@ -127,11 +159,11 @@ def last_good(directory: Path) -> Path | None:
 
 
 def highest_epoch(directory: Path) -> int:
-    """Return the highest epoch of all checkpoints; damaged ones count, as theirs were given out."""
+    """Damaged ones count, as their epochs were given out."""
     return max((version.epoch for version, _ in _found(directory)), default=0)
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> TrainingState:
     """The checkpoint in this folder; raises CheckpointError if it is none, or damaged."""
     name = _NAME.fullmatch(path.resolve().name)
     if name is None:
@@ -150,8 +182,7 @@ def read_digests(directory: Path, version: Version) -> dict[str, str]:
 def prune(directory: Path, keep: int, best: Version | None = None) -> None:
     """Remove all but the newest `keep` and the best checkpoint, and what crashes left behind.
 
-    A damaged checkpoint does not count among the newest, and stays where it is. One that cannot be
-    removed does not keep the others; CheckpointError names the first.
+    A damaged one does not count and stays. CheckpointError names the first that cannot be removed.
     """
     old = [path for version, path in _whole_by_size(directory)[keep:] if version != best]
     faults = []
@@ -257,7 +288,7 @@ def _whole_by_size(directory: Path) -> list[tuple[Version, Path]]:
     return whole
 
 
-def _verified(path: Path, version: Version) -> Checkpoint:
+def _verified(path: Path, version: Version) -> TrainingState:
     """Compare every file with the manifest, content included."""
     tensors = {}
     for name, sha256 in _sized_files(path, version).items():
@@ -271,7 +302,8 @@ def _verified(path: Path, version: Version) -> Checkpoint:
                 _check_finite(path / group, tensors[group])
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise CheckpointError(f"{path / name} cannot be read: {error}") from None
-    return Checkpoint(path, version, tensors, find_object(path / STATE, is_strict=True) or {})
+    state = find_object(path / STATE, is_strict=True) or {}
+    return TrainingState(tensors, state, path, version)
 
 
 def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -283,27 +315,20 @@ def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def _sized_files(path: Path, version: Version) -> dict[str, str]:
     """The files that a manifest lists, each of its stated size, with their sha256."""
     try:
-        manifest = find_object(path / MANIFEST, is_strict=True)
-        if manifest is None:
-            raise CheckpointError(f"{path} has no {MANIFEST}")
+        manifest = find_object(path / MANIFEST, is_strict=True) or {}
         said = manifest["schema"], manifest["epoch"], manifest["update"]
-        files = {
-            name: (entry["size"], entry["sha256"]) for name, entry in manifest["files"].items()
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} has no readable manifest: {error!r}") from None
-    if said != (SCHEMA, *version) or STATE not in files:
+        listed = {name: (each["size"], each["sha256"]) for name, each in manifest["files"].items()}
+        found = {name: (path / name).stat() for name in listed}
+    except (KeyError, TypeError, AttributeError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not as its manifest says: {one_line(error)}") from None
+    if said != (SCHEMA, *version) or STATE not in listed:
         raise CheckpointError(
             f"{path} has the manifest of something else: of schema, epoch and update {said}, and "
-            f"of {sorted(files)}"
+            f"of {sorted(listed)}"
         )
-    for name, (size, _) in files.items():
+    for name, (size, _) in listed.items():
         if Path(name).name != name or not (name == STATE or name.endswith(TENSORS_SUFFIX)):
             raise CheckpointError(f"{path} lists {name!r}, which is no file of a checkpoint")
-        try:
-            found = (path / name).stat()
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is missing {name!r}: {error}") from None
-        if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+        if not stat.S_ISREG(found[name].st_mode) or found[name].st_size != size:
             raise CheckpointError(f"{path / name} is no file of {size} bytes, as its manifest says")
-    return {name: sha256 for name, (_, sha256) in files.items()}
+    return {name: sha256 for name, (_, sha256) in listed.items()}

@@ -1,4 +1,4 @@
-"""The optimizer: how it is built, its schedules, how gradients are clipped, its state as tensors.
+"""The optimizer: how it is built, its schedules, its steps, its state as tensors.
 
 What it remembers of each parameter goes on in a resumed run. Its options do not: those are the
 settings', which may have changed, and this machine's.
@@ -14,14 +14,13 @@ from torch.optim import Adam, AdamW, Optimizer, RMSprop
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import CheckpointError
-from impala_async.training.state import check_tensor, entry
+from impala_async.training.checkpoint import check_alike, entry
 
 # The square of a larger gradient, which optimizers remember, would overflow.
 MAX_NORM = 1e19
 # torch keeps its compiler away from these, and imports it for that at the first call, which takes
 # nearly as long as to import torch. Nothing here compiles an optimizer: they are marked as done.
-_NOT_COMPILED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-for _name in _NOT_COMPILED:
+for _name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
     if (_plain := getattr(getattr(Optimizer, _name), "__wrapped__", None)) is not None:
         _plain.__dynamo_disable = _plain
 
@@ -34,8 +33,7 @@ class RMSPropTF(Optimizer):
         w   = w - mom                             so a rate enters when its gradient does
 
     The mean square that starts at 1 makes the first steps small; an epsilon inside the root bounds
-    1 / sqrt at a larger gradient than the same epsilon outside. There is no weight decay, and the
-    mean square is not centered.
+    1 / sqrt at a larger gradient than the same epsilon outside.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ def build_optimizer(parameters: Iterable[nn.Parameter], section: AlgorithmSectio
 
 
 def global_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of all gradients as one vector."""
     norms = torch._foreach_norm(gradients_of(parameters))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
@@ -96,26 +93,23 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, max_norm: float | None) -> None:
-    """Scale gradients of global norm `norm` down to `max_norm`, when they are above it."""
-    if max_norm is not None and norm > max_norm:
-        torch._foreach_mul_(gradients_of(parameters), max_norm / norm)
+def take_step(optimizer: Optimizer, norm: float, max_norm: float | None) -> None:
+    """Make a step along gradients of global norm `norm`, scaled down where it is above `max_norm`.
 
-
-def take_step(optimizer: Optimizer) -> None:
-    """As its `step`, without what torch wraps around that for its profiler, hooks and compiler."""
-    # On a CPU that is a quarter of the step of a small model.
+    Without what torch wraps around that for its profiler, hooks and compiler: on a CPU a quarter
+    of the step of a small model.
+    """
     with torch.no_grad():
+        if max_norm is not None and norm > max_norm:
+            (group,) = optimizer.param_groups
+            torch._foreach_mul_(gradients_of(group["params"]), max_norm / norm)
         inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def scheduled(
     start: float, end: float | None, horizon: int | None, env_steps_trained: int
 ) -> float:
-    """From `start` to `end` over `horizon` env steps trained, then `end`; constant without `end`.
-
-    So a resumed run continues on the same curve, and replayed passes do not hasten it.
-    """
+    """From `start` to `end` over `horizon` env steps trained, if there is an `end`."""
     if end is None:
         return start
     assert horizon, "the settings want both"
@@ -138,30 +132,25 @@ def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str
 def restore_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> None:
-    """Undo `flatten_optimizer` for an optimizer of this kind, which keeps its own options.
-
-    Raises CheckpointError when the state is another kind of optimizer's or fits other parameters.
-    """
+    """Undo `flatten_optimizer`, but for options; CheckpointError if it is of another optimizer."""
     kind, wanted = entry(options, "kind", str), type(optimizer).__name__
     if kind != wanted:
         raise CheckpointError(f"state of {kind} does not fit {wanted}")
     (group,) = optimizer.param_groups
-    parameters: list[Tensor] = group["params"]
+    parameters = {str(number): each for number, each in enumerate(group["params"])}
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
-        if not index.isdecimal() or int(index) >= len(parameters):
+        if index not in parameters:
             raise CheckpointError(f"{name} is the state of a parameter that does not exist")
         # torch itself notices a wrong shape only at the next step. A count has no dimensions.
-        parameter = parameters[int(index)]
-        shape = parameter.shape if tensor.dim() else tensor.shape
-        check_tensor(name, tensor, parameter.dtype, shape)
+        check_alike({name: tensor}, {name: parameters[index] if tensor.dim() else torch.zeros(())})
         # torch keeps what it is given: without a copy two optimizers could share a state.
         state.setdefault(int(index), {})[key] = tensor.clone()
     for number, kept in state.items():
         # Momentum that begins in a resumed run begins at 0: torch would miss it at the first step.
         if group.get("momentum"):
-            kept.setdefault("momentum_buffer", torch.zeros_like(parameters[number]))
+            kept.setdefault("momentum_buffer", torch.zeros_like(group["params"][number]))
         else:
             kept.pop("momentum_buffer", None)
     groups = optimizer.state_dict()["param_groups"]

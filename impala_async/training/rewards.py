@@ -5,7 +5,6 @@
 T rows of a trajectory, B columns
 """
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -13,9 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from impala_async.training.state import entry
-
-logger = logging.getLogger(__name__)
+from impala_async.training.checkpoint import entry
 
 # Each new batch has this share in the running moments: about the last hundred batches count.
 SHARE = 0.01
@@ -26,15 +23,10 @@ SMALLEST_SCALE = 0.01
 # From above too: values that have gone astray make targets, which are in units of the scale, and
 # these make the next scale. Beyond this no reward is admitted, and no target is one.
 LARGEST_SCALE = 1e15
-# So many valid rows have a reward other than 0 before we warn: by then the first guesses of the
-# values weigh little.
-WARN_AT_ROWS = 5000
 
 
 def clip_rewards(rewards: Tensor, kind: Literal["unit", "soft_asymmetric"] | None) -> Tensor:
-    """unit: to [-1, 1], as DQN did for Atari (Nature 518). soft_asymmetric: optimistic, as IMPALA
-    did for DMLab-30 (arXiv 1802.01561, figure D.1): a loss hurts less than a gain pleases.
-    """
+    """As DQN did for Atari (Nature 518), or IMPALA for DMLab-30 (arXiv 1802.01561, figure D.1)."""
     if kind is None:
         return rewards
     if kind == "unit":
@@ -46,16 +38,14 @@ def clip_rewards(rewards: Tensor, kind: Literal["unit", "soft_asymmetric"] | Non
 class ReturnScale:
     """The running standard deviation of the return targets, before any division by it.
 
-    Divided by it, rewards give values and advantages of about unit scale, whatever the rewards
-    are. Rewards are divided rather than values multiplied (PopArt, arXiv 1602.07714), so that
-    the model and its weights stay as they are for all who only act with it; the price is that
-    values follow a change of scale by learning. So the scale moves slowly: the moments are
-    averages, corrected for their start at zero as in Adam, so that early batches count alike.
+    Rewards are divided by it rather than values multiplied (PopArt, arXiv 1602.07714), so that the
+    model and its weights stay as they are for all who only act with it; the price is that values
+    follow a change of scale by learning. So the scale moves slowly: the moments are averages,
+    corrected for their start at zero as in Adam, so that early batches count alike.
     """
 
     def __init__(self) -> None:
         self.weight = self._mean = self._mean_square = 0.0
-        self._num_small_rows = 0
 
     @property
     def scale(self) -> float:
@@ -73,23 +63,7 @@ class ReturnScale:
             self._mean_square += SHARE * (mean_square - self._mean_square)
             self.weight += SHARE * (1 - self.weight)
 
-    def look(self, rewards_BT: Tensor, mask_BT: Tensor) -> None:
-        """Warn once, when many rewards have been divided by the smallest scale that there is."""
-        if self.scale > SMALLEST_SCALE or self._num_small_rows >= WARN_AT_ROWS:
-            return
-        self._num_small_rows += int(((rewards_BT != 0) & mask_BT).sum())
-        if self._num_small_rows >= WARN_AT_ROWS:
-            mean = self._mean / self.weight
-            logger.warning(
-                "algorithm.normalize_returns: returns deviate by about %.2g, and are divided by "
-                "%g, the least there is: so small, little is learned from them; set "
-                "algorithm.reward_scale so that rewards are about 1",
-                math.sqrt(max(self._mean_square / self.weight - mean**2, 0.0)),
-                SMALLEST_SCALE,
-            )
-
     def state(self) -> dict[str, float]:
-        """Return the values that a checkpoint must hold."""
         return {"mean": self._mean, "mean_square": self._mean_square, "weight": self.weight}
 
     def restore(self, state: Mapping[str, Any]) -> None:

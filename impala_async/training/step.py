@@ -1,8 +1,7 @@
 """One update: from a batch, through the loss, to an optimizer step that is taken or skipped.
 
-Owns the optimizer and all that learning remembers besides the weights: the target network, the
-scale of returns, and how many updates there were. Changes the policy's weights and its statistics
-of observations in place, and nothing else.
+Owns all that learning remembers besides the weights. Changes the policy's weights and its
+statistics of observations in place, and nothing else.
 
     B columns of a batch, T action rows, S = T+1 observation rows, N columns of a part
 """
@@ -15,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impala_async.algo.terms import LossTerms
+from impala_async.algo.losses import LossTerms
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm
 from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch, deal, find_culprits
+from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
 from impala_async.training.optimizer import (
     MAX_NORM,
     build_optimizer,
-    clip_gradients,
     flatten_optimizer,
     global_norm,
     restore_optimizer,
@@ -31,24 +30,20 @@ from impala_async.training.optimizer import (
     take_step,
 )
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
-from impala_async.training.state import TrainingState, check_alike, copies_of, entry
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of the updates with a batch; `stats` are means over them.
-
-    `num_updates` counts the updates taken. An update without a valid row is not taken, nor is one
-    that fails because its loss, gradient or weights are not finite: `is_failed_B` says which
-    columns were in failed updates, `not_finite` what was not finite, and `num_failed_in_a_row`
-    counts the failed updates since the last one that was taken.
-    """
+    """The result of the updates with a batch; `stats` are means over them."""
 
     num_updates: int
+    """Those taken: with a valid row, and a loss, gradient and weights that are finite."""
     is_failed_B: Tensor
+    """The columns that were in updates that failed."""
     stats: dict[str, float]
-    num_failed_in_a_row: int = 0
-    not_finite: tuple[str, ...] = ()
+    num_failed_in_a_row: int
+    """Since the last one that was taken, in this batch or before."""
+    not_finite: tuple[str, ...]
 
     @property
     def applied(self) -> bool:
@@ -73,16 +68,9 @@ class _Pass:
 
 
 class UpdateStep:
-    """The policy's weights, one batch further. Batches lie on `device`, as the policy does."""
+    """The policy's weights, one batch further. Batches lie on the device of the policy."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        algorithm: AlgorithmSection,
-        device: torch.device | str,
-        *,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, policy: Policy, algorithm: AlgorithmSection, *, seed: int = 0) -> None:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
@@ -93,32 +81,26 @@ class UpdateStep:
         self._seed = seed
         self.num_updates = 0
         self._num_failed_in_a_row = 0
-        self._device = torch.device(device)
         # From this norm on a gradient is not for an optimizer, which gets it clipped.
         clip = algorithm.grad_clip
         self._norm_limit = math.inf if clip is not None and clip < MAX_NORM else MAX_NORM
         # As tensors: made of numbers, they would be made anew in every update.
-        self._gamma = torch.tensor(algorithm.gamma, device=self._device)
+        self._gamma = torch.tensor(algorithm.gamma, device=policy.device)
         self._end = torch.zeros_like(self._gamma)
 
     def prepare(self, batch: Batch) -> None:
-        """Try an algorithm of the user's own, by an update of a batch without a valid row.
-
-        That changes nothing, nor does what a network of the user's own draws in it.
-        """
+        """Try an algorithm of the user's own, by an update of a batch without a valid row."""
         if self._section.name not in MAKERS:
-            devices = [self._device] if self._device.type == "cuda" else []
-            with torch.random.fork_rng(devices):
+            device = self.policy.device
+            # A network of the user's own may draw in it.
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
                 self.run(batch, alive_B, 0, is_first_pass=False)
 
     def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
     ) -> StepResult:
-        """Make the updates with a batch.
-
-        An update without a valid row, or whose loss, gradient or weights are not finite, is
-        skipped: weights, optimizer and all else then stay as they are, bit for bit.
+        """Make the updates with a batch. One that is not taken leaves all as it is, bit for bit.
 
         Args:
             batch: on the device of the policy.
@@ -185,10 +167,7 @@ class UpdateStep:
             self.return_scale.restore(entry(algorithm, "return_scale", dict))
 
     def _update(self, part: Batch, this: _Pass) -> dict[str, float] | None:
-        """A step, if loss and gradient are finite and there is a valid row.
-
-        Return its statistics if it failed, and None if it is taken or there is nothing to learn.
-        """
+        """Take a step, if there is a valid row; return its statistics if that cannot be."""
         for group in self.optimizer.param_groups:
             group["lr"] = this.lr
         view = self._view(part, this.scale)
@@ -206,8 +185,7 @@ class UpdateStep:
         (this.applied if is_applied else this.skipped).append(told)
         if not is_applied:
             return told if num_valid > 0 else None
-        clip_gradients(self.parameters, found_norm, self._section.grad_clip)
-        take_step(self.optimizer)
+        take_step(self.optimizer, found_norm, self._section.grad_clip)
         self._num_failed_in_a_row = 0
         this.target_sums.append(more[len(stats) :])
         if self.target is not None:
@@ -222,9 +200,7 @@ class UpdateStep:
         if len(found_N):
             self._note_failed(found_N, failed, this)
         good_N = columns_N[~torch.isin(columns_N, found_N)]
-        if not len(good_N):
-            return
-        again = self._update(batch.take(good_N), this)
+        again = self._update(batch.take(good_N), this) if len(good_N) else None
         if again is not None:
             self._note_failed(good_N, again, this)
 
@@ -296,15 +272,10 @@ class UpdateStep:
         """Each batch counts once, however many passes it has."""
         if self.return_scale is not None:
             self.return_scale.add(this.target_sums, this.scale)
-            self.return_scale.look(batch.rewards_BT, batch.mask_BT)
-        model = self.policy.model
-        if this.applied and len(model.normalizers):
+        if this.applied:
             # A living column that did not fail was learned from, or has no valid row.
             learned = batch.living(~this.is_failed_B)
-            # Others, images among them, are not normalised.
-            leaves = {name: leaf for name, leaf in batch.obs.items() if leaf.is_floating_point()}
-            rows = {name: leaf[:, :-1].flatten(0, 1) for name, leaf in leaves.items()}
-            model.update_statistics(rows, learned.mask_BT.flatten())
+            self.policy.model.update_statistics(batch.obs, learned.mask_BT)
 
     def _knobs(self, this: _Pass) -> dict[str, float]:
         """Those that adapt are as they are now."""
@@ -317,7 +288,5 @@ class UpdateStep:
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the unweighted mean under each name. A single dict is returned as it is."""
-    if len(stats) == 1:
-        return stats[0]
+    """The unweighted mean under each name."""
     return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}

@@ -1,11 +1,10 @@
 """One update of a team: each trained member is updated with the rows that it played.
 
-Owns an update step for each trained member, with an optimizer and a memory of its own, and takes
-the copies anew. A batch is restricted to a member's rows by its mask, and to the columns that hold
-any; the rows of others then are as those of a reset, so a recurrent state begins anew behind them,
-which is where the member's episode began.
+A batch is restricted to a member's rows by its mask, and to the columns that hold any; the rows of
+others then are as those of a reset, so a recurrent state begins anew behind them, which is where
+the member's episode began.
 
-    P trained members, B columns of a batch, T action rows, S = T+1 observation rows
+    B columns of a batch, T action rows, N columns of a member
 """
 
 import logging
@@ -20,7 +19,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.policy import AnyPolicy, member_seed_of, split_off
 from impala_async.schema import POLICY
 from impala_async.training.batch import Batch
-from impala_async.training.state import TrainingState, check_alike, copies_of, entry
+from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
 from impala_async.training.step import StepResult, UpdateStep, means_of
 
 logger = logging.getLogger(__name__)
@@ -32,9 +31,8 @@ WARN_AT_BATCH = 100
 class TeamStep:
     """The team's weights, one batch further: what `UpdateStep` is to a single policy.
 
-    `num_updates` of a result are those of the member that took most: what the members do with one
-    batch, they do side by side. So a version is as old, counted in updates, as any member's
-    weights in it can be.
+    `num_updates` of a result are those of the member that took most. So a version is as old,
+    counted in updates, as any member's weights in it can be.
     """
 
     def __init__(
@@ -42,19 +40,14 @@ class TeamStep:
         policy: AnyPolicy,
         algorithm: AlgorithmSection,
         policies: PoliciesSection,
-        device: torch.device | str,
         *,
         seed: int = 0,
     ) -> None:
         self.policy = policy
         self.steps = {
-            name: UpdateStep(
-                policy.members[name],
-                algorithm,
-                device,
-                seed=member_seed_of(seed, policies.names.index(name)),
-            )
-            for name in policies.trained
+            name: UpdateStep(policy.members[name], algorithm, seed=member_seed_of(seed, number))
+            for number, name in enumerate(policies.names)
+            if name in policies.trained
         }
         self._policies = policies
         self._num_batches = 0
@@ -62,10 +55,7 @@ class TeamStep:
     def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
     ) -> StepResult:
-        """Train each member on its rows of the columns that are alive.
-
-        A column fails with any of its members: it has no further pass.
-        """
+        """Train each member on its rows; a column fails with any of its members."""
         is_failed_B = torch.zeros_like(alive_B)
         results = []
         for name, step in self.steps.items():
@@ -106,10 +96,7 @@ class TeamStep:
             step.prepare(batch)
 
     def capture(self) -> TrainingState:
-        """The states of its members, under names that begin with a member's, in the same groups.
-
-        Copies are in the weights, and have nothing else.
-        """
+        """The states of its members, under names that begin with theirs; of copies the weights."""
         tensors: dict[str, dict[str, Tensor]] = {}
         state: dict[str, dict[str, Any]] = {}
         for member, step in self.steps.items():

@@ -92,31 +92,6 @@ def test_draws_have_their_probabilities_item_by_item(choices):
         assert ((counts - num_draws * probs_A).abs() < 4.5 * deviation).all()
 
 
-@pytest.mark.parametrize("excluded", [-math.inf, -1e30])
-def test_impossible_actions_cost_nothing(excluded):
-    logits_A = torch.tensor([0.3, excluded, -1.2], dtype=torch.float64, requires_grad=True)
-    other_A = torch.tensor([0.1, excluded, 0.9], dtype=torch.float64, requires_grad=True)
-    allowed = torch.tensor([0, 2])
-    masked, other = one_item(logits_A), one_item(other_A)
-    plain, plain_other = one_item(logits_A[allowed]), one_item(other_A[allowed])
-    for got, want in (
-        (masked.entropy(), plain.entropy()),
-        (masked.kl(other), plain.kl(plain_other)),
-        (masked.log_prob(torch.tensor(2)), plain.log_prob(torch.tensor(1))),
-    ):
-        torch.testing.assert_close(got, want)
-        gradients = [
-            torch.autograd.grad(term.sum(), (logits_A, other_A), retain_graph=True, **GRADS)
-            for term in (got, want)
-        ]
-        for one, reference in zip(*gradients, strict=True):
-            torch.testing.assert_close(one, reference)
-            assert one[1] == 0
-
-
-GRADS = {"allow_unused": True, "materialize_grads": True}
-
-
 def test_certain_uniform_excluding_and_broken_logits():
     uniform, certain = one_item(torch.zeros(2)), one_item(torch.tensor([1e4, 0.0]))
     assert certain.entropy().item() == 0

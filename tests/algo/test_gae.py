@@ -38,11 +38,3 @@ def test_follows_the_definition_and_has_the_targets_of_on_policy_vtrace(batch, l
     np.testing.assert_allclose(got.advantages_TB, want, rtol=1e-9, atol=1e-9)
     on_policy = batch._replace(log_rhos_TB=torch.zeros_like(batch.rewards_TB))
     assert torch.equal(got.targets_TB, on_policy.vtrace(lambda_=lambda_).targets_TB)
-
-
-@given(batch=batches(), lambda_=LAMBDAS)
-def test_nan_reaches_no_valid_row(batch, lambda_):
-    mask_TB = batch.mask_TB
-    clean, got = batch.gae(lambda_), batch.poisoned().gae(lambda_)
-    assert torch.equal(got.advantages_TB, clean.advantages_TB)
-    assert torch.equal(got.targets_TB[mask_TB], clean.targets_TB[mask_TB])

@@ -57,7 +57,7 @@ def batch():
 def test_the_bare_loop_makes_the_same_weights_as_the_update_step():
     ours, bare = (Policy(SCHEMA, ModelSection(), seed=3) for _ in range(2))
     before = [tensor.clone() for tensor in ours.tensors]
-    step, hand_written = UpdateStep(ours, SECTION, CPU), BareLoop(bare, SECTION, batch())
+    step, hand_written = UpdateStep(ours, SECTION), BareLoop(bare, SECTION, batch())
     for _ in range(5):
         step.run(batch(), torch.ones(COLUMNS, dtype=torch.bool), 0)
         hand_written.update()

@@ -125,7 +125,7 @@ def package_step(model):
     )
     policy = Policy(schema, ModelSection(), seed=0)
     policy.model.load_state_dict(package_names(model))
-    return UpdateStep(policy, algorithm, "cpu")
+    return UpdateStep(policy, algorithm)
 
 
 def batch_of(rows, truncated_TB):

@@ -29,7 +29,7 @@ SCHEMA = Schema(
 def step_on(device: torch.device | str, **settings: Any) -> UpdateStep:
     policy = Policy(SCHEMA, ModelSection(), seed=3, device=device)
     section = AlgorithmSection.model_validate({"grad_clip": 0.1, "lr": 1e-3, **settings})
-    return UpdateStep(policy, section, device)
+    return UpdateStep(policy, section)
 
 
 def slot_on(device: torch.device | str) -> Batch:

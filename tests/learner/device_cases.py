@@ -34,9 +34,9 @@ class DeviceBench:
         self.released: list[int] = []
         self.ends: list[BaseException] = []
         self.loader = DeviceLoader(
+            self.schema,
             self.slots,
             self.released.append,
-            schema=self.schema,
             num_device_slots=num_device_slots,
             device=device,
         )
@@ -80,7 +80,7 @@ class DeviceBench:
 
 def holds(loaded: LoadedBatch, planes: Planes) -> bool:
     """Whether a batch is what was put in, leaf by leaf."""
-    sent, pairs = Batch.over(planes.columns), []
+    sent, pairs = Batch.in_planes(big_schema(), planes.obs, planes.small), []
     for item in fields(Batch):
         one, other = getattr(loaded.tensors, item.name), getattr(sent, item.name)
         one, other = ({"": each} if torch.is_tensor(each) else each for each in (one, other))

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -90,7 +91,7 @@ def test_a_learner_on_a_cpu_whose_algorithm_is_tried_before_anything_runs(monkey
 def step_of(**model: Any) -> UpdateStep:
     config = config_of(small_schema(), model=model)
     policy = Policy(small_schema(), config.model, seed=77)
-    return UpdateStep(policy, config.algorithm, "cpu")
+    return UpdateStep(policy, config.algorithm)
 
 
 def test_a_checkpoint_is_put_into_the_model():

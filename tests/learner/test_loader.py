@@ -2,6 +2,7 @@
 
 import queue
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,10 @@ from impala_async.learner.loader import (
 )
 from impala_async.learner.slots import Settlement, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
-from tests.learner.columns import Planes, big_schema, planes_of, put
+from impala_async.schema import ArraySpec, ObsSpec
+from impala_async.training.batch import Batch
+from impala_async.trajectory import Columns
+from tests.learner.columns import Planes, big_schema, planes_of, put, small_schema
 from tests.learner.device_cases import *  # noqa: F403
 from tests.learner.device_cases import DeviceBench, FakeCuda, holds
 from tests.learner.hand_actor import DEADLINE_S
@@ -33,7 +37,7 @@ class Bench:
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, 4, num_slots)
         self.masked_CT = np.zeros((4, self.schema.rows), np.bool_)
-        self.loader = HostLoader(self.slots)
+        self.loader = HostLoader(self.schema, self.slots)
         self.filler = SlotFiller(lambda _: None)
         self.filler.open(self.slots, self.loader.full.put)
 
@@ -42,6 +46,18 @@ class Bench:
         planes.columns.mask_CT[self.masked_CT] = False
         put(self.filler, planes, update=10 + seed)
         return planes
+
+
+def shows(batch: Batch, columns: Columns) -> bool:
+    """Whether the tensors are these arrays."""
+    pairs = []
+    for one, other in zip(vars(batch).values(), vars(columns).values(), strict=True):
+        if isinstance(one, dict):
+            assert one.keys() == other.keys()
+            pairs += [(one[name], other[name]) for name in one]
+        else:
+            pairs.append((one, other))
+    return all(a.numpy().dtype == b.dtype and np.array_equal(a.numpy(), b) for a, b in pairs)
 
 
 def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
@@ -95,6 +111,30 @@ def test_waiting_ends_with_the_timeout_or_with_the_close():
         with pytest.raises(ClosedError):
             bench.loader.get(timeout=None)
         assert taken + bench.loader.leftovers() == [1, 2]
+
+
+STACK = ArraySpec("pixels", (4, 8, 8), "uint8", is_stack=True)
+SCHEMAS = {
+    "one leaf": small_schema(),
+    "many leaves": big_schema(),
+    "a stack": replace(big_schema(), obs=ObsSpec((big_schema().obs.leaves[0], STACK))),
+}
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_planes_as_tensors_are_the_leaves_that_numpy_sees(schema):
+    planes = planes_of(schema, 5, seed=3)
+    planes.columns.mask_CT[1, 2] = False
+    planes.columns.terminated_CT[4, 0] = True
+    planes.columns.truncated_CT[0, 1] = True
+    obs, small = torch.from_numpy(planes.obs), torch.from_numpy(planes.small)
+    batch = Batch.in_planes(schema, obs, small)
+    assert shows(batch, planes.columns)
+    # Views: what is copied into the planes later is seen.
+    planes.columns.rewards_CT[3, 1] = 7.5
+    assert batch.rewards_BT[3, 1] == 7.5
+    first = next(iter(batch.obs.values()))
+    assert first.data_ptr() == obs.data_ptr()
 
 
 def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch):

@@ -94,9 +94,6 @@ def test_a_deviation_without_numbers_is_refused():
             build(**{key: value})
 
 
-# -------------------- core
-
-
 # -------------------- normalisers
 
 OBS = ObsSpec(
@@ -120,8 +117,9 @@ def mixed_rows(num=6):
 
 def test_vectors_of_floats_are_normalised_in_their_own_shapes_and_nothing_else():
     model, obs = build(OBS, normalize_obs=True), mixed_rows()
-    valid = torch.tensor([True] * 5 + [False])
-    model.update_statistics(obs, valid)
+    # One column; the last of its rows is masked, and the bootstrap row never counts.
+    column = {name: torch.cat([leaf, leaf[:1]]).unsqueeze(0) for name, leaf in obs.items()}
+    model.update_statistics(column, torch.tensor([[True] * 5 + [False]]))
     seen = []
     model.policy_torso.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(obs)
@@ -175,8 +173,8 @@ def inputs(seed=0):
     return torch.randn(S, B, H), is_first_SB
 
 
-def state_of(core):
-    return tuple(torch.randn(B, *spec.shape) for spec in core.specs)
+def state_of(kind, size=K):
+    return tuple(torch.randn(B, *spec.shape) for spec in recurrent_state(kind, size))
 
 
 @KINDS
@@ -187,7 +185,7 @@ def test_the_cell_is_torchs_own(kind):
         parameter = getattr(core.cell, name)
         torch.nn.init.normal_(parameter, std=0.5)
         getattr(layer, f"{name}_l0").data.copy_(parameter.data)
-    zeros = tuple(torch.zeros(B, K) for _ in core.specs)
+    zeros = tuple(torch.zeros(B, K) for _ in recurrent_state(kind, K))
     expected, _ = layer(features_SBH)
     got = core(features_SBH, zeros, torch.zeros(S, B, dtype=torch.bool))
     torch.testing.assert_close(got, expected)
@@ -197,7 +195,7 @@ def test_the_cell_is_torchs_own(kind):
 def test_no_gradient_and_no_nan_crosses_a_reset(kind):
     core, (features_SBH, is_first_SB) = Core(kind, H, K), inputs()
     features_SBH.requires_grad_()
-    state = tuple(part.requires_grad_() for part in state_of(core))
+    state = tuple(part.requires_grad_() for part in state_of(kind))
     outputs_SBK = core(features_SBH, state, is_first_SB)
     # Column 0 begins an episode at row 3: what comes from there on knows nothing before it.
     (gradient,) = torch.autograd.grad(outputs_SBK[3:, 0].sum(), features_SBH, retain_graph=True)
@@ -217,8 +215,7 @@ def test_no_gradient_and_no_nan_crosses_a_reset(kind):
 @KINDS
 def test_it_carries_what_the_schema_says_and_begins_orthogonal(kind):
     core = Core(kind, H, 64)
-    assert core.specs == recurrent_state(kind, 64)
-    state = state_of(core)
+    state = state_of(kind, 64)
     after = core.step(torch.randn(B, H), state)
     assert [part.shape for part in after] == [part.shape for part in state]
     torch.testing.assert_close(core.cell.weight_hh.T @ core.cell.weight_hh, torch.eye(64))

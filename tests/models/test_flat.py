@@ -4,20 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from impala_async.config.run import ModelSection
 from impala_async.errors import ConfigError
 from impala_async.models.flat import Snapshot, unflatten
-from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import ArraySpec
 from impala_async.weights import Version, Weights, WeightsLayout
 
 SHAPES = {"odd": (3,), "w": (2, 2), "s": ()}
 FINE = WeightsLayout(tuple(ArraySpec(name, shape, "float32") for name, shape in SHAPES.items()))
-SCHEMA = Schema(
-    ObsSpec((ArraySpec("", (3,), "float32"),)),
-    ActionSpec((ActionPart("", "discrete", (4,)),)),
-    rows=5,
-)
 COARSE = FINE.coarse({"odd", "s"})
 # One that bfloat16 cannot tell from 1, and one that lies otherwise in memory.
 TENSORS = [
@@ -68,21 +61,6 @@ def test_another_layout_and_another_size_are_refused():
             unflatten(Weights(Version(1, 1), held, digest), (FINE, COARSE), TENSORS)
 
 
-def test_what_one_policy_gives_another_takes_bit_for_bit_and_later_changes_do_not_reach():
-    sender, receiver = (Policy(SCHEMA, ModelSection(), seed=seed) for seed in (1, 2))
-    snapshot = Snapshot(sender.layout, sender.tensors)
-    weights = snapshot.take(Version(1, 3))
-    assert (weights.version, weights.buffer.dtype) == (Version(1, 3), np.uint8)
-    sent = [tensor.clone() for tensor in sender.tensors]
-    with torch.no_grad():
-        for parameter in sender.model.parameters():
-            parameter.add_(1)
-    assert not np.array_equal(snapshot.take(Version(1, 4)).buffer, weights.buffer)
-    receiver.load(weights)
-    assert receiver.version == Version(1, 3)
-    assert all(map(torch.equal, receiver.tensors, sent))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_one_number_that_is_not_finite_is_found(dtype, value):
@@ -96,14 +74,6 @@ def test_one_number_that_is_not_finite_is_found(dtype, value):
         spoiled = [tensor.clone() for tensor in weights]
         spoiled[number][1] = value
         assert Snapshot(layout, spoiled).take(Version(1, 0)) is None
-
-
-def test_an_array_in_another_memory_order_is_laid_out_by_its_indices():
-    layout = WeightsLayout((ArraySpec("w", (2, 3), "float32"), ArraySpec("scale", (), "float32")))
-    turned = torch.arange(6.0).reshape(3, 2).t()
-    weights = Snapshot(layout, [turned, torch.tensor(9.0)]).take(Version(1, 1))
-    assert weights.buffer.view(np.float32).tolist() == [0, 2, 4, 1, 3, 5, 9]
-    assert layout.places == (slice(0, 24), slice(24, 28))
 
 
 def test_other_dtypes_and_other_sizes_are_refused():

@@ -1,5 +1,8 @@
 """Torsos by name and of one's own, all by one protocol, and the precision that each computes in."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -8,9 +11,11 @@ from impala_async.config.model import TORSOS, ModelSection
 from impala_async.errors import ConfigError, SpacesError
 from impala_async.models import torso
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.models.mlp import Hidden, joined
-from impala_async.models.torso import pick_precision
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
+from impala_async.models.flat import Snapshot
+from impala_async.models.torso import Hidden, MLPTorso, joined, orthogonal, pick_precision
+from impala_async.policy import Policy
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
+from impala_async.weights import Version
 
 HERE = __name__
 OBS = ObsSpec((ArraySpec("", (3,), "float32"),))
@@ -78,16 +83,15 @@ class WithoutSize(Own):
         nn.Module.__init__(self)
 
 
-class TakesNothing(nn.Module):
-    def __init__(self):
-        super().__init__()
-
-
 class NoModule:
     num_out = 6
 
     def __init__(self, obs, section):
         pass
+
+
+def make_none():
+    """It takes neither the observation nor the section."""
 
 
 A_NUMBER = 5
@@ -99,8 +103,6 @@ def own(name, **settings):
 
 def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
     model = ActorCritic(own("Own", hidden_sizes=(5,), shared_torso=False), OBS, ACTION)
-    assert isinstance(model.policy_torso, Own)
-    assert isinstance(model.value_torso, Own)
     assert model.policy_torso is not model.value_torso
     assert model({"": torch.randn(4, 3)})[0].shape == (4, 2)
     assert ActorCritic(own("Own"), OBS, ACTION).value_torso is None
@@ -117,7 +119,7 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
         ("Fails", r"failed on two rows of zeros, at .*test_torso\.py:[0-9]+: KeyError: 'pixels'"),
         ("InPlace", r"must not change \[''\] in place"),
-        ("TakesNothing", r"failed when it was made, at .*: TypeError: .* positional argument"),
+        ("make_none", r"failed when it was made, at .*: TypeError: .* positional argument"),
         ("A_NUMBER", "is of type int, and cannot be called"),
         ("Missing", "tests.models.test_torso has no 'Missing'"),
     ],
@@ -162,14 +164,11 @@ def test_auto_takes_bfloat16_on_a_cpu_where_it_pays(flags, model, taken, monkeyp
     assert pick_precision("auto", model, CPU) == taken
 
 
-def test_a_precision_that_was_asked_for_is_taken(monkeypatch):
+def test_a_precision_that_was_asked_for_is_taken_and_a_gpu_must_be_new_enough(monkeypatch):
     monkeypatch.setattr(torso, "_cpu_flags", frozenset)
     assert pick_precision("bfloat16", "mlp", CPU) == torch.bfloat16
     monkeypatch.setattr(torso, "_cpu_flags", lambda: frozenset({"amx_bf16"}))
     assert pick_precision("float32", "nature_cnn", CPU) == torch.float32
-
-
-def test_a_gpu_takes_bfloat16_when_it_is_new_enough(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert pick_precision("auto", "mlp", CUDA) == torch.bfloat16
@@ -198,27 +197,14 @@ def rows_of(*leaves, num=3):
     return {leaf.name: values(leaf) for leaf in leaves}
 
 
-def num_parameters(module):
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def conv(num_in, num_out, kernel):
-    return num_in * num_out * kernel**2 + num_out
-
-
-def stage(num_in, num_out):
-    """A convolution, and two blocks of two."""
-    return conv(num_in, num_out, 3) + 4 * conv(num_out, num_out, 3)
-
-
 @pytest.mark.parametrize(
     ("name", "num_seen", "num_out", "convolutions"),
     [
         # 84 -> 20 -> 9 -> 7
-        ("nature_cnn", 7 * 7 * 64, 512, conv(4, 32, 8) + conv(32, 64, 4) + conv(64, 64, 3)),
-        # 84 -> 42 -> 21 -> 11
-        ("impala_resnet", 11 * 11 * 32, 256, stage(4, 16) + stage(16, 32) + stage(32, 32)),
-        ("small_cnn", 8 * 8 * 16, 128, conv(4, 16, 3)),
+        ("nature_cnn", 7 * 7 * 64, 512, 77_984),
+        # 84 -> 42 -> 21 -> 11; each stage a convolution, and two blocks of two
+        ("impala_resnet", 11 * 11 * 32, 256, 97_744),
+        ("small_cnn", 8 * 8 * 16, 128, 592),
     ],
 )
 def test_sizes_are_those_of_the_paper_and_every_weight_gets_a_gradient(
@@ -228,8 +214,8 @@ def test_sizes_are_those_of_the_paper_and_every_weight_gets_a_gradient(
     assert torso.num_out == num_out
     features = torso(rows_of(SEEN[name]))
     assert features.shape == (3, num_out)
-    assert num_parameters(torso.bodies) == convolutions
-    assert num_parameters(torso) == convolutions + (num_seen + 1) * num_out
+    assert sum(each.numel() for each in torso.bodies.parameters()) == convolutions
+    assert torso.hidden.layers[0].in_features == num_seen
     # Activations in place must not spoil it: autograd would say so.
     features.square().sum().backward()
     assert all(parameter.grad.any() for parameter in torso.parameters())
@@ -301,3 +287,123 @@ def test_without_an_image_it_says_what_to_use():
     for shape, dtype in (((84,), "uint8"), ((84, 84), "uint8"), ((4, 84, 84, 3), "float32")):
         with pytest.raises(SpacesError, match=says):
             make("nature_cnn", ArraySpec("", shape, dtype))
+
+
+# -------------------- the multi-layer perceptron, and acting by numpy
+
+
+@pytest.mark.parametrize(("activation", "apply"), [("tanh", torch.tanh), ("relu", torch.relu)])
+def test_it_is_linear_then_activation_from_orthogonal_layers_without_bias(activation, apply):
+    torso = MLPTorso(OBS, ModelSection(hidden_sizes=(5, 7), activation=activation))
+    inputs_NF = torch.randn(11, 3)
+    hidden_NH, before = inputs_NF, inputs_NF.clone()
+    for layer in torso.layers:
+        assert not layer.bias.any()
+        torch.testing.assert_close(layer.weight.T @ layer.weight, 2 * torch.eye(layer.in_features))
+        torch.nn.init.normal_(layer.bias)
+        hidden_NH = apply(hidden_NH @ layer.weight.T + layer.bias)
+    torch.testing.assert_close(torso({"": inputs_NF}), hidden_NH)
+    assert torso.num_out == 7
+    assert torch.equal(inputs_NF, before)
+    # In place, but right for the gradient.
+    double_NF = inputs_NF.double().requires_grad_()
+    assert torch.autograd.gradcheck(torso.double().through, double_NF)
+    weight = orthogonal(torch.nn.Linear(5, 3), 0.01).weight.detach()
+    torch.testing.assert_close(torch.linalg.svdvals(weight), torch.full((3,), 0.01))
+
+
+def test_leaves_are_joined_in_the_order_of_the_spec():
+    obs = ObsSpec(
+        (
+            ArraySpec("image", (2, 2), "uint8"),
+            ArraySpec("lamp", (), "int64", (3,)),
+            ArraySpec("speed", (1,), "float64"),
+        )
+    )
+    torso = MLPTorso(obs, ModelSection(hidden_sizes=(8,), activation="relu"))
+    torch.nn.init.eye_(torso.layers[0].weight)
+    leaves = {
+        "speed": torch.tensor([[0.5], [0.25]], dtype=torch.float64),
+        "lamp": torch.tensor([2, 0]),
+        "image": torch.tensor([[[1, 2], [3, 255]], [[0, 0], [0, 9]]], dtype=torch.uint8),
+    }
+    features = torso(leaves)
+    assert features.dtype == torch.float32
+    assert features.tolist() == [[1, 2, 3, 255, 0, 0, 1, 0.5], [0, 0, 0, 9, 1, 0, 0, 0.25]]
+
+
+def test_without_settings_it_has_two_layers_of_64():
+    torso = MLPTorso(ObsSpec((ArraySpec("", (3,), "float32"),)), ModelSection())
+    assert [tuple(layer.weight.shape) for layer in torso.layers] == [(64, 3), (64, 64)]
+    assert (torso({"": torch.full((1, 3), -5.0)}) < 0).any(), "tanh, not relu"
+
+
+SCHEMA = Schema(
+    ObsSpec((ArraySpec("", (2, 3), "float32"),)),
+    ActionSpec((ActionPart("", "discrete", (5,)),)),
+    rows=3,
+)
+
+
+OTHERS = (
+    ActionPart("", "continuous", (), (2,)),
+    ActionPart("", "discrete", (2, 3), (2,)),
+    ActionPart("", "discrete", (4,), (1,)),
+)
+MASKED = Schema(
+    ObsSpec((ArraySpec("seen", (3,), "float32"), ArraySpec("legal", (5,), "int8"))),
+    ActionSpec(SCHEMA.action.parts, legal="legal"),
+    rows=3,
+)
+
+
+def obs_of(num_columns, seed=0):
+    return {"": np.random.default_rng(seed).normal(0, 2, (num_columns, 2, 3)).astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [{}, {"activation": "relu"}, {"hidden_sizes": [7]}, {"shared_torso": True}],
+    ids=str,
+)
+def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypatch):
+    quick, other = (Policy(SCHEMA, ModelSection(**section), seed=seed) for seed in (3, 9))
+    slow = Policy(SCHEMA, ModelSection(**section), seed=3)
+    assert quick._quick is not None
+    slow._quick = None
+    first, second = (torch.Generator().manual_seed(5) for _ in range(2))
+    for num_columns in (1, 8, 300):
+        obs = obs_of(num_columns)
+        before = obs[""].copy()
+        mine, theirs = quick.act(obs, {}, first), slow.act(obs, {}, second)
+        np.testing.assert_array_equal(mine.actions[""], theirs.actions[""])
+        assert mine.actions[""].dtype == theirs.actions[""].dtype
+        np.testing.assert_allclose(mine.log_probs, theirs.log_probs, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(obs[""], before)
+        assert mine.state == {}
+        weights = Snapshot(other.layout, other.tensors).take(Version(1, 7))
+        for policy in (quick, slow):
+            policy.load(weights)
+    # One of them by numpy: so it is told nothing of inference.
+    monkeypatch.setattr(torch, "inference_mode", None)
+    quick.act(obs, {}, first)
+
+
+@pytest.mark.parametrize(
+    ("schema", "section"),
+    [
+        (SCHEMA, {"core": "lstm", "core_size": 4}),
+        (SCHEMA, {"normalize_obs": True}),
+        (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (3,), "uint8"),))), {}),
+        (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (), "int64", (4,)),))), {}),
+        *((replace(SCHEMA, action=ActionSpec((part,))), {}) for part in OTHERS),
+        (MASKED, {}),
+        (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (48, 48, 3), "uint8"),))),
+         {"name": "nature_cnn"}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_numpy_does_not_know_goes_through_torch(schema, section):
+    model = ModelSection(**section)
+    schema = replace(schema, state=recurrent_state(model.core, model.core_size))
+    assert Policy(schema, model, seed=0)._quick is None

@@ -23,7 +23,7 @@ from impala_async.schema import (
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
-from impala_async.trajectory import Columns, columns_over
+from impala_async.trajectory import columns_over
 
 NUM_ROWS = 6
 CORE_SIZE = 8
@@ -88,7 +88,7 @@ def make_step(schema: Schema, core: str | None) -> Callable[..., UpdateStep]:
         model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
-        return UpdateStep(policy, AlgorithmSection.model_validate(settings), "cpu")
+        return UpdateStep(policy, AlgorithmSection.model_validate(settings))
 
     return make
 
@@ -120,23 +120,21 @@ def make_team_step(schema: Schema, core: str | None) -> Callable[..., TeamStep]:
             policies,
             seed=seed,
         )
-        return TeamStep(team, AlgorithmSection.model_validate(settings), policies, "cpu", seed=seed)
+        return TeamStep(team, AlgorithmSection.model_validate(settings), policies, seed=seed)
 
     return make
 
 
 @pytest.fixture
-def make_columns(schema: Schema) -> Callable[..., Columns]:
-    """Random columns with episode ends, written into planes that have gaps between columns."""
+def make_batch(schema: Schema) -> Callable[..., Batch]:
+    """Random columns with episode ends, in planes as a slot has them."""
 
-    def make(num_columns: int = 5, seed: int = 0) -> Columns:
+    def make(num_columns: int = 5, seed: int = 0) -> Batch:
         rng = np.random.default_rng(seed)
         layout = schema.layout
-        columns = columns_over(
-            schema,
-            np.zeros((num_columns, layout.obs_bytes), np.uint8),
-            np.zeros((num_columns, layout.small_bytes), np.uint8),
-        )
+        obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
+        small = np.zeros((num_columns, layout.small_bytes), np.uint8)
+        columns = columns_over(schema, obs, small)
         shape = columns.rewards_CT.shape
         columns.obs[""][:] = rng.normal(size=columns.obs[""].shape)
         columns.actions[""][:] = rng.integers(0, 4, shape)
@@ -149,14 +147,6 @@ def make_columns(schema: Schema) -> Callable[..., Columns]:
         columns.truncated_CT[:] = (kinds == "truncated") & columns.mask_CT
         for array in (columns.rewards_CT, columns.log_probs_CT, columns.actions[""]):
             array[~columns.mask_CT] = 0
-        return columns
-
-    return make
-
-
-@pytest.fixture
-def make_batch(make_columns: Callable[..., Columns]) -> Callable[..., Batch]:
-    def make(num_columns: int = 5, seed: int = 0) -> Batch:
-        return Batch.over(make_columns(num_columns, seed))
+        return Batch.in_planes(schema, obs, small)
 
     return make

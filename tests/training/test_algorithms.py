@@ -111,7 +111,8 @@ def test_the_settings_know_those_that_there_are():
 OWN = """
 import torch
 
-from impala_async.algo.terms import ValidRows
+from impala_async.algo.losses import loss_terms
+from impala_async.algo.vtrace import ValidRows
 from impala_async.training.algorithms import Algorithm
 
 NUMBER = 3
@@ -119,10 +120,10 @@ NUMBER = 3
 
 def loss(view, entropy_cost):
     seen = view.evaluation
-    rows = ValidRows(seen.values_SB, view.mask_TB, "mean", view.num_valid)
+    rows = ValidRows(seen.values_SB, view.mask_TB)
     targets_TB = seen.values_SB[:-1].detach()
     policy_TB = -rows.take(seen.log_probs_TB)
-    return rows.terms(policy_TB, targets_TB, seen.entropies_TB, 0.5, 0.0)
+    return loss_terms(rows, policy_TB, targets_TB, seen.entropies_TB, 0.5, 0.0)
 
 
 def with_stats(stats):
@@ -221,8 +222,8 @@ def test_one_that_cannot_be_made_is_told_why(own, name, text):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("undeclared", r"reports 'debug/My Norm', .* has a name like user/name$"),
-        ("wide", "must report user/x as a tensor without dimensions"),
+        ("undeclared", r"report 'debug/My Norm' as a tensor .* or like user/name$"),
+        ("wide", "must report 'user/x' as a tensor without dimensions"),
         ("no_dict", "must give stats as a dict, not NoneType"),
         ("fails", r"failed in its loss, at .*own_algorithms\.py:\d+: AttributeError"),
         ("gives_a_tensor", "must give LossTerms .*, not Tensor"),

@@ -2,31 +2,14 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from impala_async.training.batch import MAX_TRIES, Batch, deal, find_culprits
+from impala_async.training.batch import MAX_TRIES, deal, find_culprits
 
 SEEDS = (0, 0)
-
-
-def test_a_batch_views_the_columns_memory(make_columns):
-    columns = make_columns()
-    batch = Batch.over(columns)
-    columns.rewards_CT[2, 3] = 77
-    columns.obs[""][1, 6, 2] = 88
-    columns.actions[""][0, 0] = 3
-    columns.mask_CT[4, 5] = ~columns.mask_CT[4, 5]
-    assert batch.rewards_BT[2, 3] == 77
-    assert batch.obs[""][1, 6, 2] == 88
-    assert batch.actions[""][0, 0] == 3
-    for name in ("log_probs", "terminated", "truncated", "mask", "rewards"):
-        tensor, array = getattr(batch, f"{name}_BT"), getattr(columns, f"{name}_CT")
-        assert np.shares_memory(tensor.numpy(), array)
-        assert tensor.tolist() == array.tolist()
 
 
 def test_a_stack_is_seen_through_the_windows_over_its_frames(make_batch):
@@ -118,9 +101,6 @@ def test_all_of_a_batch_is_in_the_file(tmp_path, make_batch):
     assert kept["rewards_BT"][0, 0].isnan()
     with safe_open(path, "pt") as file:
         assert file.metadata() == ABOUT
-
-
-def test_a_disk_that_does_not_take_it_is_told_of(tmp_path, make_batch):
     path = tmp_path / "missing" / "kept"
-    said = make_batch().keep(path, ABOUT)
+    said = batch.keep(path, ABOUT)
     assert said == f"the last batch cannot be kept in {path}: No such file or directory"

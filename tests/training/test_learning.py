@@ -60,7 +60,7 @@ def bandit(policy, rng, source):
 def test_a_contextual_bandit_is_solved(settings, num_passes):
     policy = Policy(SCHEMA, ModelSection(hidden_sizes=(32,)), seed=0)
     section = AlgorithmSection.model_validate(settings | {"gamma": 0.0})
-    step = UpdateStep(policy, section, "cpu")
+    step = UpdateStep(policy, section)
     rng, source = np.random.default_rng(0), torch.Generator().manual_seed(0)
     alive_B = torch.ones(NUM_COLUMNS, dtype=torch.bool)
     for number in range(220 // num_passes):

@@ -13,7 +13,6 @@ from impala_async.errors import CheckpointError
 from impala_async.training.optimizer import (
     RMSPropTF,
     build_optimizer,
-    clip_gradients,
     flatten_optimizer,
     global_norm,
     restore_optimizer,
@@ -43,7 +42,7 @@ def train(optimizer, parameters, seeds):
     for seed in seeds:
         set_gradients(parameters, seed)
         optimizer.param_groups[0]["lr"] = 0.01 / (1 + seed)
-        take_step(optimizer)
+        take_step(optimizer, 0.0, None)
 
 
 def resumed_as(parameters, optimizer, kind, **options):
@@ -76,7 +75,7 @@ def test_clipping_scales_all_gradients_alike_and_only_above_the_limit(share):
     set_gradients(parameters, 1)
     before = [parameter.grad.clone() for parameter in parameters]
     norm = float(global_norm(parameters))
-    clip_gradients(parameters, norm, None if share is None else share * norm)
+    take_step(build(parameters), norm, None if share is None else share * norm)
     for parameter, gradient in zip(parameters, before, strict=True):
         torch.testing.assert_close(parameter.grad, gradient * min(1.0, share or 1.0))
 
@@ -102,7 +101,9 @@ def test_each_kind_is_the_one_it_is_named_after():
     for kind, make in theirs.items():
         parameters, others = make_parameters(), make_parameters()
         ours = build(parameters, kind)
-        found.append(final_weights(lambda optimizer=ours: take_step(optimizer), parameters))
+        found.append(
+            final_weights(lambda optimizer=ours: take_step(optimizer, 0.0, None), parameters)
+        )
         torch.testing.assert_close(found[-1], final_weights(make(others).step, others))
     for number, weights in enumerate(found):
         assert not any(torch.allclose(weights, other, rtol=1e-4) for other in found[:number])
@@ -202,7 +203,7 @@ batch = Batch.in_planes(schema, *planes)
 batch.mask_BT.fill_(True)
 for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
     policy = Policy(schema, ModelSection(), seed=0)
-    step = UpdateStep(policy, AlgorithmSection(optimizer=optimizer), "cpu")
+    step = UpdateStep(policy, AlgorithmSection(optimizer=optimizer))
     assert step.run(batch, torch.ones(2, dtype=torch.bool), 0).applied
     step.restore(step.capture())
     Snapshot(policy.layout, policy.tensors).take(NO_VERSION)

@@ -86,30 +86,6 @@ def test_it_has_bounds_below_and_above_whatever_it_is_fed():
         assert math.isnan(scale_of(sums(targets)))
 
 
-@pytest.mark.parametrize(
-    ("rewards", "targets", "num_batches", "is_told"),
-    [
-        (1e-7, [-2.5e-6, 2.5e-6], 50, True),
-        (1e-7, [-2.5e-6, 2.5e-6], 5, False),
-        (0.0, [0.0], 50, False),
-        (math.nan, [-0.011, 0.011], 50, False),
-        (1e-7, [-1.0, 1.0], 50, False),
-        (1.0, [1.0] * 4, 50, False),
-    ],
-    ids=["small", "too few yet", "no rewards", "not the least", "large", "a tenth of the mean"],
-)
-def test_rewards_that_are_too_small_are_told_of_once(
-    caplog, rewards, targets, num_batches, is_told
-):
-    """Each batch has 1,000 rows, the first of which is masked."""
-    scale, mask_BT = ReturnScale(), torch.arange(1000).reshape(1, -1) > 0
-    for _ in range(num_batches):
-        scale.add([sums(targets)], 1.0)
-        scale.look(torch.full((1, 1000), rewards), mask_BT)
-    assert len(caplog.messages) == is_told
-    assert not is_told or "deviate by about 2.5e-06" in caplog.text
-
-
 def test_its_state_survives_json_and_goes_on_bit_for_bit():
     scale, resumed = scale_after(([1.0, 2.5], 0.7)), ReturnScale()
     resumed.restore(json.loads(json.dumps(scale.state())))

@@ -8,8 +8,12 @@ import torch
 
 from impala_async.errors import CheckpointError
 from impala_async.schema import POLICY
-from impala_async.training.checkpoint import newest_checkpoint, save_checkpoint
-from impala_async.training.state import TrainingState, entry
+from impala_async.training.checkpoint import (
+    TrainingState,
+    entry,
+    newest_checkpoint,
+    save_checkpoint,
+)
 from impala_async.weights import Version
 from tests.training.conftest import ALIVE_B, is_same, remembered
 
@@ -44,7 +48,7 @@ def train(step, make_batch, seeds):
 
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS.keys())
-@pytest.mark.parametrize(("core", "num_before"), [(None, 0), (None, 4), ("gru", 5)])
+@pytest.mark.parametrize(("core", "num_before"), [(None, 0), ("gru", 5)])
 def test_training_goes_on_bit_for_bit(tmp_path, make, make_batch, num_before, settings):
     step = make(**settings)
     train(step, make_batch, range(num_before))
@@ -113,27 +117,19 @@ def test_a_state_that_does_not_fit_is_refused_and_said_why(make_step, make_team_
     train(step, make_batch, range(2))
     appo, impala, team = step.capture(), make_step().capture(), make_team_step().capture()
     for state, fresh, why in [
-        *(
-            (as_integers(appo, group), make_step(name="appo"), "torch.int64")
-            for group in appo.tensors
-        ),
-        *((without(impala, name), make_step(), f"it has no '{name}'") for name in impala.state),
-        (without(impala, "model"), make_step(), "it has no 'model'"),
-        (without(team, "optimizer"), make_team_step(), "it has no 'optimizer'"),
-        (impala, make_step(name="appo"), "it has no 'target'"),
-        (impala, make_step(normalize_returns=True), "it has no 'return_scale'"),
-        (
-            impala,
-            make_step(hidden=(16, 8)),
-            "of shape [16, 16], not torch.float32",
-        ),
-        (impala, make_step(hidden=(16, 16, 16)), "it has no 'policy_torso"),
-        (impala, make_step(hidden=(16,)), "', and this run has not"),
-        (impala, make_team_step(), "it has no 'a/"),
-        (team, make_step(), "it has no 'policy_torso"),
+        *((as_integers(appo, group), {"name": "appo"}, "torch.int64") for group in appo.tensors),
+        *((without(impala, name), {}, f"it has no '{name}'") for name in ("model", *impala.state)),
+        (impala, {"name": "appo"}, "it has no 'target'"),
+        (impala, {"normalize_returns": True}, "it has no 'return_scale'"),
+        (impala, {"hidden": (16, 8)}, "of shape [16, 16], not torch.float32"),
+        (impala, {"hidden": (16, 16, 16)}, "it has no 'policy_torso"),
+        (impala, {"hidden": (16,)}, "', and this run has not"),
+        (team, {}, "it has no 'policy_torso"),
+        (without(team, "optimizer"), None, "it has no 'optimizer'"),
+        (impala, None, "it has no 'a/"),
     ]:
         with pytest.raises(CheckpointError) as caught:
-            fresh.restore(state)
+            (make_team_step() if fresh is None else make_step(**fresh)).restore(state)
         assert why in str(caught.value)
 
 

@@ -33,31 +33,24 @@ def are_equal(first, second):
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_it_is_a_copy_that_stays_until_its_time_and_then_is_the_live_one(policy):
-    target = target_of(policy, target_update_every_updates=3)
+@pytest.mark.parametrize("tau", [1.0, 0.25])
+def test_it_is_a_copy_that_stays_until_its_time_and_then_goes_part_of_the_way(policy, tau):
+    """Statistics go all of it."""
+    target = target_of(policy, tau=tau, target_update_every_updates=3)
+    buffers = {name for name, _ in policy.model.named_buffers()}
     for _ in range(2):
         before = tensors_of(target)
-        assert are_equal(before, tensors_of(policy))
         for _ in range(2):
             drift(policy)
             target.note_update(policy.model, kl=0.0)
             assert are_equal(before, tensors_of(target))
         drift(policy)
         target.note_update(policy.model, kl=0.0)
-        assert are_equal(tensors_of(policy), tensors_of(target))
-
-
-def test_tau_moves_weights_part_of_the_way_and_statistics_all_of_it(policy):
-    target = target_of(policy, tau=0.25, target_update_every_updates=1)
-    start = tensors_of(policy)
-    drift(policy, 2.0)
-    target.note_update(policy.model, kl=0.0)
-    moved, live = tensors_of(target), tensors_of(policy)
-    buffers = {name for name, _ in policy.model.named_buffers()}
+        live = tensors_of(policy)
+        for name, moved in tensors_of(target).items():
+            share = 1.0 if name in buffers else tau
+            torch.testing.assert_close(moved, before[name] + share * (live[name] - before[name]))
     assert buffers
-    for name, tensor in moved.items():
-        want = live[name] if name in buffers else start[name] + 0.5
-        torch.testing.assert_close(tensor, want)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def _body_table() -> list[str]:
     """Where the body of Data has what."""
     layout, start = SCHEMA.layout, {"obs": 0, "small": SCHEMA.layout.obs_bytes}
     rows = [
-        (start[leaf.plane] + leaf.offset, name.rstrip("/"), f"{leaf.dtype} {[*leaf.shape]}")
+        (start[leaf.plane] + leaf.stretch.start, name.rstrip("/"), f"{leaf.dtype} {[*leaf.shape]}")
         for name, leaf in layout.leaves.items()
     ]
     tail = layout.column_bytes

@@ -21,14 +21,13 @@ from impala_async.learner.slots import Ledger
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import (
     STATE,
-    Checkpoint,
+    TrainingState,
     highest_epoch,
     last_good,
     prune,
     save_checkpoint,
     whole_checkpoints,
 )
-from impala_async.training.state import TrainingState
 from impala_async.weights import Lineage, Version
 
 logger = logging.getLogger(__name__)
@@ -86,10 +85,10 @@ def load_newest(folder: RunFolder) -> Captured | None:
     return None
 
 
-def _restored(checkpoint: Checkpoint) -> Captured:
-    state, path = dict(checkpoint.state), checkpoint.path / STATE
+def _restored(checkpoint: TrainingState) -> Captured:
+    path = checkpoint.path / STATE
     try:
-        saved = _Saved.model_validate(state)
+        saved = _Saved.model_validate(dict(checkpoint.state))
         Ledger().restore(saved.ledger)
         _check_numbers("algorithm", saved.algorithm)
     except ValidationError as error:
@@ -98,9 +97,7 @@ def _restored(checkpoint: Checkpoint) -> Captured:
         raise CheckpointError(f"{path}: {where}: {first['msg']}") from None
     except (CheckpointError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    progress = Progress(*checkpoint.version, saved.env_steps_trained)
-    training = TrainingState(checkpoint.tensors, state, str(checkpoint.path))
-    return Captured(progress, training)
+    return Captured(Progress(*checkpoint.version, saved.env_steps_trained), checkpoint)
 
 
 def _check_numbers(where: str, value: object) -> None:

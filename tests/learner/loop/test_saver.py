@@ -54,7 +54,7 @@ class Ship:
         )
         config = config_of(small_schema())
         policy = Policy(small_schema(), config.model, seed=3)
-        self.step = UpdateStep(policy, config.algorithm, "cpu")
+        self.step = UpdateStep(policy, config.algorithm)
 
     def accounts(self) -> dict[str, Any]:
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
