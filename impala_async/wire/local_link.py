@@ -100,5 +100,4 @@ def clear_left_behind(root: Path) -> None:
 
 
 def _open_folder(path: Path) -> int:
-    """A folder itself, and no link to one."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

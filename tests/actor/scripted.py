@@ -27,7 +27,6 @@ from impala_async.config.run import (
 )
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
     Bye,
@@ -41,6 +40,7 @@ from impala_async.wire.messages import (
     Spec,
     WeightsReply,
     Welcome,
+    encode_settings,
     pack,
     unpack,
 )

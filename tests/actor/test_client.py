@@ -10,8 +10,17 @@ from impala_async.actor.client import RETRY_AFTER, RunFinished, compressor
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.codec import decode_episodes, decompress_into
-from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
+from impala_async.wire.messages import (
+    EPISODE,
+    Bye,
+    Data,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Spec,
+    decompress_into,
+)
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     ACTOR_SPEC,
@@ -203,7 +212,7 @@ def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
     assert data._replace(body=None) == Data(session.id, 0, 2, 9, 3, 2, 0, 2, None)
     planes = finished.buffer.obs.tobytes() + finished.buffer.small.tobytes()
     assert data.body[: len(planes)] == planes
-    episodes = decode_episodes(memoryview(data.body)[len(planes) :])
+    episodes = np.frombuffer(data.body[len(planes) :], EPISODE)
     assert episodes.tolist() == [(1.5, 3), (-2.0, 8)]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from unittest.mock import Mock
 
+import msgpack
 import pytest
 
 from impala_async.actor import joining
@@ -15,13 +16,11 @@ from impala_async.actor.joining import (
     best_urls,
     find_learner,
     say_goodbye,
-    why_silent,
 )
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, UnreachableError
 from impala_async.output import EVERY_S, Wait
 from impala_async.wire.actor_side import Handshake
-from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
     PROTOCOL,
@@ -30,6 +29,7 @@ from impala_async.wire.messages import (
     Grant,
     Hello,
     Welcome,
+    encode_settings,
     pack,
 )
 from impala_async.wire.session import reject
@@ -162,12 +162,15 @@ def settings_frame(**changes):
         ([], "a welcome comes with one frame"),
         ([settings_frame(), b"more"], "a welcome comes with one frame"),
         ([b"\xc1"], ""),
-        ([b"x" * 70_000], ""),
+        ([b"\x81\xa1x" + b"\x91" * 3000], ""),
+        ([msgpack.packb({1: 2})], ""),
+        ([msgpack.packb({"x": msgpack.ExtType(1, b"x")})], ""),
+        ([msgpack.packb([1])], "Input should be a valid dictionary"),
+        ([b"\xc4" + b"x" * 70_000], "64 KiB at most"),
         ([encode_settings({"seed": 0})], ": env: Field required$"),
         ([settings_frame(**{"evil\n\x1b[31m": 1})], r": evil\\n\\x1b\[31m: Extra inputs are not"),
         ([settings_frame(seed=-5)], ": seed: Input should be greater than or equal to 0$"),
     ],
-    ids=["none", "two", "no msgpack", "too long", "missing", "extra", "negative"],
 )
 def test_settings_that_are_not_understood_do_not_fit(scene, find, frames, says):
     found = find()
@@ -250,10 +253,10 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
         # Bound, so that nobody else takes it, and not listening.
         taken.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        assert why_silent(url) == "it cannot be reached (Connection refused)"
+        assert Inquiry(url).why(WITHIN_S) == "it cannot be reached (Connection refused)"
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"tcp://[127.0.0.1]:{server.getsockname()[1]}"
-        assert why_silent(url).startswith("something listens there")
+        assert Inquiry(url).why(WITHIN_S).startswith("something listens there")
     unknown = socket.gaierror(-2, "Name or service not known")
     for error, says in (
         (unknown, "Name or service not known"),
@@ -261,18 +264,18 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
         (UnicodeError("label too long"), "label too long"),
     ):
         monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
-        assert why_silent("tcp://no-such-host:5555") == f"it cannot be reached ({says})"
+        assert Inquiry("tcp://no-such-host:5555").why(WITHIN_S) == f"it cannot be reached ({says})"
 
 
 def test_nobody_waits_long_for_an_answer(monkeypatch):
     may_answer = threading.Event()
 
-    def ask(url):
-        assert may_answer.wait(20)
-        return f"found of {url}"
+    def connect(*_):
+        assert may_answer.wait(WITHIN_S)
+        raise OSError("found")
 
-    monkeypatch.setattr(joining, "why_silent", ask)
+    monkeypatch.setattr(socket, "create_connection", connect)
     inquiry = Inquiry("tcp://there:1")
     assert inquiry.why(0.01) == inquiry.why(0.01) == "it is not known yet why"
     may_answer.set()
-    assert inquiry.why(20) == "found of tcp://there:1"
+    assert inquiry.why(WITHIN_S) == "it cannot be reached (found)"

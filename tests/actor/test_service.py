@@ -17,8 +17,17 @@ from impala_async.policy import Policy
 from impala_async.processes import REQUESTS
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
-from impala_async.wire.codec import body_sizes
-from impala_async.wire.messages import Bye, ByeOk, Data, Get, Heartbeat, Hello, Spec, WeightsReply
+from impala_async.wire.messages import (
+    Bye,
+    ByeOk,
+    Data,
+    Get,
+    Heartbeat,
+    Hello,
+    Spec,
+    WeightsReply,
+    body_sizes,
+)
 from tests.actor.scripted import (
     WITHIN_S,
     Scene,

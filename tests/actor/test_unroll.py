@@ -34,16 +34,15 @@ class Driver:
             if self.unroll.needs_buffer:
                 buffer = MessageBuffer(self.schema, self.num_columns)
                 make_dirty(buffer)
-                self.unroll.begin(buffer, version)
+                self.unroll.begin(buffer, version, {})
             flags = np.array([self.ends.get((n, c), NO) for c in range(self.num_columns)])
             is_after = np.array([(n - 1, c) in self.ends for c in range(self.num_columns)])
             flags |= is_after[:, None]
             actions = np.where(is_after, 1, n % 2).astype(np.int32)
             log_probs = np.where(is_after, np.nan, -0.5).astype(np.float32)
             rewards = np.where(is_after, np.nan, n + 1).astype(np.float32)
-            self.messages += self.unroll.append(
-                {"": actions}, log_probs, rewards, flags[:, 0], flags[:, 1], self.obs(n + 1)
-            )
+            rows = {"": actions}, log_probs, rewards, flags[:, 0], flags[:, 1], self.obs(n + 1)
+            self.messages += self.unroll.append(*rows, is_after if is_after.any() else None)
             self.num_fed += 1
 
     def expected(self, n, c):
@@ -59,11 +58,11 @@ def test_the_bootstrap_row_survives_its_source():
     number, action = np.zeros(1, np.float32), {"": np.zeros(1, np.int32)}
     unroll = Unroll(schema_of(rows=1), obs)
     buffers = [MessageBuffer(schema_of(rows=1), 1) for _ in range(2)]
-    unroll.begin(buffers[0], V1)
+    unroll.begin(buffers[0], V1, {})
     unroll.append(action, number, number, no, no, obs)
     obs[""].fill(7)
     buffers[0].obs.fill(0)
-    unroll.begin(buffers[1], V1)
+    unroll.begin(buffers[1], V1, {})
     assert buffers[1].columns.obs[""][0, 0].tolist() == [1, 1]
 
 
@@ -76,7 +75,7 @@ def test_returns_are_summed_in_double_precision():
     reward = np.array([1e6 + 0.25], np.float32)
     buffer = MessageBuffer(schema, 1)
     for n in range(num_rows):
-        unroll.begin(buffer, V1)
+        unroll.begin(buffer, V1, {})
         (message,) = unroll.append(one, number, reward, yes if n == num_rows - 1 else no, no, obs)
     assert message.episodes == [(num_rows * (1e6 + 0.25), num_rows)]
 
@@ -127,7 +126,7 @@ def test_rows_in_which_a_column_only_waits_are_masked(rows):
     ends = {(1, 1), (3, 0)}
     for n in range(20):
         if unroll.needs_buffer:
-            unroll.begin(MessageBuffer(schema_of(rows), 2), V1)
+            unroll.begin(MessageBuffer(schema_of(rows), 2), V1, {})
         terminated = np.array([(n, c) in ends for c in range(2)])
         idle = np.array([n == 4, n in (2, 3, 4)])
         messages += unroll.append(

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from impala_async.actor import workers as worker_module
-from impala_async.actor.env_worker import SharedColumns
+from impala_async.actor.env_worker import SharedColumns, as_line
 from impala_async.actor.workers import CLOSE_S, Worker, WorkerEnvs
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.faults import RUNNING
@@ -170,7 +170,7 @@ def working(env, look_up=lambda: None, num_envs=1):
     try:
         *_, (obs, action, _) = worker.hear_look()
         worker.place = SharedColumns.over(memory, obs, action, num_envs).place
-        worker.tell([num_envs, 0])
+        worker.tell(as_line([num_envs, 0]))
         worker.begin_reset(1)
         worker.hear()
         yield worker

@@ -11,7 +11,6 @@ import numpy as np
 
 from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire.actor_side import ActorSide
-from impala_async.wire.codec import encode_data
 from impala_async.wire.messages import (
     Bye,
     Data,
@@ -20,6 +19,7 @@ from impala_async.wire.messages import (
     Reject,
     WeightsReply,
     Welcome,
+    encode_data,
     unpack,
 )
 from impala_async.wire.pulls import LONGEST_PAUSE_S, Pulls

@@ -134,7 +134,6 @@ def test_a_silent_actor_loses_its_session_and_its_credit(table):
     for now in range(1, 11):
         assert table.expire(now) == []
         table.find(loud.session, now)
-    assert table.silent(LEASE_S, 9.0) == [silent]
     assert table.expire(LEASE_S) == []
     assert table.expire(LEASE_S + 0.001) == [silent]
     assert list(table) == [loud]
@@ -294,7 +293,7 @@ def test_whatever_is_done_often_passes_strangers_by_and_the_oldest_gives_way(tab
         greet(table, stranger)
     assert len(table) == MAX_STRANGERS + 1
     assert table.num_given_way == 1 + num_strangers - MAX_STRANGERS
-    assert list(table.joined) == table.silent(LEASE_S, 0.0) == [actor]
+    assert list(table.joined) == [actor]
     assert table.deal(100, now=0.0) == [actor]
     # Its Spec is of no session; it says hello again, and its number is its own.
     assert table.find(builder.session, 1.0) is None

@@ -13,8 +13,17 @@ import pytest
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
-from impala_async.wire.codec import encode_data
-from impala_async.wire.messages import Data, Grant, Heartbeat, Hello, Spec, Welcome, pack, unpack
+from impala_async.wire.messages import (
+    Data,
+    Grant,
+    Heartbeat,
+    Hello,
+    Spec,
+    Welcome,
+    encode_data,
+    pack,
+    unpack,
+)
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import reject
 from tests.learner.columns import planes_of, small_schema

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.report import Counters
-from impala_async.wire.codec import Frame
 from impala_async.wire.connections import (
     DOES_NOT_READ,
     REPLACED,
@@ -25,6 +24,7 @@ from impala_async.wire.connections import (
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     Data,
+    Frame,
     Hello,
     Message,
     Spec,

@@ -12,9 +12,11 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.loop.endpoint import BAD_REASONS
 from impala_async.learner.slots import Arrival
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
 from impala_async.wire.messages import (
+    EPISODE,
+    PLAIN,
     VERDICTS,
+    ZSTD,
     Bye,
     ByeOk,
     Get,
@@ -22,6 +24,8 @@ from impala_async.wire.messages import (
     Heartbeat,
     Hello,
     Spec,
+    compress,
+    encode_data,
     pack,
     unpack,
 )

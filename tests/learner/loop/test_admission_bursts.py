@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from impala_async.learner.slots import Arrival
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import encode_data
-from impala_async.wire.messages import Data, unpack
+from impala_async.wire.messages import Data, encode_data, unpack
 from tests.learner.columns import Planes, big_schema, planes_of, small_schema
 from tests.learner.pure_learner import HandActor, PureLearner
 

@@ -13,8 +13,7 @@ from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.slots import Arrival, Episodes, Slot, allocate_slots
 from impala_async.metrics.report import merge
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import EPISODE
-from impala_async.wire.messages import VERDICTS
+from impala_async.wire.messages import EPISODE, VERDICTS
 from tests.learner.columns import planes_of, room
 from tests.learner.lockstep_simulation import SCHEMA, WIDTH, LockstepSimulation, SimulatedActor
 from tests.learner.pure_learner import HandActor, PureLearner
