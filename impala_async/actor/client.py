@@ -48,11 +48,6 @@ MAX_AT_ONCE = 100
 NO_CONNECTION = "there is no connection"
 # Compression must make data this much smaller, or its time is better spent on acting.
 WORTH = 0.8
-# So many messages go plain before it is tried again.
-RETRY_AFTER = 100
-
-Compress = Callable[[Bytes2D], bytes | None]
-"""The planes in one compressed frame; None if they should go as they are."""
 
 
 class RunFinished(Exception):
@@ -63,23 +58,19 @@ class NewRun(Exception):
     """The learner at this address runs something else now: build everything anew."""
 
 
-def compressor(choice: Literal["auto", "on", "off"], data_url: str) -> Compress:
-    """Compresses what leaves the host while that pays, and tries again now and then."""
+def choose_compression(
+    choice: Literal["auto", "on", "off"], data_url: str
+) -> Callable[[Bytes2D], bytes | None] | None:
+    """For what leaves the host; it gives the planes in one frame, or None if that does not pay."""
     is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
-    num_to_skip = 0 if choice == "on" or (choice == "auto" and is_remote) else math.inf
-
-    def try_to_compress(obs: Bytes2D) -> bytes | None:
-        nonlocal num_to_skip
-        if num_to_skip:
-            num_to_skip -= 1
-            return None
-        frame = compress(obs.data.cast("B"))
-        if len(frame) <= WORTH * obs.nbytes:
-            return frame
-        num_to_skip = RETRY_AFTER
+    if choice == "off" or (choice == "auto" and not is_remote):
         return None
 
-    return try_to_compress
+    def compress_if_worth(obs: Bytes2D) -> bytes | None:
+        frame = compress(obs.data.cast("B"))
+        return frame if len(frame) <= WORTH * obs.nbytes else None
+
+    return compress_if_worth
 
 
 class Client:
@@ -107,7 +98,6 @@ class Client:
         self.is_finished = False
         """Whether the learner has said that it is."""
         self._free: deque[MessageBuffer] = deque()
-        self._compress = compressor("off", url)
         self._send_wait_s = self._weights_wait_s = 0.0
         self._is_coming_back = False
         self._log = SeldomLog(logger)
@@ -270,7 +260,7 @@ class Client:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome = self.side.welcome
         data_url, weights_url = best_urls(welcome, self._url)
-        self._compress = compressor(self.settings.actor.compress, data_url)
+        self._compress = choose_compression(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url)

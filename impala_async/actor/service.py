@@ -33,7 +33,7 @@ from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
-from impala_async.wire.messages import NO_NUMBER, plain
+from impala_async.wire.messages import plain
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -47,12 +47,7 @@ TIMERS_EVERY_S = 0.5
 
 class ActorService:
     def __init__(
-        self,
-        url: str,
-        *,
-        num_envs: int | None,
-        connect_s: float,
-        start: tuple[int, int] = (NO_NUMBER, 0),
+        self, url: str, *, num_envs: int | None, connect_s: float, start: tuple[int, int]
     ) -> None:
         """`start`: the number of this actor, and how often it was started before."""
         self._num_envs = num_envs

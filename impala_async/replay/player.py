@@ -105,8 +105,8 @@ class Player:
             client.side.welcome = welcome._replace(heartbeat_s=SHORTEST_BEAT_S)
         # Together they are a batch, which is all that a learner ever grants.
         streams = max(1, -(-welcome.max_columns // (WINDOW * columns)))
-        # It must not give way: that would change the order.
         layouts = policy.layout, policy.coarse_layout
+        # One that gives way would change the order.
         client.join(schema, layouts, columns, streams, gives_way=False)
         while self.newest == NO_VERSION:
             self._pump()

@@ -18,6 +18,7 @@ from impala_async.processes import REQUESTS
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import (
+    NO_NUMBER,
     Bye,
     ByeOk,
     Data,
@@ -94,7 +95,8 @@ def at_work(scene, settings, version=FIRST, **welcome):
 
 def run(scene, serve, num_envs=2):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
-    service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S)
+    start = NO_NUMBER, 0
+    service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S, start=start)
     with ThreadPoolExecutor(1) as thread:
         served = thread.submit(serve, scene)
         try:
