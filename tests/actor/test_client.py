@@ -18,12 +18,10 @@ from impala_async.wire.messages import (
     Grant,
     Heartbeat,
     Hello,
-    Spec,
     decompress_into,
 )
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
-    ACTOR_SPEC,
     LAYOUT,
     V1,
     WITHIN_S,
@@ -44,32 +42,6 @@ def spec_of(rows=3, streams=1):
 
 def version_of(update):
     return Version(1, update)
-
-
-def test_an_address_is_enough_and_spec_says_what_runs(scene):
-    actor = scene.actor()
-    connected = actor.begin(actor.client.connect)
-    hello = scene.learner.data.hear(Hello)
-    assert hello.message.run_id == bytes(16)
-    assert hello.message.epoch == hello.message.lowest_unsettled == 0
-    welcome = scene.learner.welcome(hello, settings_of("my:Env"))
-    assert connected.result(WITHIN_S).env.id == "my:Env"
-    assert actor.client.side.welcome.rank == 3
-    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
-    spec = scene.learner.data.hear(Spec)
-    joined.result(WITHIN_S)
-    assert spec.message.session == welcome.session
-    assert (spec.message.columns, spec.message.streams) == (2, 1)
-    assert spec.route == hello.route
-    assert scene.learner.weights.find(Heartbeat).message.session == welcome.session
-
-
-def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene):
-    there = {"nonce_path": str(scene.learner.folder / "nonce"), "weights_port": 1}
-    actor, session = scene.at_work(**there)
-    session.grant(1, version=V1)
-    actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
-    scene.learner.weights.find(Get)
 
 
 def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
@@ -95,17 +67,6 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
     # What it says next is this, so it has sent nothing else.
     assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
     assert scene.learner.data.drain() == []
-
-
-def test_a_buffer_waits_until_one_is_settled(scene):
-    actor, session = scene.at_work(spec=spec_of(streams=2), heartbeat_s=0.1)
-    session.grant(MANY)
-    buffers = [actor.do(actor.unroll, seq) for seq in range(6)]
-    assert len({id(buffer) for buffer in buffers}) == 6
-    taken = actor.begin(actor.client.take)
-    assert scene.stays_blocked(taken)
-    session.grant(MANY, settled=1)
-    assert taken.result(WITHIN_S) is buffers[0]
 
 
 # Inline; as frames of their own that are copied; and that are not.

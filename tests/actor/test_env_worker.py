@@ -79,15 +79,3 @@ def test_what_one_side_writes_the_other_reads_and_neighbours_keep_theirs():
     here.actions["push"][3] = 2.5
     assert rest.actions["go"].tolist() == [2, 3, 4]
     assert rest.actions["push"].tolist() == [[0, 0], [2.5, 2.5], [0, 0]]
-
-
-def test_no_array_reaches_into_another():
-    shared = SharedColumns.over(os.memfd_create("columns"), OBS, ACTION, C)
-    step = shared.read(0b1111111)
-    arrays = [*step.obs.values(), *step.final_obs.values(), *shared.actions.values(), *step[1:4]]
-    for number, array in enumerate(arrays):
-        array.reshape(-1).view(np.uint8).fill(number + 1)
-    for number, array in enumerate(arrays):
-        assert {*array.reshape(-1).view(np.uint8).tolist()} == {number + 1}
-        assert array.ctypes.data % array.itemsize == 0
-    assert not step.untrained.any()

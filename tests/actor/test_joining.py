@@ -1,9 +1,7 @@
 import logging
 import socket
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
 import msgpack
@@ -35,7 +33,6 @@ from impala_async.wire.messages import (
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
 from tests.actor.scripted import WITHIN_S, settings_of
-from tests.wire.ends import until
 
 HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
 WELCOME = Welcome(
@@ -43,7 +40,6 @@ WELCOME = Welcome(
 )
 BYE = Bye(b"s" * 16, BYE_REASONS.index("leaving"))
 Answer = tuple[Welcome, ActorSettings]
-Find = Callable[..., Future[Answer]]
 
 
 class Stopped(Exception):
@@ -82,24 +78,6 @@ def find(dealer, quick_hellos):
         yield begin
 
 
-def test_hello_is_said_until_it_is_answered(scene, find):
-    found = find()
-    assert [scene.learner.data.hear(Hello).message for _ in range(3)] == [HELLO] * 3
-    hello = scene.learner.data.hear(Hello)
-    welcome = scene.learner.welcome(hello, settings_of("my:Env", max_lag=7), epoch=2)
-    answer, settings = found.result(WITHIN_S)
-    assert answer == welcome
-    assert settings == settings_of("my:Env", max_lag=7)
-
-
-def test_a_lower_epoch_of_this_run_is_told_and_not_taken(scene, find, caplog):
-    found = find(within_s=0.5)
-    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=1)
-    with pytest.raises(UnreachableError):
-        found.result(WITHIN_S)
-    assert "a learner of epoch 1 answered, but this run is in epoch 2" in caplog.text
-
-
 @pytest.fixture
 def waiting(monkeypatch):
     """Each look of a wait is told of, as after 12 s; and nothing is found out."""
@@ -130,16 +108,6 @@ def test_who_was_told_to_come_later_says_who_refuses_and_why(scene, find, waitin
     with pytest.raises(Stopped):
         found.result(WITHIN_S)
     assert caplog.messages[-3:] == [FULL] * 3
-
-
-def test_a_refusal_is_over_when_the_learner_is_asked_again(scene, find, waiting, caplog):
-    found = find()
-    scene.learner.data.hear(Hello).answer(reject("full", "full up", 0.0))
-    hello = scene.learner.data.hear(Hello)
-    caplog.clear()
-    until(lambda: SILENT in caplog.messages)
-    scene.learner.welcome(hello, settings_of(), epoch=2)
-    found.result(WITHIN_S)
 
 
 def test_a_final_refusal_ends_the_search_and_no_other(scene, find, caplog):
@@ -265,17 +233,3 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
     ):
         monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
         assert Inquiry("tcp://no-such-host:5555").why(WITHIN_S) == f"it cannot be reached ({says})"
-
-
-def test_nobody_waits_long_for_an_answer(monkeypatch):
-    may_answer = threading.Event()
-
-    def connect(*_):
-        assert may_answer.wait(WITHIN_S)
-        raise OSError("found")
-
-    monkeypatch.setattr(socket, "create_connection", connect)
-    inquiry = Inquiry("tcp://there:1")
-    assert inquiry.why(0.01) == inquiry.why(0.01) == "it is not known yet why"
-    may_answer.set()
-    assert inquiry.why(WITHIN_S) == "it cannot be reached (found)"

@@ -103,29 +103,6 @@ def test_both_modes_see_the_same_rows_of_the_same_episodes(rows, ends):
         assert {episode[1] for episode in episodes_of(theirs)} == {length}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rows", [1, 3, 6])
-def test_finished_episodes_travel_once_with_the_row_that_ends_them(mode, rows):
-    rig = Rig(counting(mode, (2, 5)), rows)
-    total = {0: [], 1: []}
-    streams = {0: [], 1: []}
-    for message in rig.run(40):
-        columns = message.buffer.columns
-        expected = []
-        for place in range(message.buffer.num_columns):
-            stream = rows_of(columns, place)
-            column = int(stream[0].obs[0])
-            before = len(episodes_of(streams[column]))
-            streams[column] += stream
-            new = episodes_of(streams[column])[before:]
-            total[column] += new
-            expected += new
-        assert sorted(message.episodes) == sorted(expected)
-    assert {length for _, length in total[0]} == {2}
-    assert len(total[0]) > 10
-    assert {length for _, length in total[1]} == {5}
-
-
 # ------------------------------------------------------------------------- real environments
 
 

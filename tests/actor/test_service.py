@@ -1,9 +1,7 @@
 import re
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +29,6 @@ from impala_async.wire.messages import (
 )
 from tests.actor.scripted import (
     WITHIN_S,
-    Scene,
     Session,
     body_of,
     settings_for,
@@ -41,7 +38,6 @@ from tests.actor.worlds import section
 
 MANY = 1000
 FIRST = Version(1, 1)
-Serve = Callable[[Scene], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -357,15 +353,6 @@ def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
 
     code, _ = run(scene, serve)
     assert code == 0
-
-
-def test_auto_picks_once_and_joins_with_what_it_picked(scene, caplog):
-    caplog.set_level("INFO")
-    settings = settings_for("Slow", rows=2, step_s=0.02)
-    code, (session, _) = run(scene, play(settings))
-    assert code == 0
-    assert sum(text.startswith("actor.sampler auto takes ") for text in caplog.messages) == 1
-    assert (session.spec.columns, session.spec.streams) == (2, 1)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

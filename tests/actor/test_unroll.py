@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,31 +116,3 @@ def test_any_script_becomes_the_rows_that_it_was(script):
             begin = max([m + 2 for m, c in ends if c == column and m < n], default=0)
             expected.append((float(sum(range(begin + 1, n + 2))), n - begin + 1))
     assert episodes == expected
-
-
-@pytest.mark.parametrize("rows", [1, 3, 4, 20])
-def test_rows_in_which_a_column_only_waits_are_masked(rows):
-    """Column 1 ends at row 1 and waits with rows 2 to 4 for the others; row 4 resets both."""
-    unroll, messages = Unroll(schema_of(rows), {"": np.zeros((2, 2), np.float32)}), []
-    ends = {(1, 1), (3, 0)}
-    for n in range(20):
-        if unroll.needs_buffer:
-            unroll.begin(MessageBuffer(schema_of(rows), 2), V1, {})
-        terminated = np.array([(n, c) in ends for c in range(2)])
-        idle = np.array([n == 4, n in (2, 3, 4)])
-        messages += unroll.append(
-            {"": np.ones(2, np.int32)},
-            np.full(2, -1.0, np.float32),
-            np.full(2, 5.0, np.float32),
-            terminated,
-            np.zeros(2, np.bool_),
-            {"": np.full((2, 2), n + 1, np.float32)},
-            idle if idle.any() else None,
-        )
-    mask = np.concatenate([m.buffer.columns.mask_CT for m in messages], axis=1)
-    num_rows = mask.shape[1]
-    waits = {0: {4}, 1: {2, 3, 4}}
-    for c in range(2):
-        assert set(np.flatnonzero(~mask[c]).tolist()) == {n for n in waits[c] if n < num_rows}
-    episodes = [tuple(e) for m in messages for e in m.episodes]
-    assert sorted(episodes) == [(10.0, 2), (20.0, 4)]

@@ -46,16 +46,6 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(name, settings, p
     assert any(message.episodes for message in found)
 
 
-def test_it_is_several_processes_without_torch():
-    envs = WorkerEnvs(section("Telling"), 4, 2)
-    envs.reset(0)
-    seen = envs.step(STILL).obs[""]
-    # A process id may be more than a float32 holds; two of them are still two.
-    assert len({*seen[:, 0].tolist()}) == 2
-    assert seen[:, 1].tolist() == [0.0] * 4
-    envs.close()
-
-
 def test_an_environment_that_raises_is_named_and_where():
     env = section("bench.probes:Failing", kwargs={"after": 2})
     envs = WorkerEnvs(env, 4, 2)

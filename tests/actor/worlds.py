@@ -4,7 +4,6 @@ import builtins
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -67,15 +66,6 @@ def short_poles(num_envs, mode="SameStep"):
         return gym.make("CartPole-v1", max_episode_steps=9)
 
     return SyncVectorEnv([one] * num_envs, autoreset_mode=AutoresetMode(mode))
-
-
-class Telling(Counting):
-    """Says in its first number what process it is in, and whether torch is there."""
-
-    def step(self, action):
-        obs, *rest = super().step(action)
-        obs[:2] = os.getpid(), "torch" in sys.modules
-        return obs, *rest
 
 
 class Busy(Counting):

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from impala_async.errors import ConfigError, MismatchError, RecordingError
-from impala_async.policy import build_policy
+from impala_async.errors import MismatchError, RecordingError
 from impala_async.replay import player as module
 from impala_async.replay.index import RecordingIndex
 from impala_async.replay.player import Player
@@ -121,17 +120,6 @@ async def test_its_lease_lives_and_where_the_learner_ends_it_it_comes_again(make
     await until(lambda: [each.columns for each in replay.harness.server.table] == [1], "again")
 
 
-async def test_no_more_goes_than_there_is_credit_for(make_replay):
-    replay = make_replay(num_slots=2)
-    replay.play(start(), *(message(n) for n in range(12)))
-    await replay.full(2)
-    await asyncio.sleep(0.05)
-    assert replay.player.num_messages == 8
-    replay.harness.train()
-    assert (await replay.end()).num_messages == 12
-    assert replay.harness.count("wire/bad") == 0
-
-
 async def test_a_loop_goes_on_with_the_newest_versions_until_it_is_told(make_replay):
     replay = make_replay()
     replay.harness.publish(7)
@@ -230,12 +218,4 @@ async def test_what_is_stale_now_but_was_not_then_ends_an_exact_replay(make_repl
     replay.harness.publish(9)
     replay.harness.train()
     with pytest.raises(RecordingError, match="refused as stale what it had admitted"):
-        await replay.end()
-
-
-async def test_a_network_that_is_not_here_is_told(make_replay, monkeypatch):
-    monkeypatch.setattr(module, "build_policy", build_policy)
-    replay = make_replay(model={"name": "no_such_module:Net"})
-    replay.play(start(), message(0))
-    with pytest.raises(ConfigError, match=r"^model\.name: no_such_module:Net failed to import "):
         await replay.end()

@@ -173,15 +173,6 @@ def test_verdict_by_version(table, version, now, verdict):
     assert table.reserve(peer, data_of(peer, 0, Version(*version)), now) == verdict
 
 
-def test_a_second_copy_is_a_duplicate_whatever_it_says(table):
-    peer = join(table, 1)
-    table.deal(4, now=0.0)
-    assert send(table, peer, 1) is None
-    assert [send(table, peer, 1, version) for version in (NOW, Version(9, 9))] == ["duplicate"] * 2
-    assert send(table, peer, 0) is None
-    assert [send(table, peer, seq) for seq in (0, 1)] == ["duplicate"] * 2
-
-
 def test_what_was_not_granted_is_not_allowed_and_not_settled(table):
     peer = join(table, 1, columns=4)
     table.deal(8, now=0.0)
@@ -269,18 +260,6 @@ def test_a_hello_takes_no_place_from_who_joins():
     assert not table.join(twin, 4, 1), "its place is another's by now"
     assert table.join(unlike, 4, 1)
     assert refusal_of(table, 3)[0] == "full"
-
-
-@pytest.mark.parametrize("arrivals", [(0, 1, 2), (2, 1, 0), (5, 0, 6)])
-def test_a_resumed_learner_has_places_for_old_and_new(arrivals):
-    former, table = new_table(num_ranks=3), new_table(num_ranks=3)
-    for actor in range(3):
-        join(former, actor)
-    table.restore_watermarks(former.watermarks(), 0.0)
-    ranks = [join(table, actor).rank for actor in arrivals]
-    assert sorted(ranks) == [0, 1, 2]
-    # Old ones first, if they come first.
-    assert max(arrivals) > 2 or ranks == list(arrivals)
 
 
 # -------------------- strangers

@@ -135,17 +135,6 @@ def test_whoever_looks_again_after_each_send_misses_nothing(router, link):
 # -------------------- a router sends
 
 
-def test_who_is_gone_cannot_be_reached_and_others_can(router, link):
-    assert not router.send(b"nobody", [b"anybody there?"])
-    gone, here = link(), link()
-    route_gone, route_here = greeted(router, gone), greeted(router, here)
-    assert route_gone != route_here
-    gone.close()
-    until(lambda: not router.send(route_gone, [b"x", b"y"]))
-    assert router.send(route_here, [b"x", b"y"])
-    assert here.receive(DEADLINE_S) == [b"x", b"y"]
-
-
 def test_little_waits_for_who_does_not_read_and_nobody_else_waits(router, link):
     good = link()
     route_good = greeted(router, good)
