@@ -89,7 +89,6 @@ class Link:
             os.eventfd_write(self._wake_fd, 1)
 
     def take_newest(self) -> Weights | None:
-        self._check()
         self._arrived.clear()
         return self._newest.popleft() if self._newest else None
 
@@ -97,7 +96,9 @@ class Link:
         self._arrived.wait(timeout_s)
 
     def take_grants(self) -> list[Grant]:
-        self._check()
+        """Those that came in answer to heartbeats; or raises what has ended the thread."""
+        if self._failure is not None:
+            raise self._failure
         return [self._grants.popleft() for _ in range(len(self._grants))]
 
     def close(self) -> None:
@@ -108,10 +109,6 @@ class Link:
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join()
         os.close(self._wake_fd)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _run(self) -> None:
         socket = Dealer(self._context, self.url, self._max_frame_bytes)

@@ -281,12 +281,6 @@ class Scene:
         assert have is None or get.message[1:] == have
         get.answer(*reply_of(weights_of(version.update, version)))
 
-    def begin_with(self, actor, version):
-        """Give an actor its first weights."""
-        newest = actor.begin(actor.client.newest)
-        self.give(version, have=NO_VERSION)
-        assert newest.result(WITHIN_S).version == version
-
     def welcome_back(self, settings=None, **welcome):
         """The actor says hello again, on a thread that is in the middle of a call."""
         hello = self.learner.data.find(Hello)

@@ -8,10 +8,8 @@ from contextlib import suppress
 import pytest
 
 from impala_async.actor import joining
-from impala_async.actor.client import NewRun, RunFinished
-from impala_async.config.run import TrajectorySection
+from impala_async.actor.client import RunFinished
 from impala_async.errors import MismatchError, UnreachableError
-from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import (
     VERDICTS,
     ByeOk,
@@ -24,10 +22,8 @@ from impala_async.wire.messages import (
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import AddressError, Router
-from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     ACTOR_SPEC,
-    LAYOUT,
     V1,
     WITHIN_S,
     Session,
@@ -138,35 +134,6 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
     assert scene.data_of(actor).message.session == session.id
 
 
-# -------------------- it is another one
-
-
-def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene):
-    actor, session = scene.at_work(2, epoch=3)
-    scene.begin_with(actor, Version(3, 9))
-    pumped = pump(actor)
-    session.reject("hello_again")
-    scene.learner.run_id = b"another run here"
-    told = settings_of("b:Env", trajectory=TrajectorySection(rows=7))
-    scene.learner.welcome(scene.learner.data.hear(Hello), told, epoch=1)
-    with pytest.raises(NewRun):
-        pumped.result(WITHIN_S)
-    settings = actor.client.settings
-    assert (settings.env.id, settings.trajectory.rows) == ("b:Env", 7)
-    joined = actor.begin(actor.client.join, schema_of(7), [LAYOUT], 4, 1)
-    again = Session(scene.learner.data.hear(Spec), actor.client.side.welcome)
-    joined.result(WITHIN_S)
-    assert (again.spec.columns, again.schema.rows) == (4, 7)
-    # What it had for the old run is worth nothing here: no weights, no trajectories.
-    while (asked := scene.learner.weights.find(Get).message).session != again.id:
-        pass  # it was asked in the old session
-    assert asked == Get(again.id, *NO_VERSION)
-    again.grant(5)
-    actor.do(actor.unroll)
-    data = scene.data_of(actor).message
-    assert (data.session, data.seq, data.rows, data.columns) == (again.id, 0, 7, 4)
-
-
 # -------------------- it ends, or refuses
 
 
@@ -185,23 +152,6 @@ def test_nothing_more_is_said_in_a_session_that_is_over(scene, monkeypatch, how)
     started = time.monotonic()
     actor.do(actor.client.leave)
     assert time.monotonic() - started < WITHIN_S / 2
-
-
-def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
-    actor = scene.actor()
-    session = scene.join(actor, (schema_of(1000, num_obs=2000), [LAYOUT], 2, 1))
-    session.grant(1)
-
-    def work():
-        with suppress(RunFinished):
-            actor.pump_until(lambda: False)
-        actor.client.leave()
-
-    actor.do(actor.unroll)
-    session.bye("finished")
-    left = actor.begin(work)
-    assert scene.learner.data.find(ByeOk).message.session == session.id
-    left.result(WITHIN_S)
 
 
 # -------------------- connections break beneath a session: nothing waits out a lease

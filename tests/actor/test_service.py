@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 
 from bench.probes import Probe
 from impala_async.actor import service as service_module
@@ -191,15 +190,6 @@ def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene):
     error = refusal(scene, settings, EnvError)
     assert re.search(r"the env worker of .* was killed \(SIGKILL\)", str(error))
     # `train` starts it again, unlike one that does not fit.
-    assert error.exit_code == 2
-
-
-def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_name(scene):
-    try:
-        error = refusal(scene, settings_of("tests.actor.worlds:Wide"), EnvError)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert "worlds:Wide has called torch.set_default" in str(error)
     assert error.exit_code == 2
 
 

@@ -14,7 +14,6 @@ from impala_async.actor.setup import (
     measure,
     pick_device,
 )
-from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
@@ -151,21 +150,6 @@ def choose(monkeypatch):
 def told(caplog):
     caplog.set_level("INFO", making.logger.name)
     return lambda: caplog.messages[-1]
-
-
-def test_small_environments_stay_in_the_actor_and_slow_ones_get_workers(choose, told):
-    setup = choose(section("CartPole-v1"))
-    assert setup.name == "vector"
-    assert told().startswith("actor.sampler auto takes vector; ms for a step of all 4 columns: vec")
-    assert "workers not tried, at best" in told()
-    setup = choose(SLOW, num_workers=2)
-    assert (setup.name, type(setup.envs)) == ("parallel", WorkerEnvs)
-    assert "columns: serial " in told()
-    assert ", parallel " in told()
-    assert choose(section("bench.probes:Failing", kwargs={"after": 0})).name == "serial"
-    assert "takes serial" in told()
-    assert choose(section("Busy"), num_cores=1).name == "serial"
-    assert "no workers for want of cores" in told()
 
 
 def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):

@@ -115,12 +115,6 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
     assert time.monotonic() - before < CLOSE_S + 2
 
 
-def test_a_fault_in_close_is_told():
-    envs = WorkerEnvs(section("BadEnd"), 4, 2)
-    with pytest.raises(EnvError, match="BadEnd failed in close: RuntimeError: cannot close"):
-        envs.close()
-
-
 def test_what_an_environment_starts_holds_nobody_up():
     envs = WorkerEnvs(section("Parent"), 2, 2)
     envs.reset(0)

@@ -49,16 +49,6 @@ class Masked(gym.Env[Any, Any]):
         return {"action_mask": mask, "sight": self.np_random.normal(size=(2, 2))}
 
 
-class Wide(Counting):
-    """Has all tensors of its process made of float64, unless they say otherwise."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        import torch  # which env workers do without
-
-        torch.set_default_dtype(torch.float64)
-
-
 def short_poles(num_envs, mode="SameStep"):
     """Poles whose episodes end soon, in either mode."""
 
@@ -130,11 +120,6 @@ class Moody(Probe):
 
     def __init__(self):
         super().__init__(num_obs=1 + os.getpid())
-
-
-class BadEnd(Counting):
-    def close(self):
-        raise RuntimeError("cannot close")
 
 
 class Parent(Counting):

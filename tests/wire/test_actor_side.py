@@ -145,16 +145,6 @@ def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_
     assert side.tell_again_at == 10.0, "something has succeeded"
 
 
-def test_grants_hand_back_what_is_settled_and_name_versions():
-    side = side_of(max_lag=5)
-    side.put("a")
-    grant = grant_of(2, 1, V2)
-    assert (side.take_grant(grant), side.settled) == (grant, ["a"])
-    assert side.take_grant(grant._replace(session=bytes(16), update=9)) is None
-    side.take_grant(grant_of(2, 1, V1))
-    assert side.named == V2
-
-
 def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_of():
     side = side_of()
     bye = side.bye("a\udcff.bin\n" + "x" * 1000)

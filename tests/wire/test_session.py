@@ -1,7 +1,6 @@
 """Hello, leases and verdicts; whom a learner knows: ranks, strangers, what outlives a session."""
 
 import json
-import time
 
 import pytest
 
@@ -223,15 +222,6 @@ def test_an_actor_has_the_number_that_its_starter_gave_it(table):
     assert greet(table, 10).rank == 4
     table.end(alone)
     assert greet(table, 11, number=0).rank == 0
-
-
-def test_a_rank_is_found_as_fast_however_many_actors_are_remembered(table):
-    table.restore_watermarks({f"{actor:032x}": [actor, 1] for actor in range(1, 10_000)}, 0.0)
-    assert greet(table, 20_000, now=0.0).rank == 10_000
-    began = time.process_time()
-    for actor in range(20_001, 20_101):
-        greet(table, actor, now=0.0)
-    assert time.process_time() - began < 0.04
 
 
 def test_where_ranks_are_places_that_of_a_lost_one_is_free():
