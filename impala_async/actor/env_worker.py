@@ -2,12 +2,10 @@
 
     python -m impala_async.actor.env_worker COMMANDS REPLIES MEMORY
 
-The arguments are descriptors that it inherits: a pipe of commands, one of replies, and the memory.
-First it gets an order, which environments to make, and answers with what they look like. Then it
-gets the number of all columns in the memory, and which is the first of its own. From then on a
-command and its reply are a byte each: RESET (with a seed behind it) or STEP, answered by the bits
-of what that brought. FAULT, with the reason behind it, is its last word. It ends when the pipe of
-commands is closed, which the death of its actor does as well; in mid-step the lifeline tells it.
+It inherits the descriptors: a pipe of commands, one of replies, the memory. It gets an order, which
+environments to make, answers with what they look like, and is told its place in the memory. From
+then on a command and its reply are a byte each: RESET (with a seed behind it) or STEP, answered by
+the bits of what that brought. FAULT, with the reason behind it, is its last word.
 
 Runs on: env worker; `SharedColumns` on the sampler thread too
 """

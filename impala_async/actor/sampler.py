@@ -1,5 +1,4 @@
 """The sampler: policy and environments in a loop that writes trajectories, for all columns at once.
-
 A trajectory's buffer is taken at the beginning of the step that needs it, not at the end of the
 step that filled the last one: a finished message is never held back by the wait for a buffer.
 

@@ -1,7 +1,5 @@
-"""The short cut for actors on this host: a private folder with ipc sockets and a nonce.
-
-An actor that can read the nonce shares this machine and this user, so ipc will work for it.
-"""
+"""The short cut for actors on this host: a private folder with ipc sockets, and a nonce: who can
+read it shares this machine and this user, so ipc will work for it."""
 
 import contextlib
 import fcntl

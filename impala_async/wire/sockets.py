@@ -1,8 +1,5 @@
-"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them.
-
-Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
-`recv_into` truncates silently but returns the true size: every caller compares it.
-"""
+"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them. Frames are
+received into buffers that the caller owns, so a trajectory lands where it stays."""
 
 import ctypes
 import errno
@@ -163,7 +160,7 @@ class Router:
         return route, self._header[:kept], size
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Receive the message's next frame; its true size, or NO_FRAME if there is none."""
+        """Receive the message's next frame; NO_FRAME, or its true size: what is over is lost."""
         if not self._has_more:
             return NO_FRAME
         size = int(self._socket.recv_into(buffer))

@@ -219,20 +219,6 @@ def begin(scene, actor, update):
 
 
 @LAGS
-def test_each_trajectory_has_the_weights_of_its_turn(scene, lag):
-    actor, session = scene.at_work(settings=lockstep(lag), heartbeat_s=0.1)
-    begin(scene, actor, 5)
-    for _ in range(lag):
-        assert actor.do(boundary, actor) is None
-    for update in (6, 7, 8):
-        waiting = actor.begin(boundary, actor)
-        assert scene.stays_blocked(waiting)
-        session.grant(9, version=version_of(update))
-        scene.give(version_of(update), have=version_of(update - 1))
-        assert waiting.result(WITHIN_S) == version_of(update)
-
-
-@LAGS
 @pytest.mark.usefixtures("quick_hellos")
 def test_after_a_lost_session_it_begins_anew(scene, lag):
     actor, session = scene.at_work(settings=lockstep(lag), heartbeat_s=0.1)

@@ -4,7 +4,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, settings
@@ -230,21 +230,3 @@ def test_old_frames_may_come_in_any_order_and_one_new_one():
     for row in ([9, 8, 4], [9, 3, 4], [1, 9, 3]):
         with pytest.raises(EnvError, match=says):
             writer_of([1, 2, 3], row)
-
-
-def test_other_leaves_are_sent_as_ever():
-    class Both(Flicker):
-        def __init__(self):
-            super().__init__()
-            image = Box(0, 255, (4, 2, 2), np.uint8)
-            self.observation_space = Dict(image=image, number=Box(-1, 1, (2,)))
-
-        def show(self):
-            frame = np.full((4, 2, 2), self.left, np.uint8)
-            return {"image": frame, "number": np.full(2, self.left / 10, np.float32)}
-
-    _, (columns, *_) = messages_of(SerialEnvs([Both()], STACKED), 5, 12)
-    assert columns.windows.keys() == {"image"}
-    assert columns.obs["number"].shape == (1, 6, 2)
-    image = shown(columns, "image")[0, :, 0, 0, 0]
-    assert np.allclose(image / 10, columns.obs["number"][0, :, 0])
