@@ -7,7 +7,7 @@ import torch
 from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bench.probes import CountingVector, Slow
+from bench.probes import CountingVector
 from impala_async.actor.unroll import MessageBuffer
 from impala_async.config.model import ModelSection
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
@@ -111,9 +111,6 @@ def test_both_modes_see_the_same_rows_of_the_same_episodes(rows, ends):
         assert {episode[1] for episode in episodes_of(theirs)} == {length}
 
 
-# ------------------------------------------------------------------------- real environments
-
-
 # ------------------------------------------------------------------------- versions and buffers
 
 
@@ -189,19 +186,6 @@ def test_a_buffer_per_group_is_enough(mode, rows):
             buffers.idle.append(message.buffer)
             num_messages += 1
     assert num_messages >= 60 // rows
-
-
-# ------------------------------------------------------------------------- timers and ends
-
-
-def test_timers_know_where_the_time_went():
-    rig = Rig(SerialEnvs([Slow(step_s=0.002)]), rows=4)
-    rig.run(5)
-    env_s, act_s, num_steps = rig.sampler.take_times()
-    assert num_steps == rig.policy.num_acts == 5
-    assert env_s >= 0.01
-    assert 0 < act_s < env_s
-    assert rig.sampler.take_times() == (0, 0, 0)
 
 
 # -------------------- actions of any kind and shape

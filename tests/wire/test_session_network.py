@@ -17,9 +17,6 @@ from impala_async.wire.messages import (
     Data,
     Grant,
     Heartbeat,
-    Hello,
-    Spec,
-    Welcome,
     encode_data,
     pack,
     unpack,
@@ -334,17 +331,3 @@ def test_what_is_lost_is_made_good_within_the_session(lost):
     assert len(actor.side.outbox) > 0
     network.settle_everything()
     assert actor.side.session == session
-
-
-@pytest.mark.parametrize("lost", [Hello, Welcome, Spec])
-def test_a_greeting_that_is_lost_is_said_again(lost):
-    network = Network()
-    network.add_actor(columns=2, streams=1)
-    num_lost = 0
-    while num_lost < 2:
-        num_lost += network.work(lost)
-        assert network.now < 50.0
-    assert not network.admitted
-    while not network.admitted:
-        network.work()
-        assert network.now < 50.0
