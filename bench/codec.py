@@ -19,8 +19,7 @@ from bench.ingest_ends import CASES, message_bytes
 from bench.paired import Figure, Sample, figure, in_turns, new_parser, publish, ratio
 from impala_async.schema import Schema
 from impala_async.trajectory import columns_over
-from impala_async.wire.codec import body_sizes, decode_episodes, encode_data, split_inline
-from impala_async.wire.messages import Data, unpack
+from impala_async.wire.messages import EPISODE, Data, body_sizes, encode_data, split_inline, unpack
 
 Arrays = dict[str, NDArray[Any]]
 Frames = Sequence[Any]
@@ -73,7 +72,7 @@ class Ours(Side):
         num_small = data.columns * layout.small_bytes
         for plane, part in zip(self.target_planes, (obs, small[:num_small]), strict=True):
             plane.reshape(-1)[:] = np.frombuffer(part, np.uint8)
-        self.episodes = decode_episodes(memoryview(small)[num_small:]).tolist()
+        self.episodes = np.frombuffer(small[num_small:], EPISODE).tolist()
 
 
 class Msgpack(Side):

@@ -21,7 +21,6 @@ from impala_async.processes import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Everything but the address comes from the learner."""
     parser = new_parser("actor", "Step environments for a learner, wherever this process runs.")
     parser.add_argument(
         "--learner",

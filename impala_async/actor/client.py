@@ -1,12 +1,6 @@
-"""The actor's connection to its learner: sessions, credit, trajectories up, and coming back.
-
-    connect ─► Welcome + settings ─► join(schema) ─► send / take ... ─► leave
-       ▲                                                 │
-       └────────── the learner is lost, or wants a new hello
-
-What is said, and what comes of an answer, is decided in wire/actor_side.py. This is the shell
-around it: it owns the data socket and the message buffers. A buffer is written to again only when
-the learner has settled what it held.
+"""The actor's connection to its learner: a shell around wire/actor_side.py, which decides what is
+said. It owns the data socket and the message buffers, which are written to again only when the
+learner has settled what they held.
 
 Runs on: sampler thread
 """
@@ -15,7 +9,7 @@ import logging
 import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -28,9 +22,9 @@ from impala_async.output import AFTER_S
 from impala_async.schema import Bytes2D, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire.actor_side import ActorSide
-from impala_async.wire.codec import PLAIN, compress, encode_data
 from impala_async.wire.messages import (
     BYE_REASONS,
+    PLAIN,
     VERDICTS,
     Bye,
     ByeOk,
@@ -38,6 +32,8 @@ from impala_async.wire.messages import (
     Grant,
     Reject,
     code_of,
+    compress,
+    encode_data,
     pack,
 )
 from impala_async.wire.peer import WINDOW
@@ -52,11 +48,6 @@ MAX_AT_ONCE = 100
 NO_CONNECTION = "there is no connection"
 # Compression must make data this much smaller, or its time is better spent on acting.
 WORTH = 0.8
-# So many messages go plain before it is tried again.
-RETRY_AFTER = 100
-
-Compress = Callable[[Bytes2D], bytes | None]
-"""The planes in one compressed frame; None if they should go as they are."""
 
 
 class RunFinished(Exception):
@@ -67,23 +58,19 @@ class NewRun(Exception):
     """The learner at this address runs something else now: build everything anew."""
 
 
-def compressor(choice: Literal["auto", "on", "off"], data_url: str) -> Compress:
-    """Compresses what leaves the host while that pays, and tries again now and then."""
+def choose_compression(
+    choice: Literal["auto", "on", "off"], data_url: str
+) -> Callable[[Bytes2D], bytes | None] | None:
+    """For what leaves the host; it gives the planes in one frame, or None if that does not pay."""
     is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
-    num_to_skip = 0 if choice == "on" or (choice == "auto" and is_remote) else math.inf
-
-    def try_to_compress(obs: Bytes2D) -> bytes | None:
-        nonlocal num_to_skip
-        if num_to_skip:
-            num_to_skip -= 1
-            return None
-        frame = compress(obs.data.cast("B"))
-        if len(frame) <= WORTH * obs.nbytes:
-            return frame
-        num_to_skip = RETRY_AFTER
+    if choice == "off" or (choice == "auto" and not is_remote):
         return None
 
-    return try_to_compress
+    def compress_if_worth(obs: Bytes2D) -> bytes | None:
+        frame = compress(obs.data.cast("B"))
+        return frame if len(frame) <= WORTH * obs.nbytes else None
+
+    return compress_if_worth
 
 
 class Client:
@@ -104,10 +91,15 @@ class Client:
         self._connect_s = connect_s
         self._data = Dealer(context, url)
         self._link: Link | None = None
+        self.timers: dict[str, float] = {}
+        """Where the time goes, for heartbeats."""
+        self.refused = Counter[str]()
+        """How many messages were, by the reason."""
+        self.is_finished = False
+        """Whether the learner has said that it is."""
         self._free: deque[MessageBuffer] = deque()
-        self._compress = compressor("off", url)
         self._send_wait_s = self._weights_wait_s = 0.0
-        self._has_left = self._is_coming_back = False
+        self._is_coming_back = False
         self._log = SeldomLog(logger)
 
     @property
@@ -135,19 +127,20 @@ class Client:
         self.settings = settings
         if self._connect_s != math.inf:
             self._connect_s = settings.actor.reconnect_s
-        is_same_run = self.side.accept(
-            welcome,
-            time.monotonic(),
-            max_lag=settings.max_lag,
-            lockstep_lag=settings.pace.lag if settings.pace.is_lockstep else None,
-        )
-        if not is_same_run:
-            self.side.begin_new_run()
+        lockstep_lag = settings.pace.lag if settings.pace.is_lockstep else None
+        side, now = self.side, time.monotonic()
+        if not side.accept(welcome, now, max_lag=settings.max_lag, lockstep_lag=lockstep_lag):
             raise NewRun
         return settings
 
     def join(
-        self, schema: Schema, layouts: Sequence[WeightsLayout], columns: int, streams: int
+        self,
+        schema: Schema,
+        layouts: Sequence[WeightsLayout],
+        columns: int,
+        streams: int,
+        *,
+        gives_way: bool = True,
     ) -> None:
         """Tell the learner what this actor runs; from then on credit comes.
 
@@ -155,9 +148,10 @@ class Client:
             layouts: weights may come in one of these; the first one is the policy's own.
             columns: each message has so many.
             streams: messages that are written side by side.
+            gives_way: a message may have to wait for others, those behind it not.
         """
         self._schema, self._layouts = schema, layouts
-        self.side.set_spec(schema, layouts[0].digest, columns, streams)
+        self.side.set_spec(schema, layouts[0].digest, columns, streams, gives_way)
         # For each stream a window under way, and one that is being written.
         num_buffers = streams * (WINDOW + 1)
         self._free = deque(MessageBuffer(schema, columns) for _ in range(num_buffers))
@@ -176,7 +170,6 @@ class Client:
         return self._free.popleft()
 
     def send(self, finished: Finished) -> None:
-        """Hand over a trajectory; it goes as soon as there is credit."""
         if not self.side.put(finished):
             self._free.append(finished.buffer)
         self.pump(0)
@@ -238,10 +231,7 @@ class Client:
             self._send_all(now)
 
     def leave(self, why: str = "") -> None:
-        """Say goodbye, with what this actor died of, and close everything; twice does no harm."""
-        if self._has_left:
-            return
-        self._has_left = True
+        """Say goodbye, with what this actor died of, and close everything, once."""
         if bye := self.side.bye(why):
             say_goodbye(self._data, bye, self._log)
         if self._link is not None:
@@ -268,9 +258,9 @@ class Client:
 
     def _open_session(self) -> bool:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
-        welcome, former = self.side.welcome, self._link
+        welcome = self.side.welcome
         data_url, weights_url = best_urls(welcome, self._url)
-        self._compress = compressor(self.settings.actor.compress, data_url)
+        self._compress = choose_compression(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url)
@@ -281,7 +271,7 @@ class Client:
             layouts=self._layouts,
             have=self.side.version,
             num_kept=1 + self.settings.pace.lag,
-            timers=former.timers if former is not None else {},
+            timers=self.timers,
             log=self._log,
         )
         give_up_at = time.monotonic() + welcome.lease_s
@@ -293,10 +283,11 @@ class Client:
         return True
 
     def _follow(self, message: Grant | Reject | Bye | None) -> None:
-        """Do what has to be done about something that the learner said."""
         if isinstance(message, Grant):
+            refused = [VERDICTS[verdict] for _, verdict in message.verdicts]
+            self.refused.update(refused)
             # Any other refusal is mostly nobody's fault.
-            if any(VERDICTS[verdict] == "nonfinite" for _, verdict in message.verdicts):
+            if "nonfinite" in refused:
                 self._log.warning(
                     "the learner refuses trajectories of %s: an observation, a reward or an "
                     "action in them is not finite",
@@ -313,7 +304,8 @@ class Client:
             self._data.send_last([pack(ByeOk(message.session))])
             reason = BYE_REASONS[message.reason]
             self._log.info("the learner says goodbye: %s", reason)
-            if reason == "finished":
+            self.is_finished = reason == "finished"
+            if self.is_finished:
                 raise RunFinished
             self._come_back("it said goodbye")
 
@@ -339,7 +331,7 @@ class Client:
         if self._data.is_local:
             # No wire broke: the learner's process is gone, and its successor's path is another.
             self._come_back(NO_CONNECTION)
-        elif self.side.may_repeat_spec(now) and self._data.greet(self.side.spec_frames()):
+        elif now >= self.side.tell_again_at and self._data.greet(self.side.spec_frames()):
             self.side.repeated_spec(now)
 
     def _come_back(self, why: str) -> None:

@@ -2,18 +2,10 @@
 
     python -m impala_async.actor.env_worker COMMANDS REPLIES MEMORY
 
-The arguments are descriptors that it inherits: a pipe of commands, one of replies, and the memory.
-First it gets an order, which environments to make, and answers with what they look like. Then it
-gets the number of all columns in the memory, and which is the first of its own. From then on a
-command and its reply are a byte each: RESET (with a seed behind it) or STEP, answered by the bits
-of what that brought. FAULT, with the reason behind it, is its last word. It ends when the pipe of
-commands is closed, which the death of its actor does as well; in mid-step the lifeline tells it.
-
-The memory has a row for each column of the actor, which writes actions; a worker writes all else,
-and only the rows of its own columns. It has no name: the kernel frees it with the last process that
-has it, however that ends.
-
-Never imports torch, which would cost each worker a second and some hundred megabytes.
+It inherits the descriptors: a pipe of commands, one of replies, the memory. It gets an order, which
+environments to make, answers with what they look like, and is told its place in the memory. From
+then on a command and its reply are a byte each: RESET (with a seed behind it) or STEP, answered by
+the bits of what that brought. FAULT, with the reason behind it, is its last word.
 
 Runs on: env worker; `SharedColumns` on the sampler thread too
 """
@@ -60,7 +52,9 @@ OTHERS = (
 
 
 class SharedColumns:
-    """Typed views of the memory, or of some columns in it: actions, and the step they came to."""
+    """Typed views of the memory, or of some columns in it: an actor writes their actions, a worker
+    the step that these came to, in its own columns alone. The memory has no name: the kernel frees
+    it with the last process that has it."""
 
     def __init__(self, *groups: dict[str, NDArray[Any]]) -> None:
         """Observations, final observations, actions, and what has a number for each column."""
@@ -99,14 +93,7 @@ class SharedColumns:
         """Where the worker of these columns says which environment it is in: `Running.place`."""
         return self._places_C[:1].data
 
-    def touch(self) -> None:
-        """Write to every page, so that none has to be found while environments step."""
-        for group in self._groups:
-            for array in group.values():
-                array.fill(0)
-
     def columns(self, first: int, last: int) -> "SharedColumns":
-        """Views of the columns from `first` to before `last`."""
         return SharedColumns(
             *({name: array[first:last] for name, array in group.items()} for group in self._groups)
         )
@@ -130,22 +117,24 @@ class SharedColumns:
         return brought
 
     def read(self, brought: int) -> Step:
-        """The step that was stored, without copies."""
         parts: list[Any] = [
             part if brought & 1 << number else None for number, part in enumerate(self._step)
         ]
         return Step(*parts)
 
 
-def write_json(fd: int, value: Any, before: bytes = b"") -> None:
-    """Send a value that a single byte cannot hold, as a line."""
-    rest = memoryview(before + json.dumps(value).encode() + b"\n")
-    while rest:
-        rest = rest[os.write(fd, rest) :]
+def as_line(value: Any) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def write(fd: int, message: bytes) -> None:
+    """All of it, though a pipe may take less at once."""
+    while message:
+        message = message[os.write(fd, message) :]
 
 
 def read_json(fd: int) -> Any:
-    """Read what `write_json` sent; EOFError when the other side is gone."""
+    """The value of a line; EOFError when the other side is gone."""
     line = bytearray()
     while not line.endswith(b"\n"):
         # Behind it there may be what is not of this line.
@@ -173,7 +162,7 @@ def main() -> int:
     except EnvError as error:
         text = "".join(traceback.format_exception(error.__cause__ or error))
         fault = {"error": str(error), "traceback": text[-MAX_TRACEBACK:]}
-        write_json(replies, fault, before=bytes([FAULT]))
+        write(replies, bytes([FAULT]) + as_line(fault))
         return EXIT_CONFIG
     except (EOFError, BrokenPipeError):
         pass  # the actor is gone
@@ -188,7 +177,7 @@ def _work(commands: int, replies: int, memory: int) -> None:
     envs = build_envs("parallel", section, order["num_envs"], policies)
     try:
         look = {"name": envs.name, "autoreset": envs.autoreset.value, "spaces": look_of(envs)}
-        write_json(replies, look, before=REPLIES[0])
+        write(replies, REPLIES[0] + as_line(look))
         num_columns, first = read_json(commands)
         shared = SharedColumns.over(memory, envs.obs_spec, envs.action_spec, num_columns)
         os.close(memory)

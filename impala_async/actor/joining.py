@@ -1,7 +1,5 @@
 """The first and the last words between an actor and a learner: hello, welcome or refusal, goodbye.
 
-An actor that gets nowhere says little, and finds out why.
-
 Runs on: sampler thread; `read` and `SeldomLog` on the link thread too
 """
 
@@ -13,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgpack
 from pydantic import ValidationError
 
 from impala_async import __version__
@@ -20,9 +19,18 @@ from impala_async.config.run import ActorSettings
 from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
 from impala_async.output import EVERY_S, Wait
 from impala_async.wire.actor_side import Handshake, read_answer
-from impala_async.wire.codec import Frame, decode_settings
 from impala_async.wire.local_link import is_socket, read_nonce
-from impala_async.wire.messages import Bye, ByeOk, Message, Reject, Welcome, pack, plain
+from impala_async.wire.messages import (
+    MAX_SETTINGS_BYTES,
+    Bye,
+    ByeOk,
+    Frame,
+    Message,
+    Reject,
+    Welcome,
+    pack,
+    plain,
+)
 from impala_async.wire.sockets import Dealer
 
 logger = logging.getLogger(__name__)
@@ -63,7 +71,7 @@ class Inquiry:
         self._thread: threading.Thread | None = None
 
     def why(self, wait_s: float = 0.2) -> str:
-        """Return what is known now; a later call returns what is found out after this one."""
+        """One clause, as far as it is known by now."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._ask, name="inquiry", daemon=True)
             self._thread.start()
@@ -71,17 +79,13 @@ class Inquiry:
         return self._found
 
     def _ask(self) -> None:
-        self._found = why_silent(self._url)
-
-
-def why_silent(url: str) -> str:
-    """One clause, as far as a plain connection can tell, which takes up to `DIAL_S`."""
-    host, _, port = url.removeprefix("tcp://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), DIAL_S).close()
-    except (OSError, ValueError) as error:
-        return f"it cannot be reached ({getattr(error, 'strerror', None) or error})"
-    return "something listens there, but has said nothing: it may be starting, or no learner"
+        host, _, port = self._url.removeprefix("tcp://").rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), DIAL_S).close()
+        except (OSError, ValueError) as error:
+            self._found = f"it cannot be reached ({getattr(error, 'strerror', None) or error})"
+            return
+        self._found = "something listens there, but has said nothing: it starts, or is no learner"
 
 
 def find_learner(
@@ -144,7 +148,6 @@ def find_learner(
 
 
 def say_goodbye(dealer: Dealer, bye: Bye, log: SeldomLog) -> None:
-    """End a session, and wait a moment until the learner has understood."""
     if not dealer.send([pack(bye)]):
         return
     give_up_at = time.monotonic() + BYE_OK_S
@@ -174,13 +177,13 @@ def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
 
 def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
     try:
-        if len(frames) != 2:
-            raise ProtocolError("wrong_frame_count", "a welcome comes with one frame")
-        return ActorSettings.model_validate(decode_settings(frames[1]))
+        if len(frames) != 2 or len(frames[1]) > MAX_SETTINGS_BYTES:
+            raise ProtocolError("wrong_size", "a welcome comes with one frame, of 64 KiB at most")
+        return ActorSettings.model_validate(msgpack.unpackb(frames[1], max_ext_len=0))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    except ImpalaAsyncError as error:
+    except (ValueError, TypeError, RecursionError, ImpalaAsyncError) as error:
         fault = str(error)
     raise MismatchError(
         f"the learner's settings do not fit impala-async {__version__}, which runs here; install "

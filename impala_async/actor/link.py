@@ -1,7 +1,5 @@
-"""The actor's second connection: weights down, heartbeats up, in a thread of its own.
-
-So a lease lives however long an environment step takes, and newer weights arrive while the
-present trajectory is being unrolled.
+"""The actor's second connection: weights down, heartbeats up, in a thread of its own, so that a
+lease lives however long an environment step takes.
 
 Runs on: link thread (`_run`); the other methods on the sampler thread
 """
@@ -16,8 +14,15 @@ from impala_async.actor.joining import SeldomLog, read
 from impala_async.envs.faults import hang_now
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.codec import Frame
-from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Grant, Heartbeat, Reject, Welcome, pack
+from impala_async.wire.messages import (
+    SLOWEST_BYTES_PER_S,
+    Frame,
+    Grant,
+    Heartbeat,
+    Reject,
+    Welcome,
+    pack,
+)
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import Context, Dealer
 
@@ -84,8 +89,6 @@ class Link:
             os.eventfd_write(self._wake_fd, 1)
 
     def take_newest(self) -> Weights | None:
-        """Weights that arrived since the last call."""
-        self._check()
         self._arrived.clear()
         return self._newest.popleft() if self._newest else None
 
@@ -93,22 +96,19 @@ class Link:
         self._arrived.wait(timeout_s)
 
     def take_grants(self) -> list[Grant]:
-        """Grants that came as answers to heartbeats."""
-        self._check()
+        """Those that came in answer to heartbeats; or raises what has ended the thread."""
+        if self._failure is not None:
+            raise self._failure
         return [self._grants.popleft() for _ in range(len(self._grants))]
 
     def close(self) -> None:
-        """End the thread; once is enough, twice does no harm."""
+        """End the thread, once."""
         if self._is_closed:
             return
         self._is_closed = True
         os.eventfd_write(self._wake_fd, 1)
         self._thread.join()
         os.close(self._wake_fd)
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _run(self) -> None:
         socket = Dealer(self._context, self.url, self._max_frame_bytes)
@@ -133,23 +133,18 @@ class Link:
                 pulls.said_beat(now, timers)
             else:
                 pulls.next_beat = now + CONNECT_POLL_S
-        wait_s = CONNECT_POLL_S
-        if socket.is_greeted:
-            wait_s = min(self._ask(socket, now), max(pulls.next_beat - now, 0.0))
-        if socket.wait(wait_s, self._wake_fd):
+        is_ready = socket.is_greeted
+        if is_ready and (get := pulls.get(now)):
+            is_ready = socket.send([pack(get)])
+            if is_ready:
+                pulls.said_get(now)
+        wait_s = min(pulls.wait_s(now), max(pulls.next_beat - now, 0.0))
+        if socket.wait(wait_s if is_ready else CONNECT_POLL_S, self._wake_fd):
             os.eventfd_read(self._wake_fd)
         for _ in range(MAX_AT_ONCE):
             if (frames := socket.receive(0)) is None:
                 break
             self._take(frames)
-
-    def _ask(self, socket: Dealer, now: float) -> float:
-        """Send the pull that is due; in how many seconds to look again."""
-        if get := self.pulls.get(now):
-            if not socket.send([pack(get)]):
-                return CONNECT_POLL_S
-            self.pulls.said_get(now)
-        return self.pulls.wait_s(now)
 
     def _take(self, frames: Sequence[Frame]) -> None:
         message = read(frames[0], self._log)

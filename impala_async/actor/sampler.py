@@ -1,13 +1,4 @@
-"""The sampler: policy and environments in a loop that writes trajectories.
-
-It acts for all columns at once. The autoreset modes differ in how a step becomes rows:
-
-    NEXT_STEP   all columns share a cursor and travel as one message. The step after an end is a
-                row of its own (masked), so nothing needs to be added.
-    SAME_STEP   a step that ends a column's episode gives two rows: the transition, and a masked
-                one with the final observation, after which comes the reset one. So the columns'
-                cursors part, and each column travels as its own message.
-
+"""The sampler: policy and environments in a loop that writes trajectories, for all columns at once.
 A trajectory's buffer is taken at the beginning of the step that needs it, not at the end of the
 step that filled the last one: a finished message is never held back by the wait for a buffer.
 
@@ -28,14 +19,10 @@ from impala_async.policy import Action, AnyPolicy
 from impala_async.schema import Schema
 from impala_async.weights import Weights
 
-TakeBuffer = Callable[[], MessageBuffer]
-"""A buffer that nobody reads any more; may wait until there is one."""
-Newest = Callable[[], Weights | None]
-"""Weights newer than those in use, or None. Asked at trajectory boundaries only; it may wait."""
-
 
 class Sampler:
-    """All columns share a cursor and travel in one message."""
+    """For NEXT_STEP: all columns share a cursor and travel in one message. The step after an end is
+    a row of its own (masked), so nothing needs to be added."""
 
     def __init__(
         self,
@@ -44,11 +31,12 @@ class Sampler:
         policy: AnyPolicy,
         rng: Any,
         *,
-        take_buffer: TakeBuffer,
-        newest: Newest,
+        take_buffer: Callable[[], MessageBuffer],
+        newest: Callable[[], Weights | None],
         seed: int,
     ) -> None:
-        """Reset the environments, which are what the schema says."""
+        """Reset the environments. `take_buffer` gives one that nobody reads any more, `newest` at
+        trajectory boundaries weights that are newer than those in use; both may wait."""
         self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
         self._envs, self._policy, self._rng = envs, policy, rng
         self._take_buffer, self._newest = take_buffer, newest
@@ -59,10 +47,8 @@ class Sampler:
         self._is_any_waiting = True
 
     def step(self) -> list[Finished]:
-        """Step every column once; the messages that this completed, mostly none.
-
-        A message must be sent before the next call, which may wait for the credit for another.
-        """
+        """Step every column once; the messages that this completed, to be sent before the next
+        call, which may wait for the credit for another."""
         finished: list[Finished] = []
         while self._is_any_waiting:
             finished += self._begin()
@@ -92,10 +78,7 @@ class Sampler:
 
     def _begin(self) -> list[Finished]:
         """Open the trajectories that are due, with the newest weights; messages this completes.
-
-        Columns in mid-trajectory act with them too, and keep the older version of their first
-        row: lag is never understated.
-        """
+        Columns in mid-trajectory act with them too, and keep the version of their first row."""
         due = [place for place, unroll in enumerate(self._unrolls) if unroll.needs_buffer]
         buffers = [self._take_buffer() for _ in due]
         weights = self._newest()
@@ -122,11 +105,11 @@ class Sampler:
 
 
 class SameStepSampler(Sampler):
-    """Each column in its own message.
+    """For SAME_STEP: a step that ends an episode gives two rows, the transition and a masked one
+    with the final observation. So cursors part, and each column travels in its own message.
 
-    The masked row of a column that ended needs no act: its action is ignored by nature. It is
-    written with the step itself, unless it opens a trajectory: then at the beginning of the next
-    step, while the reset observation is still there.
+    The masked row needs no act. It is written with the step itself, unless it opens a trajectory:
+    then at the beginning of the next step, while the reset observation is still there.
     """
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
@@ -135,8 +118,8 @@ class SameStepSampler(Sampler):
         self._resetting: list[int] = []
         self._final_state = self._policy.first_state(num_envs)
         self._no_actions = {part.name: np.zeros(1, np.int32) for part in schema.action.parts}
-        self._no_numbers = np.zeros(1, np.float32)
-        self._no_flags = np.zeros(1, np.bool_)
+        self._no_numbers, self._no_flags = np.zeros(1, np.float32), np.zeros(1, np.bool_)
+        self._masked = np.ones(1, np.bool_)
         return [Unroll(schema, _cut(self._obs, one)) for one in self._slices]
 
     def _state_of(self, place: int) -> Mapping[str, NDArray[np.float32]]:
@@ -186,12 +169,12 @@ class SameStepSampler(Sampler):
                 self._no_flags,
                 self._no_flags,
                 _cut(self._obs, self._slices[column]),
+                self._masked,
             )
         return finished
 
 
 def sampler_for(envs: EnvBatch) -> type[Sampler]:
-    """The kind of sampler that these environments need."""
     return SameStepSampler if envs.autoreset is AutoresetMode.SAME_STEP else Sampler
 
 

@@ -33,7 +33,7 @@ from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
-from impala_async.wire.messages import NO_NUMBER, plain
+from impala_async.wire.messages import plain
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -47,20 +47,15 @@ TIMERS_EVERY_S = 0.5
 
 class ActorService:
     def __init__(
-        self,
-        url: str,
-        *,
-        num_envs: int | None,
-        connect_s: float,
-        start: tuple[int, int] = (NO_NUMBER, 0),
+        self, url: str, *, num_envs: int | None, connect_s: float, start: tuple[int, int]
     ) -> None:
         """`start`: the number of this actor, and how often it was started before."""
         self._num_envs = num_envs
-        self._signal: int | None = None
+        self._signal = 0
         self._is_sampling = False
         self._context = new_context()
         self._client = Client(
-            self._context, url, should_stop=lambda: self._signal is not None, connect_s=connect_s
+            self._context, url, should_stop=lambda: self._signal != 0, connect_s=connect_s
         )
         self._client.side.number, self._life = start
         self._watch = Watch(logger.warning, whose=self._whose)
@@ -90,7 +85,6 @@ class ActorService:
         return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
 
     def _work(self, settings: ActorSettings) -> None:
-        """One run, from its settings until an exception ends it."""
         torch.set_num_threads(settings.actor.threads)
         self._watch.limit(settings.env.step_timeout_s)
         setup, schema = self._make_setup(settings)
@@ -109,10 +103,9 @@ class ActorService:
             close_quietly(setup.envs)
 
     def _join(self, settings: ActorSettings, setup: Setup, schema: Schema) -> Sampler:
-        """Join the learner with what was built; the seed follows from the rank that this gives."""
         client, envs = self._client, setup.envs
         policy = _build_policy(schema, settings, setup.device)
-        layouts = [layout for layout in (policy.layout, policy.coarse_layout) if layout is not None]
+        layouts = policy.layout, policy.coarse_layout
         width = setup.columns_per_message
         client.join(schema, layouts, width, envs.num_envs // width)
         held: list[Weights] = []
@@ -144,7 +137,6 @@ class ActorService:
         )
 
     def _make_setup(self, settings: ActorSettings) -> tuple[Setup, Schema]:
-        """The environments that `actor.sampler` asks for, where it wants them."""
         actor, env, policies = settings.actor, settings.env, settings.policies
         num_envs = self._num_envs or actor.num_envs
         try:
@@ -166,7 +158,7 @@ class ActorService:
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""
-        if self._signal is not None:
+        if self._signal:
             raise RunFinished
         if self._is_sampling:
             self._client.pump(0)
@@ -180,10 +172,10 @@ class ActorService:
                 self._client.send(finished)
                 now = time.monotonic()
                 if now >= report_at:
-                    self._client.link.timers = self._times(sampler, rows)
+                    self._client.timers.update(self._times(sampler, rows))
                     report_at = now + TIMERS_EVERY_S
             num_steps += 1
-            if self._signal is not None:
+            if self._signal:
                 raise RunFinished
             now = time.monotonic()
             if num_steps % PUMP_EVERY_STEPS == 0 or now >= pump_at:
@@ -226,12 +218,9 @@ def _precision_of(settings: ActorSettings, device: str) -> torch.dtype:
 
 
 def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, life: int = 0) -> int:
-    """A seed for each actor of a run, so that no two step the same environments.
-
-    Nor does one that has a rank of lockstep after another, in a resumed run or in this one: its
-    first weights are those of update `begins_at`. Nor does one that is started again, as `life`
-    counts.
-    """
+    """A seed for each actor of a run, so that no two step the same environments: nor one that has a
+    rank of lockstep after another, whose first weights are those of update `begins_at`, nor one
+    that is started again, as `life` counts."""
     # Zeros at the end change nothing, up to four words.
     words = (run_seed, rank, epoch - 1, begins_at, *([life] if life else []))
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)

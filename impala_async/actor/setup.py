@@ -1,10 +1,7 @@
 """How an actor samples: its environments, wherever they are stepped, and the policy's device.
 
-Environments are made before anything is agreed with the learner, since the schema follows from it.
-
-`actor.sampler = "auto"` plays a few steps with each setup that may win, and takes the best. First
-in this process, which says what env workers could do at best: if that is not enough, they are not
-even started. Rounds are compared: to step all columns once, acting included.
+`actor.sampler = "auto"` plays a few steps with each setup that may win, and takes the best. Rounds
+are compared: to step all columns once, acting included.
 
 Runs on: sampler thread
 """
@@ -14,7 +11,6 @@ import os
 import resource
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from statistics import median
 from typing import NamedTuple
@@ -116,10 +112,8 @@ def pick_device(name: str) -> str:
 
 
 def count_cores() -> int:
-    """How many this process may use: those of its affinity, and no more than its quota.
-
-    At least one. A container's quota counts in whole cores; containers see theirs as the root.
-    """
+    """How many this process may use, at least one: of its affinity, and no more than its quota in
+    whole cores. Containers see theirs as the root."""
     try:
         lines = OWN_CGROUP.read_text().splitlines()
     except OSError:
@@ -136,7 +130,6 @@ def count_cores() -> int:
 
 
 def count_gpus() -> int:
-    """How many torch can use here."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -181,7 +174,6 @@ def measure(setup: Setup, schema: Schema, policy: AnyPolicy, look_up: LookUp) ->
 
 
 def _count_sleeps() -> int:
-    """How often this thread gave up its processor by itself."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
@@ -193,44 +185,38 @@ def choose_setup(
     make_policy: Callable[[str], AnyPolicy],
     look_up: LookUp,
 ) -> Setup:
-    """The setup with the shortest round, told in the log with what was measured.
-
-    Args:
-        usual: the one in this process, which is closed here if another one is better.
-        make_policy: on a device, to act with while it is measured.
-    """
-    actor = settings.actor
+    """The setup with the shortest round, told in the log with what was measured. The `usual` one is
+    in this process, and closed here if another one is better."""
+    actor, opened, is_chosen = settings.actor, [usual.envs], False
     best, found, told = usual, Measured(float("inf"), 0.0, 0.0), list[str]()
 
     def enter(setup: Setup) -> None:
         nonlocal best, found
-        with ExitStack() as loser:
-            if setup.envs is not best.envs:
-                loser.callback(close_quietly, setup.envs)
-            if (setup.envs.obs_spec, setup.envs.action_spec) != (schema.obs, schema.action):
-                told.append(f"{setup} looks other")
-                return
-            measured = measure(setup, schema, make_policy(setup.device), look_up)
-            told.append(f"{setup} {1000 * measured.round_s:.3g}")
-            if measured.round_s < MARGIN * found.round_s:
-                loser.pop_all()
-                if setup.envs is not best.envs:
-                    close_quietly(best.envs)
-                best, found = setup, measured
+        if (setup.envs.obs_spec, setup.envs.action_spec) != (schema.obs, schema.action):
+            told.append(f"{setup} looks other")
+            return
+        measured = measure(setup, schema, make_policy(setup.device), look_up)
+        told.append(f"{setup} {1000 * measured.round_s:.3g}")
+        if measured.round_s < MARGIN * found.round_s:
+            best, found = setup, measured
 
-    with ExitStack() as on_failure:
-        on_failure.callback(lambda: close_quietly(best.envs))
-        try:
-            enter(usual)
-            if actor.device == "auto" and found.act_s > QUICK_ACT_S and count_gpus():
-                enter(usual._replace(device="cuda"))
-            if num_workers := _count_worthwhile(found, actor, num_envs, told):
-                settled = settings.env, num_envs, num_workers, settings.policies, look_up
-                enter(Setup("parallel", WorkerEnvs(*settled), best.device))
-        except (EnvError, MismatchError) as error:
-            # A fault in this process is met again by the sampler, which tells it as all others.
-            logger.warning("actor.sampler auto tries no more: %s", error)
-        on_failure.pop_all()
+    try:
+        enter(usual)
+        if actor.device == "auto" and found.act_s > QUICK_ACT_S and count_gpus():
+            enter(usual._replace(device="cuda"))
+        if num_workers := _count_worthwhile(found, actor, num_envs, told):
+            settled = settings.env, num_envs, num_workers, settings.policies, look_up
+            opened.append(WorkerEnvs(*settled))
+            enter(Setup("parallel", opened[-1], best.device))
+        is_chosen = True
+    except (EnvError, MismatchError) as error:
+        # A fault in this process is met again by the sampler, which tells it as all others.
+        logger.warning("actor.sampler auto tries no more: %s", error)
+        is_chosen = True
+    finally:
+        for envs in opened:
+            if not is_chosen or envs is not best.envs:
+                close_quietly(envs)
     logger.info(
         "actor.sampler auto takes %s; ms for a step of all %d columns: %s",
         *(best, usual.envs.num_envs, ", ".join(told) or "not measured"),

@@ -1,7 +1,5 @@
-"""Ends an actor that was told to end, though its environment does not come back.
-
-A handler would run on the thread that is in foreign code then, maybe never. But the interpreter
-also writes the number of a signal into a pipe, in C and as it comes, and a thread reads that.
+"""Ends an actor that was told to end, though its environment does not come back: a handler would
+never run. But the interpreter writes the number of a signal into a pipe, and a thread reads that.
 
 Runs on: stopper thread; `start` and `close` on the main thread
 """

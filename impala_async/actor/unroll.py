@@ -1,11 +1,6 @@
 """Writes rows of env steps into message buffers, one trajectory after the other.
 
-A row after an episode's end (the final observation) is no transition: mask False, action,
-log-probability and reward 0, no flags. Such a row is in no return and no length. Rows of columns
-that wait for others, or whose policy is not trained, are masked in the same way.
-
-    C columns, T action rows, S = T+1 observation rows, K frames of a window; leaves of a buffer are
-    seen time-major here
+    C columns, T action rows, S = T+1 observation rows, K frames of a window
 
 Runs on: sampler thread
 """
@@ -22,8 +17,6 @@ from impala_async.trajectory import Columns, columns_over
 from impala_async.weights import NO_VERSION, Version
 
 Obs = Mapping[str, NDArray[Any]]
-State = Mapping[str, NDArray[Any]]
-NO_STATE: State = {}
 EMPTY = 0
 
 Episode = tuple[float, int]
@@ -31,11 +24,8 @@ Episode = tuple[float, int]
 
 
 class MessageBuffer:
-    """The memory of one message: some columns of one trajectory each, in two planes.
-
-    It is written to by the row, through time-major views: `[t]` is a row of all columns, found
-    without a slice.
-    """
+    """The memory of one message: some columns of one trajectory each, in two planes. It is written
+    to by the row, in time-major views: `[t]` is a row of all columns, found without a slice."""
 
     def __init__(self, schema: Schema, num_columns: int) -> None:
         layout = schema.layout
@@ -130,8 +120,8 @@ class Unroll:
     """The trajectories of some columns that share a cursor: `begin` when `needs_buffer`, else
     `append`.
 
-    It owns what outlives a trajectory: the observation that ends one and begins the next, which
-    columns wait for their reset, and the running episodes.
+    It owns what outlives a trajectory: the observation that ends one and begins the next, and the
+    running episodes.
     """
 
     def __init__(self, schema: Schema, obs: Obs) -> None:
@@ -150,8 +140,6 @@ class Unroll:
         }
         self._cursor = 0
         num_columns = len(obs[leaves[0].name])
-        self._is_over = np.zeros(num_columns, np.bool_)
-        self._num_over = 0
         self._returns = np.zeros(num_columns)
         # Lengths are differences of this clock, so that an ordinary row costs them nothing.
         self._num_appended = 0
@@ -161,7 +149,7 @@ class Unroll:
     def needs_buffer(self) -> bool:
         return self._buffer is None
 
-    def begin(self, buffer: MessageBuffer, version: Version, state: State = NO_STATE) -> None:
+    def begin(self, buffer: MessageBuffer, version: Version, state: Obs) -> None:
         """Open a trajectory in a buffer: the weights and the state that act at its first row."""
         for name, carry in self._carry.items():
             buffer.obs_SC[name][0] = carry
@@ -188,10 +176,12 @@ class Unroll:
         next_obs: Obs,
         masked: NDArray[np.bool_] | None = None,
     ) -> list[Finished]:
-        """Write one row and the observation after it; the trajectory, when that was its last."""
+        """Write one row and the observation after it; the trajectory, when that was its last.
+
+        The row of a `masked` column is no transition, and in no return and no length. Such is the
+        one behind each end of an episode, which shows its last observation.
+        """
         assert self._buffer is not None, "begin comes before append"
-        if masked is not None:
-            self._mark(masked)
         buffer, t = self._buffer, self._cursor
         for name, values in actions.items():
             buffer.actions_TC[name][t] = values
@@ -202,17 +192,18 @@ class Unroll:
             buffer.obs_SC[name][t + 1] = next_obs[name]
         for name, stack in self._stacks.items():
             stack.write(t + 1, next_obs[name])
-        if self._num_over:
-            self._mask_row(buffer, t)
+        self._num_appended += 1
+        if masked is not None and np.count_nonzero(masked):
+            self._mask(buffer, t, masked)
+            terminated, truncated = terminated & ~masked, truncated & ~masked
         self._returns += rewards_C
         is_ending = terminated | truncated
-        if self._num_over or np.count_nonzero(is_ending):
-            is_valid = ~self._is_over
-            np.logical_and(terminated, is_valid, out=buffer.terminated_TC[t])
-            np.logical_and(truncated, is_valid, out=buffer.truncated_TC[t])
-            np.logical_and(is_ending, is_valid, out=self._is_over)
-            self._end_episodes()
-        self._num_appended += 1
+        if np.count_nonzero(is_ending):
+            buffer.terminated_TC[t], buffer.truncated_TC[t] = terminated, truncated
+            for column in np.flatnonzero(is_ending).tolist():
+                length = self._num_appended - self._begun_at[column]
+                self._episodes.append((float(self._returns[column]), length))
+                self._returns[column] = 0
         self._cursor = t + 1
         if self._cursor < self._num_rows:
             return []
@@ -222,24 +213,9 @@ class Unroll:
             np.copyto(carry, next_obs[name])
         return [Finished(buffer, self._version, self._episodes)]
 
-    def _mark(self, masked: NDArray[np.bool_]) -> None:
-        self._is_over |= masked
-        self._num_over = int(np.count_nonzero(self._is_over))
-        for column in np.flatnonzero(masked).tolist():
-            self._begun_at[column] = self._num_appended + 1
-
-    def _mask_row(self, buffer: MessageBuffer, t: int) -> None:
-        is_over = self._is_over
-        buffer.mask_TC[t][is_over] = False
+    def _mask(self, buffer: MessageBuffer, t: int, masked: NDArray[np.bool_]) -> None:
+        buffer.mask_TC[t][masked] = False
         for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
-            array[t][is_over] = 0
-
-    def _end_episodes(self) -> None:
-        ended = np.flatnonzero(self._is_over).tolist()
-        for column in ended:
-            length = self._num_appended - self._begun_at[column] + 1
-            self._episodes.append((float(self._returns[column]), length))
-            self._returns[column] = 0
-            # The next row is the one that is masked.
-            self._begun_at[column] = self._num_appended + 2
-        self._num_over = len(ended)
+            array[t][masked] = 0
+        for column in np.flatnonzero(masked).tolist():
+            self._begun_at[column] = self._num_appended

@@ -1,9 +1,7 @@
 """The actor's side of env workers: each a process with two pipes, together a batch of environments.
 
-Nothing here spins: who waits, sleeps in the kernel. A worker that dies, or whose environment fails,
-is an EnvError: its columns' episodes are lost, and no other environment could go on with their
-trajectories. One that hangs is waited for, while `look_up` is called again and again, and
-`RUNNING` says where it is; after `env.step_timeout_s` that is an EnvHangsError, and it is killed.
+A worker that dies, or whose environment fails, is an EnvError: no other environment could go on
+with its trajectories. One that hangs is waited for, while `look_up` is called again and again.
 
 Runs on: sampler thread
 """
@@ -31,8 +29,9 @@ from impala_async.actor.env_worker import (
     STEP,
     TELL_STACKS,
     SharedColumns,
+    as_line,
     read_json,
-    write_json,
+    write,
 )
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
@@ -86,24 +85,21 @@ class Worker:
         finally:
             os.close(theirs)
             os.close(replies)
-        self.tell(order)
+        self.tell(as_line(order))
 
-    def tell(self, value: Any, command: bytes = b"") -> None:
+    def tell(self, message: bytes) -> None:
         try:
-            write_json(self._commands, value, command)
+            write(self._commands, message)
         except BrokenPipeError:
             raise self._death() from None
 
     def begin_reset(self, seed: int) -> None:
         self._where = "in reset"
-        self.tell(seed, RESET)
+        self.tell(RESET + as_line(seed))
 
     def begin_step(self) -> None:
         self._where = "in step"
-        try:
-            os.write(self._commands, STEP)
-        except BrokenPipeError:
-            raise self._death() from None
+        self.tell(STEP)
 
     def hear(self) -> int:
         if not self._waiter.poll(POLL_MS):
@@ -126,7 +122,6 @@ class Worker:
         return look["name"], AutoresetMode(look["autoreset"]), spaces
 
     def hang_up(self) -> None:
-        """It ends when it has finished its step."""
         os.close(self._commands)
 
     def end(self, deadline: float) -> EnvError | None:
@@ -187,7 +182,6 @@ class Worker:
         return error
 
     def _death(self) -> EnvError:
-        """Why it is gone, which it may have said itself."""
         # Who ends this actor may have ended its workers in the same breath.
         self._look_up()
         try:
@@ -283,8 +277,7 @@ class WorkerEnvs:
         nums_columns = (num_columns for *_, num_columns in spaces)
         *firsts, self.num_envs = accumulate(nums_columns, initial=0)
         self._shared = SharedColumns.over(memory, self.obs_spec, self.action_spec, self.num_envs)
-        self._shared.touch()
         self._steps = [self._shared.read(brought) for brought in range(1 << len(Step._fields))]
         for worker, first in zip(self._workers, firsts, strict=True):
             worker.place = self._shared.columns(first, self.num_envs).place
-            worker.tell([self.num_envs, first])
+            worker.tell(as_line([self.num_envs, first]))

@@ -24,7 +24,7 @@ from impala_async.learner.handoff import Inbox, on_thread
 from impala_async.learner.slots import Arrival
 from impala_async.schema import Schema
 from impala_async.weights import Version
-from impala_async.wire.codec import PLAIN
+from impala_async.wire.messages import PLAIN
 from impala_async.wire.recording import OPENING, End, Reader, Record, Recorded, Start, encode_record
 
 logger = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ import contextlib
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,9 +22,7 @@ from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spa
 from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone
 
 if TYPE_CHECKING:
-    from impala_async.config.run import RunConfig
     from impala_async.replay.index import RecordingIndex
-    from impala_async.replay.player import Player
     from impala_async.runs.folder import RunFolder
 
 SETTINGS = "replay.json"
@@ -35,7 +33,6 @@ GRACE_S = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the flags and the file, play it, say how it went."""
     parser = new_parser(
         "replay",
         "Start a learner with the settings of a recording, and play that into it, as fast as it "
@@ -71,7 +68,7 @@ def _replay(args: argparse.Namespace) -> int:
         raise ConfigError("--exact: it ends, with the recorded settings: drop --loop and --set")
     start_logging()
     from impala_async.replay.index import RecordingIndex, check_exact, settings_for
-    from impala_async.runs.folder import RunFolder, default_run_path
+    from impala_async.runs.folder import PRIVATE, RunFolder, default_run_path
 
     with start_told_of(f"{args.file} is checked"):
         index = RecordingIndex(args.file)
@@ -82,18 +79,14 @@ def _replay(args: argparse.Namespace) -> int:
     folder.check_new(advice="name another folder")
     folder.check_free()  # and so it is ours to withdraw
     with undone(folder.withdraw), undone(lambda: folder.remove(SETTINGS)):
-        return _start_and_play(args, index, folder, _write_settings(folder, config))
-
-
-def _write_settings(folder: "RunFolder", config: "RunConfig") -> Path:
-    from impala_async.runs.folder import PRIVATE
-
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        dumped = config.model_dump(mode="json", by_alias=True)
-        return folder.write_json(SETTINGS, {"config": dumped}, mode=PRIVATE)
-    except OSError as error:
-        raise ConfigError(f"--run-dir: cannot write to {folder.path}: {error.strerror}") from None
+        try:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            dumped = config.model_dump(mode="json", by_alias=True)
+            settings = folder.write_json(SETTINGS, {"config": dumped}, mode=PRIVATE)
+        except OSError as error:
+            why = f"cannot write to {folder.path}: {error.strerror}"
+            raise ConfigError(f"--run-dir: {why}") from None
+        return _start_and_play(args, index, folder, settings)
 
 
 def _start_and_play(
@@ -105,14 +98,29 @@ def _start_and_play(
     lifeline = Lifeline()
     flags = ["--config", str(settings), "--run-dir", str(folder.path)]
     learner = spawn("learner", flags, lifeline)
-    grace_s = 0.0
+    player, grace_s = None, 0.0
+
+    def is_over() -> bool:
+        return bool(told) or learner.poll() is not None
+
     try:
         # Until it has begun it has nothing to say.
         with undone(learner.wait), undone(learner.kill):
-            player = _make_player(args, folder, index, told, learner)
-            if player is not None:
+            with start_told_of("torch is loaded"):
+                from impala_async.replay.player import Player
+
+            _hear_signals(told)
+            if url := _find_url(folder, is_over):
+                player = Player(
+                    url,
+                    index,
+                    is_exact=args.exact,
+                    is_looped=args.loop,
+                    should_stop=is_over,
+                    connect_s=CONNECT_S,
+                )
                 player.run()
-        grace_s = GRACE_S if player is not None and player.is_finished else 0.0
+                grace_s = GRACE_S if player.is_finished else 0.0
     finally:
         code = end_learner(learner, grace_s)
         lifeline.close()
@@ -120,48 +128,28 @@ def _start_and_play(
         tell_death(code, folder, "learner")
     if code != EXIT_DONE:
         return code
-    if player is None:
-        return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
-    print(player.describe())
-    if args.exact and not told:
-        print(compare(folder, index, is_finished=player.is_finished))
+    if player is not None:
+        print(player.describe())
+        if args.exact and not told:
+            print(compare(folder, index, is_finished=player.is_finished))
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
 
 
-def _make_player(
-    args: argparse.Namespace,
-    folder: "RunFolder",
-    index: "RecordingIndex",
-    told: list[int],
-    learner: "subprocess.Popen[bytes]",
-) -> "Player | None":
-    """It plays until the learner ends, or a signal comes, which `told` gets then.
-
-    None if that comes before the learner listens.
-    """
-    with start_told_of("torch is loaded"):
-        from impala_async.replay.player import Player
-
+def _hear_signals(told: list[int]) -> None:
     def hear(number: int, frame: object) -> None:
         if told:
             interrupt(number, frame)
         told.append(number)
 
-    def is_over() -> bool:
-        return bool(told) or learner.poll() is not None
-
     for number in REQUESTS:
         signal.signal(number, hear)
+
+
+def _find_url(folder: "RunFolder", is_over: Callable[[], bool]) -> str | None:
+    """Where the learner listens; None if it is over before that is said."""
     while not is_over():
         if service := folder.read_json("service.json"):
-            return Player(
-                service["data_url"],
-                index,
-                is_exact=args.exact,
-                is_looped=args.loop,
-                should_stop=is_over,
-                connect_s=CONNECT_S,
-            )
+            return str(service["data_url"])
         time.sleep(POLL_S)
     return None
 

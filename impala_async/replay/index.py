@@ -1,8 +1,5 @@
 """A recording, as it is replayed: its messages, the settings for its learner, what that comes to.
-
-A file is read and checked once, and messages are then taken in any order. Nothing of it is held in
-memory but where each of them begins.
-"""
+Nothing of it is held in memory but where each message begins."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +12,8 @@ from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError, RecordingError
 from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version
-from impala_async.wire.recording import End, Reader, Recorded, Start, has_body_of
+from impala_async.wire.messages import body_sizes
+from impala_async.wire.recording import End, Reader, Recorded, Start
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ class RecordingIndex:
             if isinstance(record, End):
                 self.end = record
                 continue
-            if isinstance(record, Start) or not has_body_of(self.schema, record):
+            if isinstance(record, Start) or not self._is_of_run(record):
                 raise RecordingError(f"{path}: the record at byte {begin} is not of its run")
             self._offsets.append(begin)
             self.most_columns = max(self.most_columns, record.data.columns)
@@ -57,11 +55,15 @@ class RecordingIndex:
         return len(self._offsets)
 
     def message(self, number: int) -> Recorded:
-        """A message, by its place in the order of admission."""
         found = self._reader.read(self._offsets[number], is_checked=False)
         assert found is not None
         assert isinstance(found[0], Recorded)
         return found[0]
+
+    def _is_of_run(self, record: Recorded) -> bool:
+        data, layout = record.data, self.schema.layout
+        num_bytes = sum(body_sizes(layout, data.columns, data.num_episodes))
+        return data.rows == self.schema.rows and len(record.body) == num_bytes
 
 
 def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: bool) -> RunConfig:

@@ -1,68 +1,49 @@
-"""Plays a recording into a learner, over the wire as an actor would, in one session.
+"""Plays a recording into a learner as an actor does, whose trajectories come from the file.
 
 For a benchmark each message is stamped with the newest version that was heard of. Exactly: it keeps
 its own version, in the order of admission, and goes only when the learner has published that. Then
 the learner's batches are those of the recording, column for column and lag for lag.
-
-It never comes back to a learner that it has lost: what it plays makes sense only in one piece.
 """
 
 import logging
 import math
-import os
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from impala_async.actor.client import RunFinished
-from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
-from impala_async.errors import MismatchError, RecordingError, UnreachableError
+from impala_async.actor.client import Client, RunFinished
+from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.errors import MismatchError, RecordingError
 from impala_async.policy import build_policy
 from impala_async.replay.index import RecordingIndex
+from impala_async.schema import Bytes2D
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.actor_side import ActorSide
-from impala_async.wire.codec import Frame, body_sizes, encode_again
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    MAX_MESSAGE_BYTES,
-    VERDICTS,
-    Bye,
-    ByeOk,
-    Data,
-    Get,
-    Grant,
-    Heartbeat,
-    Message,
-    NotModified,
-    Reject,
-    WeightsReply,
-    code_of,
-    pack,
-)
+from impala_async.wire.messages import EPISODE
 from impala_async.wire.peer import WINDOW
+from impala_async.wire.pulls import SHORTEST_BEAT_S
 from impala_async.wire.recording import Recorded
-from impala_async.wire.sockets import Dealer, new_context
+from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.001
 NEWS_EVERY_S = 10.0
-# Nothing is newer than this: the answer to such a pull is the number of the newest version alone.
-NEWER_THAN_ALL = Version(2**31, 2**62)
-# An answer to a pull that is not there by then is asked for again.
-ASK_AGAIN_S = 2.0
-# When no version has come for so long, a learner that has all messages has made what it could:
-# seconds, and times the longest that any version took.
-STILL_S = 5.0
-# One that should go on is given more time.
-STUCK_S = 60.0
-STILL_GAPS = 3.0
+# When no version has come for so long, a learner that has all messages has made what it could; one
+# that should go on is given more time.
+STILL_S, STUCK_S = 10.0, 60.0
+
+
+class _Planes(MessageBuffer):
+    """Those of a recorded message, where they were read."""
+
+    def __init__(self, obs: Bytes2D, small: Bytes2D) -> None:
+        self.num_columns, self.obs, self.small = len(obs), obs, small
 
 
 class Player:
-    """Plays a recording once, or looped until it is told to stop. Owns both sockets."""
+    """Plays a recording once, or looped until it is told to stop."""
 
     def __init__(
         self,
@@ -77,26 +58,15 @@ class Player:
         self.num_messages = self.num_columns = self.num_body_bytes = 0
         """How much was played."""
         self.seconds = 0.0
-        self.refused: Counter[str] = Counter()
         self.is_finished = False
         """Whether the learner has reached a goal of its own."""
         self.newest = NO_VERSION
         self._newest_at = time.monotonic()
-        # How long any version took after the one before it.
-        self._longest_gap_s = 0.0
-        self._granted = self._settled = 0
-        self._url, self._index = url, index
-        self._is_exact, self._is_looped = is_exact, is_looped
-        self._should_stop, self._connect_s = should_stop, connect_s
-        self._log = SeldomLog(logger)
+        self._index, self._is_exact, self._is_looped = index, is_exact, is_looped
         self._context = new_context()
-        self._sockets = [Dealer(self._context, url)]
-        # Nothing is held: what is under way when the session ends is lost with it.
-        self._side: ActorSide[None] = ActorSide(os.urandom(16))
-        # Weights are pulled as an actor does it, and thrown away.
-        self._have = NEWER_THAN_ALL if is_exact else NO_VERSION
-        self._asked_at = -math.inf
-        self._beat_at = self._began_at = self._say_at = 0.0
+        self._client = Client(self._context, url, should_stop=should_stop, connect_s=connect_s)
+        self.refused = self._client.refused
+        self._began_at, self._say_at = self._newest_at, math.inf
 
     def run(self) -> None:
         """Until all is played and settled, the learner says goodbye, or this process is to end."""
@@ -106,16 +76,12 @@ class Player:
             self._say_at = self._began_at + NEWS_EVERY_S
             self._play_all()
         except RunFinished:
-            pass
+            self.is_finished = self._client.is_finished
         finally:
-            if bye := self._side.bye():
-                say_goodbye(self._sockets[0], bye, self._log)
-            for each in self._sockets:
-                each.close()
+            self._client.leave()
             self._context.term()
 
     def describe(self) -> str:
-        """One line."""
         seconds = max(self.seconds, 1e-9)
         refused = sorted(self.refused.items())
         return (
@@ -128,98 +94,81 @@ class Player:
         )
 
     def _join(self) -> None:
-        """Say hello until a learner answers, then what will come, and wait for a first version."""
-        (data,), side, index = self._sockets, self._side, self._index
-        welcome, settings = find_learner(
-            data,
-            side.handshake(time.monotonic()),
-            url=self._url,
-            within_s=self._connect_s,
-            check_stop=self._check_stop,
-            log=self._log,
-        )
-        side.accept(welcome, time.monotonic())
+        client, schema, columns = self._client, self._index.schema, self._index.most_columns
+        settings = client.connect()
         # Nothing is computed here, and a pool of threads would only stand in the learner's way.
         torch.set_num_threads(1)
-        policy = build_policy(index.schema, settings.model, settings.policies, seed=settings.seed)
-        data_url, weights_url = best_urls(welcome, self._url)
-        if data_url != self._url:
-            data.close()
-            data = Dealer(self._context, data_url)
-        self._sockets = [data, Dealer(self._context, weights_url, MAX_MESSAGE_BYTES)]
+        policy = build_policy(schema, settings.model, settings.policies, seed=settings.seed)
+        welcome = client.side.welcome
+        if self._is_exact:
+            # A grant names the newest version only when there is credit to give, or after a beat.
+            client.side.welcome = welcome._replace(heartbeat_s=SHORTEST_BEAT_S)
         # Together they are a batch, which is all that a learner ever grants.
-        streams = max(1, -(-welcome.max_columns // (WINDOW * index.most_columns)))
-        # It sends nothing twice, so it cannot give way.
-        digest, columns = policy.layout.digest, index.most_columns
-        side.set_spec(index.schema, digest, columns, streams, gives_way=0)
-        side.said_spec(time.monotonic())
-        self._send(side.spec_frames())
+        streams = max(1, -(-welcome.max_columns // (WINDOW * columns)))
+        layouts = policy.layout, policy.coarse_layout
+        # One that gives way would change the order.
+        client.join(schema, layouts, columns, streams, gives_way=False)
         while self.newest == NO_VERSION:
-            self._listen()
+            self._pump()
 
     def _play_all(self) -> None:
-        seq, num_messages = 0, len(self._index)
-        while seq < num_messages or self._is_looped:
-            message = self._index.message(seq % num_messages)
-            self._wait(seq, message.data)
-            self._play(seq, message)
-            seq += 1
-        while self._settled < seq:
+        outbox, num_messages = self._client.side.outbox, len(self._index)
+        while self.num_messages < num_messages or self._is_looped:
+            message = self._index.message(self.num_messages % num_messages)
+            while not outbox.has_credit:
+                self._pump()
+            if self._is_exact:
+                self._await_version(message.data.update)
+            self._play(message)
+        while len(outbox):
             self._pump()
         since = time.monotonic()
         # The learner may have a goal, and say goodbye; else until it has made all that it can.
-        while self._is_exact and not self._stands_still(since, STILL_S):
+        while self._is_exact and self._still_s(since) < STILL_S:
             self._pump()
 
-    def _wait(self, seq: int, data: Data) -> None:
-        """For credit, and for its version."""
-        while seq >= self._granted:
-            self._pump()
+    def _await_version(self, update: int) -> None:
         since = time.monotonic()
-        while self._is_exact and self.newest.update < data.update:
+        while self.newest.update < update:
             self._pump()
-            if self._stands_still(since, STUCK_S):
+            if self._still_s(since) > STUCK_S:
                 raise MismatchError(
                     f"--exact: the learner stands at update {self.newest.update}, but with the "
-                    f"same messages the recorded one had made {data.update}: its release differs"
+                    f"same messages the recorded one had made {update}: its release differs"
                 )
 
-    def _stands_still(self, since: float, patience_s: float) -> bool:
-        """Whether no version has come for so long, and for longer than they take."""
-        patience_s = max(patience_s, STILL_GAPS * self._longest_gap_s)
-        return time.monotonic() - max(since, self._newest_at) > patience_s
+    def _still_s(self, since: float) -> float:
+        """For how long no version has come."""
+        return time.monotonic() - max(since, self._newest_at)
 
-    def _play(self, seq: int, message: Recorded) -> None:
-        data, welcome = message.data, self._side.welcome
-        version = self.newest
-        if self._is_exact:
-            # A learner that is started anew has an epoch of its own.
-            version = Version(welcome.epoch, data.update)
-        data = data._replace(
-            session=welcome.session, seq=seq, epoch=version.epoch, update=version.update
+    def _play(self, message: Recorded) -> None:
+        data, layout, client = message.data, self._index.schema.layout, self._client
+        obs, small, tail = np.split(
+            np.frombuffer(message.body, np.uint8),
+            [data.columns * layout.obs_bytes, data.columns * layout.column_bytes],
         )
-        sizes = body_sizes(self._index.schema.layout, data.columns, data.num_episodes)
-        self._send(encode_again(data, memoryview(message.body), sizes))
+        planes = _Planes(obs.reshape(data.columns, -1), small.reshape(data.columns, -1))
+        # A learner that is started anew has an epoch of its own.
+        own = Version(client.side.welcome.epoch, data.update)
+        version = own if self._is_exact else self.newest
+        # The memory of one that is settled is given up for it.
+        client.take()
+        client.send(Finished(planes, version, tail.view(EPISODE).tolist()))
         self.num_messages += 1
         self.num_columns += data.columns
         self.num_body_bytes += len(message.body)
-
-    def _send(self, frames: Sequence[Frame]) -> None:
-        """As soon as the connection takes it."""
-        while not self._sockets[0].send(frames):
-            self._listen()
+        self._look()
 
     def _pump(self) -> None:
-        """Listen, ask for versions, and say now and then how it goes."""
-        now = time.monotonic()
-        # A grant names the newest version only when there is credit to give.
-        is_due = self._is_exact or self.newest > self._have
-        if is_due and now - self._asked_at > ASK_AGAIN_S:
-            get = Get(self._side.session, *self._have)
-            self._asked_at = now if self._sockets[1].send([pack(get)]) else -math.inf
-        self._listen()
-        now = time.monotonic()
+        self._client.pump(POLL_S)
+        self._look()
+
+    def _look(self) -> None:
+        """Note what the learner has made, and say now and then how it goes."""
+        now, named = time.monotonic(), self._client.side.named
         self.seconds = now - self._began_at
+        if named > self.newest:
+            self.newest, self._newest_at = named, now
         if self._is_exact and self.refused:
             raise RecordingError(
                 f"--exact: the learner refused as {' and '.join(sorted(self.refused))} what it "
@@ -230,50 +179,3 @@ class Player:
         if now >= self._say_at:
             self._say_at += NEWS_EVERY_S
             logger.info("%s", self.describe())
-
-    def _listen(self) -> None:
-        """Take what came in, and let the lease live."""
-        self._check_stop()
-        for socket, wait_s in zip(self._sockets, (POLL_S, 0.0), strict=True):
-            frames = socket.receive(wait_s)
-            while frames is not None:
-                if (message := read(frames[0], self._log)) is not None:
-                    self._take(message)
-                frames = socket.receive(0)
-        now, beat = time.monotonic(), Heartbeat(self._side.session, {})
-        if now >= self._beat_at and self._sockets[1].send([pack(beat)]):
-            self._beat_at = now + self._side.welcome.heartbeat_s
-
-    def _take(self, message: Message) -> None:
-        said = self._side.take(message, time.monotonic())
-        if isinstance(said, Grant):
-            self._granted = max(self._granted, said.granted)
-            self._settled = max(self._settled, said.settled)
-            self.refused.update(VERDICTS[verdict] for _, verdict in said.verdicts)
-            self._note(self._side.named)
-        elif isinstance(said, Reject) and code_of(said) == "hello_again":
-            raise UnreachableError("the learner has ended the session: play the recording again")
-        elif isinstance(said, Reject):
-            self._log.warning("the learner refused a message: %s", said.text)
-        elif isinstance(said, Bye):
-            self._sockets[0].send_last([pack(ByeOk(said.session))])
-            reason = BYE_REASONS[said.reason]
-            logger.info("the learner says goodbye: %s", reason)
-            self.is_finished = reason == "finished"
-            raise RunFinished
-        elif isinstance(message, NotModified | WeightsReply):
-            version, self._asked_at = Version(message.epoch, message.update), -math.inf
-            if isinstance(message, WeightsReply):
-                self._have = version
-            self._note(version)
-
-    def _note(self, version: Version) -> None:
-        now = time.monotonic()
-        if version > self.newest:
-            if self.newest != NO_VERSION:
-                self._longest_gap_s = max(self._longest_gap_s, now - self._newest_at)
-            self.newest, self._newest_at = version, now
-
-    def _check_stop(self) -> None:
-        if self._should_stop():
-            raise RunFinished

@@ -1,11 +1,8 @@
 """The actor's side of the protocol as a pure state machine: no socket, no clock, no thread.
 
-    hello ─► Welcome ─► Spec ─► Grant ─► Data ... ─► goodbye
-      ▲                            │
-      └──── the learner is lost, or wants a new hello
-
-Messages and times come in as arguments; what to do and what to say come out as values. The weights
-port is pulls.py's.
+hello ─► Welcome ─► Spec ─► Grant ─► Data ... ─► goodbye
+  ▲                            │
+  └──── the learner is lost, or wants a new hello
 """
 
 import random
@@ -17,13 +14,13 @@ from impala_async import __version__
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     BYE_REASONS,
     MAX_WHY,
     NO_NUMBER,
     PROTOCOL,
     Bye,
+    Frame,
     Grant,
     Hello,
     Message,
@@ -90,10 +87,8 @@ class Handshake:
 
 
 class Outbox(Generic[Item]):
-    """Trajectories of one actor that are not settled yet, in the order of their seqs.
-
-    It says which to send next: again after a lost connection, never without credit.
-    """
+    """Trajectories of one actor that are not settled yet, in the order of their seqs, and which to
+    send next: again after a lost connection, never without credit."""
 
     def __init__(self) -> None:
         self.next_seq = 0
@@ -113,6 +108,11 @@ class Outbox(Generic[Item]):
     def num_unsent(self) -> int:
         return len(self._held) - len(self._sent_at)
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether what is put next may go at once."""
+        return self.next_seq < self._granted
+
     def put(self, item: Item) -> None:
         self._held[self.next_seq] = item
         self.next_seq += 1
@@ -131,11 +131,10 @@ class Outbox(Generic[Item]):
         self._sent_at[seq] = now
 
     def on_grant(self, grant: Grant) -> list[Item]:
-        """Take in a grant of this session; returns what the learner is done with.
+        """Take in a grant of this session, which may be late; returns what is settled.
 
-        Grants are cumulative and may be late: an older one changes nothing. What was refused
-        above a gap stays until the gap is closed: what is held has none, so `lowest_unsettled`
-        says all that a restarted learner must know.
+        What was refused above a gap stays until the gap is closed: what is held has none, so
+        `lowest_unsettled` says all that a restarted learner must know.
         """
         self._granted = max(self._granted, grant.granted)
         self._sent_at.pop(grant.again, None)
@@ -152,9 +151,8 @@ class Outbox(Generic[Item]):
 
     def give_up(self) -> list[Item]:
         """Nothing that is held will ever be sent; returns it."""
-        items = [*self._held.values()]
-        self._held, self._sent_at = {}, {}
-        return items
+        held, self._held, self._sent_at = self._held, {}, {}
+        return [*held.values()]
 
     def resend_overdue(self, now: float, after_s: float) -> int:
         """Send again what has not been settled for so long; how many those are."""
@@ -187,7 +185,8 @@ class ActorSide(Generic[Item]):
         """The newest that was heard of in this session."""
         self.settled: list[Item] = []
         """The learner is done with these: for the shell to take away."""
-        self.last_heard = self.told_at = self._tell_again_at = 0.0
+        self.last_heard = self.told_at = self.tell_again_at = 0.0
+        """The last is for Spec, over a new connection: what only hangs up is not hammered at."""
         self._run_id, self._epoch = NO_RUN, 0
         self._max_lag = 0
         self._lockstep_lag: int | None = None
@@ -203,8 +202,11 @@ class ActorSide(Generic[Item]):
     def accept(
         self, welcome: Welcome, now: float, *, max_lag: int = 0, lockstep_lag: int | None = None
     ) -> bool:
-        """A session begins, without credit. False if it is of another run than the last one."""
+        """A session begins, without credit. False if it is of another run than the last one, of
+        which nothing is wanted then."""
         is_same_run = self._run_id in (NO_RUN, welcome.run_id)
+        if not is_same_run:
+            self.version, self.outbox = NO_VERSION, Outbox()
         self.welcome, self.session = welcome, welcome.session
         self._run_id, self._epoch = welcome.run_id, welcome.epoch
         self._max_lag, self._lockstep_lag = max_lag, lockstep_lag
@@ -214,16 +216,11 @@ class ActorSide(Generic[Item]):
         self.outbox.resend_all(is_new_session=True)
         return is_same_run
 
-    def begin_new_run(self) -> None:
-        """Nothing of the old one is wanted."""
-        self.version = NO_VERSION
-        self.outbox = Outbox()
-
     def set_spec(
-        self, schema: Schema, layout: bytes, columns: int, streams: int, *, gives_way: int = 1
+        self, schema: Schema, layout: bytes, columns: int, streams: int, gives_way: bool = True
     ) -> None:
         """Set what this actor runs, in this session and in later ones; `layout` is a digest."""
-        self._spec = Spec(NO_RUN, schema.digest, layout, columns, streams, gives_way)
+        self._spec = Spec(NO_RUN, schema.digest, layout, columns, streams, int(gives_way))
         self._schema_frame = schema.to_json()
 
     def spec_frames(self) -> list[Frame]:
@@ -234,14 +231,9 @@ class ActorSide(Generic[Item]):
         """In a session that begins."""
         self.told_at = self.last_heard = now
 
-    def may_repeat_spec(self, now: float) -> bool:
-        """Over a new connection; what only hangs up is not hammered at."""
-        return now >= self._tell_again_at
-
     def repeated_spec(self, now: float) -> None:
         """Over a new connection, messages go again that were sent over the one that broke."""
-        self.told_at = now
-        self._tell_again_at = now + next(self.pauses)
+        self.told_at, self.tell_again_at = now, now + next(self.pauses)
         self.outbox.resend_all(is_new_session=False)
 
     def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
@@ -277,10 +269,8 @@ class ActorSide(Generic[Item]):
         return grant
 
     def overdue(self, now: float, pulls: Pulls, weights_s: float) -> float | None:
-        """The seconds after which an answer is overdue, once one is.
-
-        `weights_s` is how long weights may take: on a thin line they hold up everything else.
-        """
+        """The seconds after which an answer is overdue, once one is. `weights_s`: weights may take
+        so long, and on a thin line they hold up everything else."""
         patience_s = self.welcome.lease_s + (weights_s if pulls.is_asking else 0)
         silent_s = now - max(self.last_heard, pulls.last_heard)
         # Without an answer to Spec it was lost, though heartbeats may go well.
@@ -297,9 +287,10 @@ class ActorSide(Generic[Item]):
         return self.outbox.give_up()
 
     def bye(self, why: str = "") -> Bye | None:
-        """Return the goodbye, with what this actor died of; None if nobody would miss us."""
+        """End the session, with what this actor died of; None if nobody would miss us."""
         if not self.has_session:
             return None
+        self.has_session = False
         return Bye(self.session, BYE_REASONS.index("leaving"), plain(why)[:MAX_WHY])
 
     def put(self, item: Item) -> bool:
@@ -331,10 +322,8 @@ class ActorSide(Generic[Item]):
 
 
 def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
-    """A refusal that no second try will change ends this actor.
-
-    Once it has joined, a message that the learner does not understand is only one message.
-    """
+    """A refusal that no second try will change ends this actor. Once it has joined, a message that
+    the learner does not understand is only one message."""
     code = code_of(refusal)
     if code == "not_allowed":
         raise NotAllowedError(f"the learner does not admit this actor: {refusal.text}")

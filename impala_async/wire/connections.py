@@ -1,9 +1,7 @@
 """The connections of a router, seen from outside: how much each has sent, and cutting one off.
 
-ZeroMQ shows a message when it is whole. How many frames it takes to become so, it does not limit:
-2 bytes on the wire are 64 in memory. So the kernel is asked now and then how many bytes have come
-over each connection, and one that sends more than its peer has a reason to is shut down. That goes
-for tcp; who comes over ipc is this user.
+ZeroMQ shows a message when it is whole, and limits no frames: 2 bytes on the wire are 64 in memory.
+So the kernel is asked how many bytes have come over each tcp connection.
 """
 
 import resource
@@ -66,7 +64,6 @@ class Monitor:
         return found
 
     def close(self) -> None:
-        """Twice does no harm, as with a socket."""
         if not self.socket.closed:
             self._of.disable_monitor()
             self.socket.close()
@@ -74,8 +71,6 @@ class Monitor:
 
 @dataclass(slots=True)
 class _Connection:
-    """One that was accepted."""
-
     # That of its first message.
     route: bytes = b""
     # All bytes by the last look before which a message of it was whole; and, of a peer, accepted.
@@ -116,7 +111,6 @@ class Connections:
         return route not in self._routes
 
     def note_first(self, route: bytes, fd: int) -> None:
-        """The first message from a route came over this connection."""
         self.read()
         if fd not in self._open:
             self._early[fd] = route
@@ -199,10 +193,8 @@ class Connections:
 
 
 def most_descriptors() -> int:
-    """How many this process may open, after it has asked for as many as it is allowed.
-
-    The soft limit is for programs that use `select`. A thousand actors need two thousand.
-    """
+    """How many this process may open, having asked for as many as it is allowed. The soft limit
+    is for programs that use `select`; a thousand actors need two thousand."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (MANY_DESCRIPTORS if each == resource.RLIM_INFINITY else each for each in limits)
     wanted = min(hard, MANY_DESCRIPTORS)

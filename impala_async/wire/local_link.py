@@ -1,7 +1,5 @@
-"""The short cut for actors on this host: a private folder with ipc sockets and a nonce.
-
-An actor that can read the nonce shares this machine and this user, so ipc will work for it.
-"""
+"""The short cut for actors on this host: a private folder with ipc sockets, and a nonce: who can
+read it shares this machine and this user, so ipc will work for it."""
 
 import contextlib
 import fcntl
@@ -100,5 +98,4 @@ def clear_left_behind(root: Path) -> None:
 
 
 def _open_folder(path: Path) -> int:
-    """A folder itself, and no link to one."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

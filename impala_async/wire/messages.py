@@ -1,24 +1,26 @@
-"""The messages of protocol version 1: their fields, and the limits of every field.
+"""The messages of protocol version 1, to frames and back, and the limits of every field.
 
 A header is a msgpack array `[kind, field, ...]`. Nothing in it is trusted: it is unpacked with
-explicit limits, and each field is checked for type and range, as its annotation says, before a
-message exists. Who sends what to whom:
-
-    actor → learner   Hello  Spec  Data  Get  Heartbeat  Bye  ByeOk
-    learner → actor   Welcome  Grant  Reject  WeightsReply  NotModified  Bye  ByeOk
+explicit limits, and each field is checked as its annotation says before a message exists. The sizes
+of bodies come from the agreed schema. docs/protocol.md says who sends what to whom.
 """
 
 import math
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import msgpack
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
 
-from impala_async.errors import ProtocolError
+from impala_async.errors import ConfigError, ProtocolError
+from impala_async.schema import Bytes2D, ColumnLayout
 
 PROTOCOL = 1
 MAX_HEADER_BYTES = 4096
+# A body below this goes inside the header: one frame costs half of what three do.
 MAX_INLINE_BYTES = 8192
 MAX_SETTINGS_BYTES = 65536
 MAX_TEXT_BYTES = 2000
@@ -34,6 +36,9 @@ MAX_VERDICTS = 64
 MAX_MESSAGE_BYTES = 1 << 30
 # Large frames are waited for as long as they take on such a line.
 SLOWEST_BYTES_PER_S = 200_000
+PLAIN, ZSTD = 0, 1
+EPISODE_BYTES = 8
+EPISODE = np.dtype([("total", "<f4"), ("length", "<i4")])
 
 # Why a seq was refused for good. The order is the wire's: append only.
 VERDICTS = ("duplicate", "invalid", "nonfinite", "unknown_session", "stale", "dead_branch")
@@ -44,7 +49,12 @@ REJECT_CODES = (
 )
 BYE_REASONS = ("finished", "restarting", "leaving")
 
+Frame = bytes | memoryview
 Check = Callable[[Any], bool]
+
+# One zstd frame, at the level that costs least, that says how long its content is.
+compress = zstandard.ZstdCompressor(level=1).compress
+_decompressor = zstandard.ZstdDecompressor()
 
 
 def _uint(largest: int, smallest: int = 0) -> Check:
@@ -61,9 +71,8 @@ def _number(value: Any) -> bool:
 
 # How many timers and verdicts there are, and how long a body is, `unpack` limits for all.
 def _timers(value: Any) -> bool:
-    return type(value) is dict and all(
-        _text(32)(key) and _number(seconds) for key, seconds in value.items()
-    )
+    is_name = _text(32)
+    return type(value) is dict and all(is_name(key) and _number(value[key]) for key in value)
 
 
 def _verdicts(value: Any) -> bool:
@@ -90,8 +99,7 @@ Body = Annotated[bytes | None, lambda value: value is None or type(value) is byt
 
 
 class Hello(NamedTuple):
-    """An actor asks for a session; it says which run it knows and what it still holds, and the
-    number by which it is known to who started it, if that gave it one."""
+    """An actor asks for a session: the run that it knows, what it holds, its starter's number."""
 
     protocol: Byte
     actor: Id
@@ -207,8 +215,6 @@ class Bye(NamedTuple):
 
 
 class ByeOk(NamedTuple):
-    """The end of the session is understood."""
-
     session: Id
 
 
@@ -227,8 +233,6 @@ Message = (
     | Bye
     | ByeOk
 )
-
-
 # Each with the checks of its fields.
 _FORMS = tuple(
     (form, [hint.__metadata__[0] for hint in get_type_hints(form, include_extras=True).values()])
@@ -248,7 +252,6 @@ def plain(text: str) -> str:
 
 
 def pack(message: Message) -> bytes:
-    """A message as its header frame."""
     fields: list[Any] = [_KINDS[type(message)], *message]
     # Fields that were appended later stay away while they say nothing: older peers know the rest.
     appended = list(message._field_defaults.values())
@@ -258,20 +261,12 @@ def pack(message: Message) -> bytes:
     return packed
 
 
-def unpack(frame: bytes | memoryview) -> Message:
-    """The message of a header frame.
-
-    Raises:
-        ProtocolError: with reason `malformed_header` or `unknown_type`.
-    """
+def unpack(frame: Frame) -> Message:
+    """The message of a header frame; ProtocolError (`malformed_header`, `unknown_type`) if none."""
+    limits = {"max_str_len": MAX_TEXT_BYTES, "max_bin_len": MAX_INLINE_BYTES, "max_ext_len": 0}
     try:
         fields = msgpack.unpackb(
-            frame,
-            max_str_len=MAX_TEXT_BYTES,
-            max_bin_len=MAX_INLINE_BYTES,
-            max_array_len=MAX_VERDICTS,
-            max_map_len=MAX_TIMERS,
-            max_ext_len=0,
+            frame, max_array_len=MAX_VERDICTS, max_map_len=MAX_TIMERS, **limits
         )
     except (ValueError, RecursionError, TypeError):
         fields = None
@@ -293,3 +288,66 @@ def unpack(frame: bytes | memoryview) -> Message:
             raise ProtocolError("malformed_header", text)
     message: Message = form(*fields)
     return message
+
+
+class BodySizes(NamedTuple):
+    """How long the parts of a body must be: the planes of observations, all else."""
+
+    obs: int
+    small: int
+
+
+def body_sizes(layout: ColumnLayout, columns: int, num_episodes: int) -> BodySizes:
+    tail_bytes = num_episodes * EPISODE_BYTES
+    return BodySizes(columns * layout.obs_bytes, columns * layout.small_bytes + tail_bytes)
+
+
+def encode_data(
+    data: Data,
+    obs: Bytes2D,
+    small: Bytes2D,
+    episodes: Sequence[tuple[float, int]] | NDArray[np.void],
+    compress_obs: Callable[[Bytes2D], bytes | None] | None = None,
+) -> list[Frame]:
+    """The frames of one trajectory message; big ones are views of the planes, not copies.
+
+    `compress_obs` may compress the observations of a message that is not inline.
+    """
+    data = data._replace(num_episodes=len(episodes))
+    tail = np.array(episodes, EPISODE).tobytes() if len(episodes) else b""
+    obs_frame, small_frame = obs.data.cast("B"), b"".join((small.data.cast("B"), tail))
+    if len(obs_frame) + len(small_frame) < MAX_INLINE_BYTES:
+        return [pack(data._replace(body=b"".join((obs_frame, small_frame))))]
+    compressed = None if compress_obs is None else compress_obs(obs)
+    if compressed is None:
+        return [pack(data._replace(body=None)), obs_frame, small_frame]
+    return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
+
+
+def split_inline(body: Frame, sizes: BodySizes) -> tuple[memoryview, memoryview]:
+    if len(body) != sum(sizes):
+        raise ProtocolError("wrong_size", f"the body has {len(body)} bytes, not {sum(sizes)}")
+    view = memoryview(body)
+    return view[: sizes.obs], view[sizes.obs :]
+
+
+def decompress_into(target: memoryview, frame: memoryview) -> None:
+    """Unpack a frame that must fill the target exactly; ProtocolError if it does not."""
+    try:
+        size = zstandard.get_frame_parameters(frame).content_size
+        if size != len(target):
+            raise ProtocolError("wrong_size", f"it unpacks to {size} bytes, not {len(target)}")
+        target[:] = _decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
+    except (zstandard.ZstdError, ValueError) as error:
+        raise ProtocolError("wrong_size", f"it cannot be unpacked: {error}") from None
+
+
+def encode_settings(settings: dict[str, object]) -> bytes:
+    """The second frame of `Welcome`. Raises ConfigError for what cannot travel."""
+    try:
+        frame: bytes = msgpack.packb(settings)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"env.kwargs: the actor's settings cannot be sent: {error}") from None
+    if len(frame) > MAX_SETTINGS_BYTES:
+        raise ConfigError(f"env.kwargs: the actor's settings take {len(frame)} bytes: shorten them")
+    return frame

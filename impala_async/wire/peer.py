@@ -1,8 +1,7 @@
 """One session of one actor: what is known of it, and the credit that it is dealt. Pure.
 
-Credits are counts, not places. The invariant: the columns for which room is kept, over all
-sessions, never exceed the columns that free slots can hold. Room is kept for what is expected soon;
-docs/protocol.md tells for whom, and what the others have.
+Credits are counts, not places: the columns for which room is kept, over all sessions, never exceed
+those that free slots can hold. docs/protocol.md tells for whom it is kept.
 """
 
 import heapq
@@ -130,11 +129,8 @@ class Peer:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it would take room, if there were any.
-
-        It is called back for one message at a time, as a grant names one. And a seq that never
-        comes must not let the others run away: what is settled above a gap is memory.
-        """
+        """Whether it would take room. It is called back for one message at a time; and a seq that
+        never comes must not let the others run away: what is settled above a gap is memory."""
         if self.turned_away:
             return not self.has_call_room
         window = WINDOW * self.streams if self.is_brisk else 1
@@ -143,7 +139,6 @@ class Peer:
 
     @property
     def is_newcomer(self) -> bool:
-        """Whether nothing is known of it yet."""
         return self.usual_s == math.inf
 
     @property
@@ -163,11 +158,8 @@ class Peer:
         self.has_call_room = False
 
     def grant(self, version: Version) -> Grant:
-        """Return what this peer may do now, and what became of what it sent.
-
-        Verdicts and a call are said once, and lost with a grant that does not arrive: verdicts are
-        for people, and what is overdue comes again by itself.
-        """
+        """Tell what this peer may do now, and what became of what it sent. Verdicts and a call are
+        said once: verdicts are for people, and what is overdue comes again by itself."""
         verdicts, self.verdicts = self.verdicts, []
         again = self.called_back if self.is_called else NO_SEQ
         self.is_called = False
@@ -228,7 +220,6 @@ class Credit:
         return list(self._dealt.values())
 
     def note_use(self, peer: Peer, seq: int, *, was_admitted: bool) -> None:
-        """A message of a peer, just heard of, is settled."""
         # A message that came again was measured when it came first.
         if seq == peer.called_back:
             peer.heeds_calls, peer.has_call_room = True, False
@@ -246,10 +237,7 @@ class Credit:
         peer.turned_away.add(seq)
 
     def take_back(self, peers: Collection[Peer], now: float) -> list[Peer]:
-        """Keep no room any longer for what does not come, though others wait; whose credit it was.
-
-        A trajectory that is still to come is admitted if there is room for it then.
-        """
+        """Keep no room for what does not come, though others wait; whose credit it was."""
         stood_still, self._looked_at = now - self._looked_at > STOOD_STILL_S, now
         waiting = [peer for peer in peers if peer.is_waiting]
         patience_s = max(UNUSED_S, PATIENCE * self._usual_s)
@@ -266,7 +254,6 @@ class Credit:
         return found
 
     def _line_up(self, peers: Collection[Peer], now: float) -> tuple[_Line, _Line]:
-        """Those whose message is expected soon, and the others."""
         expected, others = _Line(), _Line()
         patience_s = PATIENCE * self._usual_s
         is_pause = now < self._next_moment_at
@@ -294,12 +281,9 @@ class Credit:
         return expected, others
 
     def _hand_out(self, line: _Line, free_columns: int, most: int, now: float) -> None:
-        """Give room in turns; those who still want some stay in line.
-
-        Whoever has the least under way comes first, and of those whoever got none for longest.
-        One with nothing under way is waited for until what it needs is left: nobody starves,
-        however few columns there are and however many of them its messages have.
-        """
+        """Give room in turns; those who still want some stay in line. Whoever has the least under
+        way comes first, and of those whoever got none for longest. One with nothing under way is
+        waited for until what it needs is left: nobody starves, however wide its messages are."""
         turns, waiting = line.turns, []
         room = min(free_columns, most) - line.kept
         if room > 0:

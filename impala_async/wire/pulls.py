@@ -1,16 +1,15 @@
-"""The actor's side of the weights port, in one session, as a pure state machine: no socket, no
-clock, no thread.
-
-It says when a heartbeat is due and when to ask for weights, and judges what comes.
-"""
+"""The actor's side of the weights port, in one session, as a pure state machine: it says when a
+heartbeat is due and when to ask for weights, and judges what comes."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
+    Frame,
     Get,
     Grant,
     Message,
@@ -28,7 +27,6 @@ SHORTEST_BEAT_S = 0.02
 
 
 def doubling(first_s: float, longest_s: float) -> Iterator[float]:
-    """Ever longer pauses, up to the longest."""
     while True:
         yield first_s
         first_s = min(2 * first_s, longest_s)
@@ -49,12 +47,10 @@ class Pulls:
     ) -> None:
         self.have = have
         self.named = NO_VERSION
-        self.has_heard = False
-        self.last_heard = now
+        self.has_heard = self.is_session_over = False
+        self.last_heard = self.next_beat = now
         self.answer = "it has not answered"
         """The outcome of the last question for weights, in a clause."""
-        self.is_session_over = False
-        self.next_beat = now
         self._session = session
         self._layouts = {layout.digest: layout for layout in layouts}
         self._heartbeat_s = max(heartbeat_s, SHORTEST_BEAT_S)
@@ -92,11 +88,10 @@ class Pulls:
         self._were_timed = bool(timers)
 
     def get(self, now: float) -> Get | None:
-        """The question that is due."""
         is_waiting = self._asked_at is not None and now - self._asked_at <= self._reply_timeout_s
-        if is_waiting or now < self._not_before:
+        if is_waiting or now < self._not_before or not self._lacks_weights:
             return None
-        return Get(self._session, *self.have) if self._lacks_weights else None
+        return Get(self._session, *self.have)
 
     def said_get(self, now: float) -> None:
         self._asked_at = now
@@ -138,12 +133,12 @@ class Pulls:
     def _take_answer(
         self, reply: NotModified | WeightsReply, frames: Sequence[Frame]
     ) -> Weights | None:
-        number = f"{reply.epoch}.{reply.update}"
+        version = Version(reply.epoch, reply.update)
+        number = f"{version.epoch}.{version.update}"
         if isinstance(reply, NotModified):
             # They are not published yet, or could not be sent just now, but soon will be.
             none = "none yet" if self.have == NO_VERSION else "none that are newer"
-            is_newer = (reply.epoch, reply.update) > self.have
-            none = f"{number}, but none for us yet" if is_newer else none
+            none = f"{number}, but none for us yet" if version > self.have else none
             self.answer = f"it says that it has {none}"
             return None
         layout = self._layouts.get(reply.layout_digest)
@@ -156,9 +151,20 @@ class Pulls:
         if misfit := layout.misfit(weights.buffer):
             raise ProtocolError("damaged_weights", f"weights {number} are damaged: {misfit}")
         # Within a run an older epoch is a learner that should be dead.
-        if weights.version <= self.have:
+        if version <= self.have:
             self.answer = f"it sends {number}, which is not newer"
             return None
-        self.answer, self.have = "it has not answered", weights.version
+        self.answer, self.have = "it has not answered", version
         self._pauses = doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         return weights
+
+
+def decode_weights(reply: WeightsReply, frames: Sequence[Frame]) -> Weights:
+    """The weights of a reply; raises ProtocolError if they were damaged on the way."""
+    if len(frames) != 2:
+        raise ProtocolError("wrong_frame_count", "weights come with one frame")
+    version, buffer = Version(reply.epoch, reply.update), np.frombuffer(frames[1], np.uint8)
+    weights = Weights(version, buffer, reply.layout_digest)
+    if weights.digest() != reply.content_digest:
+        raise ProtocolError("damaged_weights", f"weights {reply.epoch}.{reply.update} are damaged")
+    return weights

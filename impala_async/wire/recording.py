@@ -1,8 +1,4 @@
-"""A recorded actor stream as bytes, written and read; docs/recording.md has the format.
-
-The sizes of a record have a checksum of their own: so a file that was cut in mid-write can be told
-from one that is damaged, wherever the damage is.
-"""
+"""A recorded actor stream as bytes, written and read; docs/recording.md has the format."""
 
 import json
 import os
@@ -19,8 +15,7 @@ import msgpack
 from impala_async.errors import ProtocolError, RecordingError, SpacesError
 from impala_async.files import open_at_once, why_unreadable
 from impala_async.schema import Schema
-from impala_async.wire.codec import Frame, body_sizes
-from impala_async.wire.messages import Data, pack, unpack
+from impala_async.wire.messages import Data, Frame, pack, unpack
 
 MAGIC = b"IMPALA-REC\r\n"
 FORMAT = 1
@@ -66,7 +61,6 @@ Record = Start | Recorded | End
 
 
 def encode_record(record: Record) -> list[Frame]:
-    """The bytes of a record, in parts."""
     body: Frame = b""
     if isinstance(record, Start):
         fields: list[Any] = [0, *record[:5], record.schema.to_json()]
@@ -82,14 +76,8 @@ def encode_record(record: Record) -> list[Frame]:
 
 
 class Reader:
-    """Reads the records of a file as it was when it was opened, each when it is asked for.
-
-    A mapping would end this process without a word where somebody cuts the file meanwhile. A pipe
-    is not waited for.
-
-    Raises:
-        RecordingError: here and later, where the file cannot be read, or is damaged.
-    """
+    """Reads the records of a file as it was when it was opened, each when it is asked for, or
+    raises RecordingError. A mapping would end this process where somebody cuts the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,20 +99,14 @@ class Reader:
             raise self._fault(f"is a recording of format {number}: use the release that made it")
 
     def records(self) -> Iterator[tuple[int, Record, int]]:
-        """Each whole record, where it begins, and where it ends.
-
-        What follows the last of them, if anything does, was cut in mid-write.
-        """
+        """Each whole record, where it begins, and where it ends: what is behind them was cut."""
         offset = len(OPENING)
         while (found := self.read(offset)) is not None:
             yield offset, *found
             offset = found[1]
 
     def read(self, offset: int, *, is_checked: bool = True) -> tuple[Record, int] | None:
-        """The record at an offset, and where it ends; None if it is not there as a whole.
-
-        Who has checked it once may do without that later.
-        """
+        """The record at an offset, and where it ends; None if it is not there as a whole."""
         begin = offset + _SIZES.size + _CHECK.size
         if begin > self.num_bytes:
             return None
@@ -188,10 +170,3 @@ def _decode(head: memoryview, body: memoryview) -> Record:
         return End(*fields)
     fields[5:] = Schema.from_json(fields[5]), dict(json.loads(fields[6]))
     return Start(*fields)
-
-
-def has_body_of(schema: Schema, message: Recorded) -> bool:
-    """Whether the body of a message has the size that a schema gives it."""
-    data = message.data
-    sizes = body_sizes(schema.layout, data.columns, data.num_episodes)
-    return data.rows == schema.rows and len(message.body) == sizes.obs + sizes.small

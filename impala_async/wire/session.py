@@ -1,9 +1,5 @@
-"""The learner's side of the protocol as a pure state machine: no socket, no clock, no thread.
-
-It owns sessions, ranks, leases, watermarks and the verdict on every trajectory; who may send is
-decided in peer.py. Times come in as arguments and what to send comes out as values, so that a test
-can play any network to it.
-"""
+"""The learner's side of the protocol as a pure state machine: sessions, ranks, leases, watermarks
+and the verdict on every trajectory; who may send is decided in peer.py."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -41,8 +37,6 @@ def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
 
 
 class SessionTable:
-    """All sessions of one learner."""
-
     def __init__(
         self,
         *,
@@ -80,7 +74,6 @@ class SessionTable:
 
     @property
     def joined(self) -> Collection[Peer]:
-        """Those who may have credit."""
         return self._peers.values()
 
     @property
@@ -89,7 +82,6 @@ class SessionTable:
         return sum(peer.kept_columns for peer in self._peers.values())
 
     def hello(self, hello: Hello, route: bytes, now: float) -> Peer | Reject:
-        """Open a session; the actor's former one, if any, ends."""
         if hello.protocol != PROTOCOL:
             return reject(
                 "protocol",
@@ -98,7 +90,8 @@ class SessionTable:
             )
         known = self._known.get(hello.actor)
         limit = self._num_ranks or MAX_SESSIONS
-        if (known is None or self._is_gone(known)) and len(self._peers) >= limit:
+        is_here = known is not None and self.peer_of(known.session) is not None
+        if not is_here and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
         if known is not None and known.session in self._strangers:
             # The same hello again, because our answer was slow: one session is enough.
@@ -136,11 +129,8 @@ class SessionTable:
         return peer
 
     def reserve(self, peer: Peer, data: Data, version_now: Version) -> str | None:
-        """May this trajectory come in? None, or the reason why it is refused for good.
-
-        Raises:
-            ProtocolError: the peer had no credit for it; nothing is settled.
-        """
+        """May this trajectory come in? None, or the reason why it is refused for good. Without a
+        credit for it that is a ProtocolError, and nothing is settled."""
         if peer.watermark.is_settled(data.seq):
             return "duplicate"
         if data.seq >= peer.granted or data.columns > peer.columns:
@@ -194,16 +184,9 @@ class SessionTable:
         """Those who have left their credit unused, though others wait. Asked regularly."""
         return self._credit.take_back(self._peers.values(), now)
 
-    def silent(self, now: float, longer_than_s: float) -> list[Peer]:
-        """Who joined and has not been heard of for a while, though its lease still runs."""
-        return [p for p in self._peers.values() if now - p.last_heard > longer_than_s]
-
     def expire(self, now: float) -> list[Peer]:
-        """End the sessions whose lease is over.
-
-        If this learner itself stood still (a suspended process, a long stall), the silence was
-        its own: everybody gets a fresh lease.
-        """
+        """End the sessions whose lease is over. If this learner itself stood still, the silence was
+        its own: everybody gets a fresh lease."""
         stood_still = self._last_expiry is not None and now - self._last_expiry > self._lease_s / 2
         self._last_expiry = now
         if stood_still:
@@ -216,7 +199,7 @@ class SessionTable:
         self._asked = {
             route: asked for route, asked in self._asked.items() if any(map(self.peer_of, asked))
         }
-        gone = [peer for peer in self._known.values() if self._is_gone(peer)]
+        gone = [peer for peer in self._known.values() if self.peer_of(peer.session) is None]
         num_too_many = len(gone) - MAX_GONE
         for number, peer in enumerate(gone):
             if number < num_too_many or now - peer.last_heard >= WATERMARK_LIFE_S:
@@ -258,9 +241,6 @@ class SessionTable:
             self.end(former)
             self.num_given_way += 1
 
-    def _is_gone(self, peer: Peer) -> bool:
-        return self.peer_of(peer.session) is None
-
     def _remember(self, peer: Peer) -> None:
         self._known[peer.actor] = peer
         self._ranks[peer.rank] += 1
@@ -291,21 +271,10 @@ class SessionTable:
         rank = known.rank
         if self._num_ranks is not None:
             rank = self._free_rank(rank, self._num_ranks)
-        peer = Peer(
-            session=self._new_id(),
-            actor=hello.actor,
-            rank=rank,
-            watermark=known.watermark,
-            has_settled=known.has_settled,
-            is_numbered=known.is_numbered,
-            last_heard=now,
-            data_route=route,
-            build=hello.build,
-            opened_at=now,
-            is_owed_room=bool(known.turned_away) and not known.gives_way,
-            granted=known.watermark.below,
-            used_at=now,
-        )
+        former = known.watermark, now, route, known.has_settled, known.is_numbered, hello.build
+        peer = Peer(self._new_id(), hello.actor, rank, *former, opened_at=now, used_at=now)
+        peer.is_owed_room = bool(known.turned_away) and not known.gives_way
+        peer.granted = known.watermark.below
         self._forget(hello.actor)
         self._remember(peer)
         self.num_opened += 1

@@ -1,8 +1,5 @@
-"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them.
-
-Frames are received into buffers that the caller owns, so a trajectory lands where it stays.
-`recv_into` truncates silently but returns the true size: every caller compares it.
-"""
+"""ZeroMQ sockets, thin: a ROUTER for a learner's two ports, a DEALER for who dials them. Frames are
+received into buffers that the caller owns, so a trajectory lands where it stays."""
 
 import ctypes
 import errno
@@ -15,9 +12,13 @@ from contextlib import suppress
 
 import zmq
 
-from impala_async.wire.codec import Frame
 from impala_async.wire.connections import Connections, Monitor
-from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES, SLOWEST_BYTES_PER_S
+from impala_async.wire.messages import (
+    MAX_HEADER_BYTES,
+    MAX_INLINE_BYTES,
+    SLOWEST_BYTES_PER_S,
+    Frame,
+)
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -63,7 +64,6 @@ class AddressError(Exception):
 
 
 def new_context() -> Context:
-    """The one context of a process."""
     # A router counts the routes that it gives up from a number of C's `rand`, and aborts the
     # process where the next one is taken by a peer that has claimed it. So nobody may know them.
     with suppress(OSError, AttributeError):
@@ -72,7 +72,6 @@ def new_context() -> Context:
 
 
 def _new_socket(context: Context, kind: int, url: str) -> zmq.Socket[bytes]:
-    """Make a socket with the options that both ends have in common."""
     made = context.socket(kind)
     made.set(zmq.LINGER, 0)
     # Not always: `localhost` would become ::1, and miss a learner at 127.0.0.1.
@@ -147,14 +146,10 @@ class Router:
         except zmq.Again:
             return None
         self._has_more = True
-        if self.connections.is_first(route):
-            size = self._receive_first(route)
-        else:
+        if not self.connections.is_first(route):
             size = self.receive_into(self._header)
-        return route, self._header[: max(size, 0)], size
-
-    def _receive_first(self, route: bytes) -> int:
-        """As `receive_into` the header; it takes longer, and tells over which connection."""
+            return route, self._header[: max(size, 0)], size
+        # This takes longer, and tells over which connection it came.
         frame = self._socket.recv(copy=False)
         self._has_more, size = frame.more, len(frame.buffer)
         kept = min(size, len(self._header))
@@ -162,10 +157,10 @@ class Router:
         # A connection that is closed already is none any more.
         with suppress(zmq.ZMQError):
             self.connections.note_first(route, int(frame.get(zmq.SRCFD)))
-        return size
+        return route, self._header[:kept], size
 
     def receive_into(self, buffer: memoryview) -> int:
-        """Receive the message's next frame; its true size, or NO_FRAME if there is none."""
+        """Receive the message's next frame; NO_FRAME, or its true size: what is over is lost."""
         if not self._has_more:
             return NO_FRAME
         size = int(self._socket.recv_into(buffer))
@@ -173,7 +168,6 @@ class Router:
         return size
 
     def has_more_frames(self) -> bool:
-        """Whether the message that is being received goes on."""
         return self._has_more
 
     def discard_rest(self) -> None:
@@ -183,11 +177,8 @@ class Router:
                 return
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
-        """Send without blocking; False if the peer is gone or does not take it now.
-
-        Of messages of several frames, such as weights, a few are under way to each peer: whoever
-        does not read them must not have us keep more and more.
-        """
+        """Send without blocking; False if the peer is gone or does not take it now. Of messages of
+        several frames a few are under way to each: who does not read must not fill our memory."""
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
         if len(under_way) >= MAX_UNDER_WAY:
             under_way = [sent for sent in under_way if not sent[0].done]
@@ -271,10 +262,8 @@ class Dealer:
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the connection that there is now has been greeted over.
-
-        If not, what was sent since the last greeting may be lost, and so may the answers.
-        """
+        """Whether the connection that there is now has been greeted over. If not, what was sent
+        since the last greeting may be lost, and so may the answers."""
         self._look_at_connection()
         return self._is_greeted
 
@@ -289,10 +278,8 @@ class Dealer:
         return True
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Send without blocking; False if there is no connection now.
-
-        Frames are not copied: they must stay as they are until the learner settled them.
-        """
+        """Send without blocking; False if there is no connection now. Frames are not copied: they
+        must stay as they are until the learner settled them."""
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:

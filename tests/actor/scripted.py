@@ -27,7 +27,6 @@ from impala_async.config.run import (
 )
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
     Bye,
@@ -41,6 +40,7 @@ from impala_async.wire.messages import (
     Spec,
     WeightsReply,
     Welcome,
+    encode_settings,
     pack,
     unpack,
 )
@@ -280,12 +280,6 @@ class Scene:
         get = self.learner.weights.find(Get)
         assert have is None or get.message[1:] == have
         get.answer(*reply_of(weights_of(version.update, version)))
-
-    def begin_with(self, actor, version):
-        """Give an actor its first weights."""
-        newest = actor.begin(actor.client.newest)
-        self.give(version, have=NO_VERSION)
-        assert newest.result(WITHIN_S).version == version
 
     def welcome_back(self, settings=None, **welcome):
         """The actor says hello again, on a thread that is in the middle of a call."""

@@ -6,15 +6,22 @@ import time
 import numpy as np
 import pytest
 
-from impala_async.actor.client import RETRY_AFTER, RunFinished, compressor
+from impala_async.actor.client import RunFinished, choose_compression
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.codec import decode_episodes, decompress_into
-from impala_async.wire.messages import Bye, Data, Get, Grant, Heartbeat, Hello, Spec
+from impala_async.wire.messages import (
+    EPISODE,
+    Bye,
+    Data,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    decompress_into,
+)
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
-    ACTOR_SPEC,
     LAYOUT,
     V1,
     WITHIN_S,
@@ -35,32 +42,6 @@ def spec_of(rows=3, streams=1):
 
 def version_of(update):
     return Version(1, update)
-
-
-def test_an_address_is_enough_and_spec_says_what_runs(scene):
-    actor = scene.actor()
-    connected = actor.begin(actor.client.connect)
-    hello = scene.learner.data.hear(Hello)
-    assert hello.message.run_id == bytes(16)
-    assert hello.message.epoch == hello.message.lowest_unsettled == 0
-    welcome = scene.learner.welcome(hello, settings_of("my:Env"))
-    assert connected.result(WITHIN_S).env.id == "my:Env"
-    assert actor.client.side.welcome.rank == 3
-    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
-    spec = scene.learner.data.hear(Spec)
-    joined.result(WITHIN_S)
-    assert spec.message.session == welcome.session
-    assert (spec.message.columns, spec.message.streams) == (2, 1)
-    assert spec.route == hello.route
-    assert scene.learner.weights.find(Heartbeat).message.session == welcome.session
-
-
-def test_both_connections_move_to_ipc_when_the_nonce_can_be_read(scene):
-    there = {"nonce_path": str(scene.learner.folder / "nonce"), "weights_port": 1}
-    actor, session = scene.at_work(**there)
-    session.grant(1, version=V1)
-    actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
-    scene.learner.weights.find(Get)
 
 
 def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
@@ -86,17 +67,6 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
     # What it says next is this, so it has sent nothing else.
     assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
     assert scene.learner.data.drain() == []
-
-
-def test_a_buffer_waits_until_one_is_settled(scene):
-    actor, session = scene.at_work(spec=spec_of(streams=2), heartbeat_s=0.1)
-    session.grant(MANY)
-    buffers = [actor.do(actor.unroll, seq) for seq in range(6)]
-    assert len({id(buffer) for buffer in buffers}) == 6
-    taken = actor.begin(actor.client.take)
-    assert scene.stays_blocked(taken)
-    session.grant(MANY, settled=1)
-    assert taken.result(WITHIN_S) is buffers[0]
 
 
 # Inline; as frames of their own that are copied; and that are not.
@@ -203,43 +173,28 @@ def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
     assert data._replace(body=None) == Data(session.id, 0, 2, 9, 3, 2, 0, 2, None)
     planes = finished.buffer.obs.tobytes() + finished.buffer.small.tobytes()
     assert data.body[: len(planes)] == planes
-    episodes = decode_episodes(memoryview(data.body)[len(planes) :])
+    episodes = np.frombuffer(data.body[len(planes) :], EPISODE)
     assert episodes.tolist() == [(1.5, 3), (-2.0, 8)]
 
 
-FAR = "tcp://learner.example:5555"
-EVEN = np.zeros((4, 3000), np.uint8)
-NOISE = np.random.default_rng(0).integers(0, 256, (4, 3000), np.uint8)
-
-
 @pytest.mark.parametrize(
-    ("choice", "url", "is_compressed"),
+    ("choice", "url", "compresses"),
     [
-        ("auto", FAR, True),
-        ("auto", "tcp://10.0.0.7:5555", True),
-        ("auto", "tcp://127.0.0.1:5555", False),
-        ("auto", "tcp://localhost:5555", False),
-        ("auto", "ipc://@impala", False),
-        ("on", "ipc://@impala", True),
-        ("off", FAR, False),
+        *(("auto", "tcp://learner.example:5555", True), ("auto", "tcp://10.0.0.7:5555", True)),
+        *(("auto", "tcp://127.0.0.1:5555", False), ("auto", "tcp://localhost:5555", False)),
+        *(("auto", "ipc://@impala", False), ("on", "ipc://@impala", True)),
+        ("off", "tcp://learner.example:5555", False),
     ],
 )
-def test_auto_compresses_what_leaves_the_host(choice, url, is_compressed):
-    frame = compressor(choice, url)(EVEN)
-    assert (frame is not None) == is_compressed
-    if frame is not None:
-        target = bytearray(EVEN.nbytes)
-        decompress_into(memoryview(target), memoryview(frame))
-        assert target == EVEN.tobytes()
-
-
-def test_what_does_not_become_smaller_is_tried_again_only_after_a_while():
-    compress = compressor("on", FAR)
-    assert compress(NOISE) is None
-    for _ in range(RETRY_AFTER):
-        assert compress(EVEN) is None
-    for _ in range(2):
-        assert compress(EVEN) is not None
+def test_auto_compresses_what_leaves_the_host_and_becomes_smaller(choice, url, compresses):
+    compress = choose_compression(choice, url)
+    assert (compress is not None) == compresses
+    if compress is not None:
+        even = np.zeros((4, 3000), np.uint8)
+        target = bytearray(even.nbytes)
+        decompress_into(memoryview(target), memoryview(compress(even)))
+        assert target == even.tobytes()
+        assert compress(np.random.default_rng(0).integers(0, 256, (4, 3000), np.uint8)) is None
 
 
 # -------------------- lockstep
@@ -261,20 +216,6 @@ def begin(scene, actor, update):
     assert scene.stays_blocked(first)
     scene.give(version_of(update), have=NO_VERSION)
     assert first.result(WITHIN_S) == version_of(update)
-
-
-@LAGS
-def test_each_trajectory_has_the_weights_of_its_turn(scene, lag):
-    actor, session = scene.at_work(settings=lockstep(lag), heartbeat_s=0.1)
-    begin(scene, actor, 5)
-    for _ in range(lag):
-        assert actor.do(boundary, actor) is None
-    for update in (6, 7, 8):
-        waiting = actor.begin(boundary, actor)
-        assert scene.stays_blocked(waiting)
-        session.grant(9, version=version_of(update))
-        scene.give(version_of(update), have=version_of(update - 1))
-        assert waiting.result(WITHIN_S) == version_of(update)
 
 
 @LAGS

@@ -8,11 +8,8 @@ from contextlib import suppress
 import pytest
 
 from impala_async.actor import joining
-from impala_async.actor.client import NewRun, RunFinished
-from impala_async.config.run import TrajectorySection
+from impala_async.actor.client import RunFinished
 from impala_async.errors import MismatchError, UnreachableError
-from impala_async.weights import NO_VERSION, Version
-from impala_async.wire import actor_side
 from impala_async.wire.messages import (
     VERDICTS,
     ByeOk,
@@ -21,17 +18,12 @@ from impala_async.wire.messages import (
     Grant,
     Heartbeat,
     Hello,
-    NotModified,
     Spec,
-    WeightsReply,
-    pack,
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import AddressError, Router
-from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     ACTOR_SPEC,
-    LAYOUT,
     V1,
     WITHIN_S,
     Session,
@@ -142,64 +134,6 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
     assert scene.data_of(actor).message.session == session.id
 
 
-def test_a_spec_that_was_lost_is_made_good(scene):
-    """Heartbeats go well, but the learner does not know what this actor runs."""
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC, lease_s=0.5, heartbeat_s=0.1)
-    give_up_at = time.monotonic() + WITHIN_S
-    heard = []
-    with actor.pumping():
-        while not heard and time.monotonic() < give_up_at:
-            for beat in scene.learner.weights.drain():
-                # Not `answer`: the link may be closed by now.
-                beat.router.send(beat.route, [pack(Grant(session.id, 0, 0, *NO_VERSION, []))])
-            heard = scene.learner.data.drain()
-        assert isinstance(heard[0].message, Hello)
-        scene.welcome_back()
-
-
-# -------------------- it is another one
-
-
-def test_weights_of_the_new_epoch_are_pulled_and_the_old_ones_not_again(scene):
-    actor, session = scene.at_work()
-    scene.begin_with(actor, Version(1, 9))
-    with actor.pumping():
-        session.reject("hello_again")
-        again = scene.welcome_back(epoch=2)
-        scene.learner.weights.drain()
-        again.grant(0, version=Version(2, 4))
-        scene.give(Version(2, 4), have=(1, 9))
-    actor.do(actor.client.link.wait_for_weights, WITHIN_S)
-    assert actor.do(actor.client.newest).version == (2, 4)
-
-
-def test_a_new_run_begins_at_seq_0_with_its_own_settings(scene):
-    actor, session = scene.at_work(2, epoch=3)
-    scene.begin_with(actor, Version(3, 9))
-    pumped = pump(actor)
-    session.reject("hello_again")
-    scene.learner.run_id = b"another run here"
-    told = settings_of("b:Env", trajectory=TrajectorySection(rows=7))
-    scene.learner.welcome(scene.learner.data.hear(Hello), told, epoch=1)
-    with pytest.raises(NewRun):
-        pumped.result(WITHIN_S)
-    settings = actor.client.settings
-    assert (settings.env.id, settings.trajectory.rows) == ("b:Env", 7)
-    joined = actor.begin(actor.client.join, schema_of(7), [LAYOUT], 4, 1)
-    again = Session(scene.learner.data.hear(Spec), actor.client.side.welcome)
-    joined.result(WITHIN_S)
-    assert (again.spec.columns, again.schema.rows) == (4, 7)
-    # What it had for the old run is worth nothing here: no weights, no trajectories.
-    while (asked := scene.learner.weights.find(Get).message).session != again.id:
-        pass  # it was asked in the old session
-    assert asked == Get(again.id, *NO_VERSION)
-    again.grant(5)
-    actor.do(actor.unroll)
-    data = scene.data_of(actor).message
-    assert (data.session, data.seq, data.rows, data.columns) == (again.id, 0, 7, 4)
-
-
 # -------------------- it ends, or refuses
 
 
@@ -218,23 +152,6 @@ def test_nothing_more_is_said_in_a_session_that_is_over(scene, monkeypatch, how)
     started = time.monotonic()
     actor.do(actor.client.leave)
     assert time.monotonic() - started < WITHIN_S / 2
-
-
-def test_a_goodbye_is_answered_even_behind_a_trajectory_under_way(scene):
-    actor = scene.actor()
-    session = scene.join(actor, (schema_of(1000, num_obs=2000), [LAYOUT], 2, 1))
-    session.grant(1)
-
-    def work():
-        with suppress(RunFinished):
-            actor.pump_until(lambda: False)
-        actor.client.leave()
-
-    actor.do(actor.unroll)
-    session.bye("finished")
-    left = actor.begin(work)
-    assert scene.learner.data.find(ByeOk).message.session == session.id
-    left.result(WITHIN_S)
 
 
 # -------------------- connections break beneath a session: nothing waits out a lease
@@ -281,22 +198,6 @@ def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_diall
         learner.data.router = routers[0]
         scene.welcome_back(epoch=2, **PATIENT).grant(1)
         assert set(body_of(learner.data.hear(Data))) == {0}
-
-
-def test_one_that_hangs_up_before_a_welcome_hears_hello_ever_less_often(scene, monkeypatch):
-    monkeypatch.setattr(actor_side, "HELLO_EVERY_S", 100.0)
-    with proxy(scene.learner.url) as network:
-        actor = scene.actor(host=HOST)
-        connected = actor.begin(actor.client.connect)
-        began_at = time.monotonic()
-        for _ in range(4):
-            scene.learner.data.hear(Hello)
-            network.reset()
-        hello = scene.learner.data.hear(Hello)
-        # 0, 0.1, 0.2 and 0.4 s.
-        assert time.monotonic() - began_at > 0.6
-        scene.learner.welcome(hello, settings_of())
-        connected.result(WITHIN_S)
 
 
 # -------------------- it is no learner, or a broken one: the actor waits, and says little
@@ -363,53 +264,6 @@ def test_words_without_meaning_change_nothing_and_are_a_line_of_each_kind(scene,
     assert len(lines("the learner refused a message: what?")) == 1
     (line,) = lines("the learner refuses trajectories of")
     assert "of noisy:Env: an observation, a reward or an action in them is not finite" in line
-
-
-def test_noise_is_no_sign_of_life(scene):
-    actor, session = scene.at_work(lease_s=0.5)
-    spoken = [session._spec]
-    with actor.pumping():
-        give_up_at = time.monotonic() + WITHIN_S
-        heard = []
-        while not heard and time.monotonic() < give_up_at:
-            # Not `answer`: the connections may be closed by now.
-            for told in (*spoken, *scene.learner.weights.drain()):
-                told.router.send(told.route, [b"\xc1"])
-            heard = [each.message for each in scene.learner.data.drain()]
-            time.sleep(0.01)
-        assert isinstance(heard[0], Hello)
-        scene.welcome_back()
-
-
-STALE = WeightsReply(0, 0, *reply_of(weights_of(1, V1))[0][2:])
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (None, "it has not answered"),
-        (NotModified(*NO_VERSION), "it says that it has none yet"),
-        (NotModified(2**31, 2**62), f"it says that it has {2**31}.{2**62}, but none for us yet"),
-        (reject("bad_message", "no\x1b[31m!"), "it refuses: no\\x1b[31m!"),
-        (STALE, "it sends 0.0, which is not newer"),
-    ],
-)
-def test_who_waits_for_weights_says_so(scene, answer, says, lines):
-    actor = scene.actor()
-    session = scene.join(actor, ACTOR_SPEC)
-    get = scene.learner.weights.find(Get)
-    get.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
-    if answer is not None:
-        get.answer(answer, *[reply_of(weights_of(1, V1))[1]] * (answer is STALE))
-    pulls = actor.client.link.pulls
-    until(lambda: pulls.has_heard and pulls.answer == says)
-    newest = actor.begin(actor.client.newest)
-    wanted = f"still waiting for weights from {actor.client.link.url}"
-    until(lambda: lines(wanted))
-    assert lines(wanted)[0].endswith(f"s): {says}")
-    get.answer(*reply_of(weights_of(1, V1)))
-    newest.result(WITHIN_S)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -1,11 +1,10 @@
 import logging
 import socket
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
+import msgpack
 import pytest
 
 from impala_async.actor import joining
@@ -15,13 +14,11 @@ from impala_async.actor.joining import (
     best_urls,
     find_learner,
     say_goodbye,
-    why_silent,
 )
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError, UnreachableError
 from impala_async.output import EVERY_S, Wait
 from impala_async.wire.actor_side import Handshake
-from impala_async.wire.codec import encode_settings
 from impala_async.wire.messages import (
     BYE_REASONS,
     PROTOCOL,
@@ -30,12 +27,12 @@ from impala_async.wire.messages import (
     Grant,
     Hello,
     Welcome,
+    encode_settings,
     pack,
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
 from tests.actor.scripted import WITHIN_S, settings_of
-from tests.wire.ends import until
 
 HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
 WELCOME = Welcome(
@@ -43,7 +40,6 @@ WELCOME = Welcome(
 )
 BYE = Bye(b"s" * 16, BYE_REASONS.index("leaving"))
 Answer = tuple[Welcome, ActorSettings]
-Find = Callable[..., Future[Answer]]
 
 
 class Stopped(Exception):
@@ -82,24 +78,6 @@ def find(dealer, quick_hellos):
         yield begin
 
 
-def test_hello_is_said_until_it_is_answered(scene, find):
-    found = find()
-    assert [scene.learner.data.hear(Hello).message for _ in range(3)] == [HELLO] * 3
-    hello = scene.learner.data.hear(Hello)
-    welcome = scene.learner.welcome(hello, settings_of("my:Env", max_lag=7), epoch=2)
-    answer, settings = found.result(WITHIN_S)
-    assert answer == welcome
-    assert settings == settings_of("my:Env", max_lag=7)
-
-
-def test_a_lower_epoch_of_this_run_is_told_and_not_taken(scene, find, caplog):
-    found = find(within_s=0.5)
-    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), epoch=1)
-    with pytest.raises(UnreachableError):
-        found.result(WITHIN_S)
-    assert "a learner of epoch 1 answered, but this run is in epoch 2" in caplog.text
-
-
 @pytest.fixture
 def waiting(monkeypatch):
     """Each look of a wait is told of, as after 12 s; and nothing is found out."""
@@ -132,16 +110,6 @@ def test_who_was_told_to_come_later_says_who_refuses_and_why(scene, find, waitin
     assert caplog.messages[-3:] == [FULL] * 3
 
 
-def test_a_refusal_is_over_when_the_learner_is_asked_again(scene, find, waiting, caplog):
-    found = find()
-    scene.learner.data.hear(Hello).answer(reject("full", "full up", 0.0))
-    hello = scene.learner.data.hear(Hello)
-    caplog.clear()
-    until(lambda: SILENT in caplog.messages)
-    scene.learner.welcome(hello, settings_of(), epoch=2)
-    found.result(WITHIN_S)
-
-
 def test_a_final_refusal_ends_the_search_and_no_other(scene, find, caplog):
     found = find()
     for code in ("full", "hello_again", "bad_message"):
@@ -162,12 +130,15 @@ def settings_frame(**changes):
         ([], "a welcome comes with one frame"),
         ([settings_frame(), b"more"], "a welcome comes with one frame"),
         ([b"\xc1"], ""),
-        ([b"x" * 70_000], ""),
+        ([b"\x81\xa1x" + b"\x91" * 3000], ""),
+        ([msgpack.packb({1: 2})], ""),
+        ([msgpack.packb({"x": msgpack.ExtType(1, b"x")})], ""),
+        ([msgpack.packb([1])], "Input should be a valid dictionary"),
+        ([b"\xc4" + b"x" * 70_000], "64 KiB at most"),
         ([encode_settings({"seed": 0})], ": env: Field required$"),
         ([settings_frame(**{"evil\n\x1b[31m": 1})], r": evil\\n\\x1b\[31m: Extra inputs are not"),
         ([settings_frame(seed=-5)], ": seed: Input should be greater than or equal to 0$"),
     ],
-    ids=["none", "two", "no msgpack", "too long", "missing", "extra", "negative"],
 )
 def test_settings_that_are_not_understood_do_not_fit(scene, find, frames, says):
     found = find()
@@ -250,10 +221,10 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
         # Bound, so that nobody else takes it, and not listening.
         taken.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        assert why_silent(url) == "it cannot be reached (Connection refused)"
+        assert Inquiry(url).why(WITHIN_S) == "it cannot be reached (Connection refused)"
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"tcp://[127.0.0.1]:{server.getsockname()[1]}"
-        assert why_silent(url).startswith("something listens there")
+        assert Inquiry(url).why(WITHIN_S).startswith("something listens there")
     unknown = socket.gaierror(-2, "Name or service not known")
     for error, says in (
         (unknown, "Name or service not known"),
@@ -261,18 +232,4 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
         (UnicodeError("label too long"), "label too long"),
     ):
         monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
-        assert why_silent("tcp://no-such-host:5555") == f"it cannot be reached ({says})"
-
-
-def test_nobody_waits_long_for_an_answer(monkeypatch):
-    may_answer = threading.Event()
-
-    def ask(url):
-        assert may_answer.wait(20)
-        return f"found of {url}"
-
-    monkeypatch.setattr(joining, "why_silent", ask)
-    inquiry = Inquiry("tcp://there:1")
-    assert inquiry.why(0.01) == inquiry.why(0.01) == "it is not known yet why"
-    may_answer.set()
-    assert inquiry.why(20) == "found of tcp://there:1"
+        assert Inquiry("tcp://no-such-host:5555").why(WITHIN_S) == f"it cannot be reached ({says})"

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
 
 from bench.probes import Counting, CountingVector
 from impala_async.config.policies import PoliciesSection
@@ -17,6 +16,7 @@ from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import Version
 from tests.actor.fakes import FakeAction, sampler_over
+from tests.envs.test_agents import Lives
 
 STATE = (ArraySpec("hidden", (2,), "float32"), ArraySpec("cell", (), "float32"))
 LENGTHS = (1, 2, 3, 7)
@@ -105,39 +105,6 @@ def test_a_row_is_acted_with_what_its_episode_left_and_so_is_row_0(mode, rows):
 # -------------------- columns that are not trained
 
 
-class Duel:
-    """Two agents, an episode of three rows; an observation ends with its step, as in `Counting`."""
-
-    metadata = {"name": "duel"}  # noqa: RUF012
-    possible_agents = ("left", "right")
-
-    def __init__(self):
-        self.agents = []
-
-    def observation_space(self, agent):
-        return Box(0, 99, (1,), np.float32)
-
-    def action_space(self, agent):
-        return Discrete(2)
-
-    def reset(self, seed=None):
-        self.agents, self.num_steps = list(self.possible_agents), 0
-        return self._show(), {}
-
-    def step(self, actions):
-        self.num_steps += 1
-        agents = self.agents
-        ends = dict.fromkeys(agents, self.num_steps == 3)
-        if self.num_steps == 3:
-            self.agents = []
-        return self._show(), dict.fromkeys(agents, 2.0), ends, dict.fromkeys(agents, False), {}
-
-    def close(self): ...
-
-    def _show(self):
-        return {agent: np.array([self.num_steps], np.float32) for agent in self.possible_agents}
-
-
 class Watched(CountingPolicy):
     """Notes for each act who played, the step of the episode, and the rows remembered."""
 
@@ -153,7 +120,7 @@ class Watched(CountingPolicy):
 @pytest.mark.parametrize("rows", [1, 4, 5])
 def test_who_is_not_trained_remembers_and_is_masked(rows):
     pair = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=1)
-    envs = AgentEnvs([Duel(), Duel()], policies=pair)
+    envs = AgentEnvs([Lives((3, 3)), Lives((3, 3))], policies=pair)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE, pair.names)
     policy = Watched()
     sampler, _ = sampler_over(envs, schema, policy)
@@ -167,7 +134,8 @@ def test_who_is_not_trained_remembers_and_is_masked(rows):
         is_own = columns.obs["policy"][:, :-1] == 0
         is_final = columns.obs[""][:, :-1, -1] == 3
         np.testing.assert_array_equal(columns.mask_CT, is_own & ~is_final)
-        np.testing.assert_array_equal(columns.rewards_CT, np.where(columns.mask_CT, 2.0, 0.0))
+        rewards = np.where(columns.mask_CT, columns.obs[""][:, 1:, -1], 0)
+        np.testing.assert_array_equal(columns.rewards_CT, rewards)
         assert not (columns.terminated_CT & ~columns.mask_CT).any()
         assert not columns.log_probs_CT[~columns.mask_CT].any()
         num_valid += int(columns.mask_CT.sum())

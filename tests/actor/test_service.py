@@ -1,13 +1,10 @@
 import re
 import signal
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from bench.probes import Probe
 from impala_async.actor import service as service_module
@@ -17,11 +14,20 @@ from impala_async.policy import Policy
 from impala_async.processes import REQUESTS
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
-from impala_async.wire.codec import body_sizes
-from impala_async.wire.messages import Bye, ByeOk, Data, Get, Heartbeat, Hello, Spec, WeightsReply
+from impala_async.wire.messages import (
+    NO_NUMBER,
+    Bye,
+    ByeOk,
+    Data,
+    Get,
+    Heartbeat,
+    Hello,
+    Spec,
+    WeightsReply,
+    body_sizes,
+)
 from tests.actor.scripted import (
     WITHIN_S,
-    Scene,
     Session,
     body_of,
     settings_for,
@@ -31,7 +37,6 @@ from tests.actor.worlds import section
 
 MANY = 1000
 FIRST = Version(1, 1)
-Serve = Callable[[Scene], Any]
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +90,8 @@ def at_work(scene, settings, version=FIRST, **welcome):
 
 def run(scene, serve, num_envs=2):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
-    service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S)
+    start = NO_NUMBER, 0
+    service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S, start=start)
     with ThreadPoolExecutor(1) as thread:
         served = thread.submit(serve, scene)
         try:
@@ -184,15 +190,6 @@ def test_an_env_worker_that_dies_at_its_start_may_live_on_a_second_try(scene):
     error = refusal(scene, settings, EnvError)
     assert re.search(r"the env worker of .* was killed \(SIGKILL\)", str(error))
     # `train` starts it again, unlike one that does not fit.
-    assert error.exit_code == 2
-
-
-def test_an_environment_that_changes_the_default_dtype_ends_the_actor_with_its_name(scene):
-    try:
-        error = refusal(scene, settings_of("tests.actor.worlds:Wide"), EnvError)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert "worlds:Wide has called torch.set_default" in str(error)
     assert error.exit_code == 2
 
 
@@ -346,15 +343,6 @@ def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
 
     code, _ = run(scene, serve)
     assert code == 0
-
-
-def test_auto_picks_once_and_joins_with_what_it_picked(scene, caplog):
-    caplog.set_level("INFO")
-    settings = settings_for("Slow", rows=2, step_s=0.02)
-    code, (session, _) = run(scene, play(settings))
-    assert code == 0
-    assert sum(text.startswith("actor.sampler auto takes ") for text in caplog.messages) == 1
-    assert (session.spec.columns, session.spec.streams) == (2, 1)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

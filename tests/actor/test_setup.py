@@ -1,7 +1,6 @@
 """What each sampler is made of, and what does not fit."""
 
 import os
-import time
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from impala_async.actor.setup import (
     measure,
     pick_device,
 )
-from impala_async.actor.workers import WorkerEnvs
 from impala_async.config.actor import ActorSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
@@ -129,24 +127,6 @@ def test_steps_that_wait_are_told_from_those_that_compute():
             assert found.env_s >= 0.02
 
 
-def test_it_ends_after_its_time_or_a_round(monkeypatch):
-    setup = set_for("serial", 1)
-    looks = []
-
-    def look_up():
-        looks.append(time.monotonic())
-
-    monkeypatch.setattr(making, "BUDGET_S", 0.05)
-    measured(setup, look_up)
-    assert len(looks) > 2
-    assert looks[-1] - looks[0] <= 0.05
-    monkeypatch.setattr(making, "BUDGET_S", 0.0)
-    looks.clear()
-    measured(setup, look_up)
-    assert len(looks) == 1
-    setup.envs.close()
-
-
 @pytest.fixture
 def choose(monkeypatch):
     """`auto` for four environments on two cores; what it gave is closed."""
@@ -170,21 +150,6 @@ def choose(monkeypatch):
 def told(caplog):
     caplog.set_level("INFO", making.logger.name)
     return lambda: caplog.messages[-1]
-
-
-def test_small_environments_stay_in_the_actor_and_slow_ones_get_workers(choose, told):
-    setup = choose(section("CartPole-v1"))
-    assert setup.name == "vector"
-    assert told().startswith("actor.sampler auto takes vector; ms for a step of all 4 columns: vec")
-    assert "workers not tried, at best" in told()
-    setup = choose(SLOW, num_workers=2)
-    assert (setup.name, type(setup.envs)) == ("parallel", WorkerEnvs)
-    assert "columns: serial " in told()
-    assert ", parallel " in told()
-    assert choose(section("bench.probes:Failing", kwargs={"after": 0})).name == "serial"
-    assert "takes serial" in told()
-    assert choose(section("Busy"), num_cores=1).name == "serial"
-    assert "no workers for want of cores" in told()
 
 
 def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):

@@ -1,11 +1,22 @@
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import FrameStackObservation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.actor.unroll import MessageBuffer, Unroll
+from impala_async.actor.unroll import MessageBuffer, StackWriter, Unroll
+from impala_async.config.env import EnvSection
+from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.errors import EnvError
+from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import Version
-from tests.actor.fakes import Row, make_dirty, schema_of, streams_of
+from tests.actor.fakes import Row, make_dirty, sampler_over, schema_of, streams_of
 from tests.columns import find_fault
 
 V1 = Version(1, 3)
@@ -34,16 +45,15 @@ class Driver:
             if self.unroll.needs_buffer:
                 buffer = MessageBuffer(self.schema, self.num_columns)
                 make_dirty(buffer)
-                self.unroll.begin(buffer, version)
+                self.unroll.begin(buffer, version, {})
             flags = np.array([self.ends.get((n, c), NO) for c in range(self.num_columns)])
             is_after = np.array([(n - 1, c) in self.ends for c in range(self.num_columns)])
             flags |= is_after[:, None]
             actions = np.where(is_after, 1, n % 2).astype(np.int32)
             log_probs = np.where(is_after, np.nan, -0.5).astype(np.float32)
             rewards = np.where(is_after, np.nan, n + 1).astype(np.float32)
-            self.messages += self.unroll.append(
-                {"": actions}, log_probs, rewards, flags[:, 0], flags[:, 1], self.obs(n + 1)
-            )
+            rows = {"": actions}, log_probs, rewards, flags[:, 0], flags[:, 1], self.obs(n + 1)
+            self.messages += self.unroll.append(*rows, is_after if is_after.any() else None)
             self.num_fed += 1
 
     def expected(self, n, c):
@@ -59,11 +69,11 @@ def test_the_bootstrap_row_survives_its_source():
     number, action = np.zeros(1, np.float32), {"": np.zeros(1, np.int32)}
     unroll = Unroll(schema_of(rows=1), obs)
     buffers = [MessageBuffer(schema_of(rows=1), 1) for _ in range(2)]
-    unroll.begin(buffers[0], V1)
+    unroll.begin(buffers[0], V1, {})
     unroll.append(action, number, number, no, no, obs)
     obs[""].fill(7)
     buffers[0].obs.fill(0)
-    unroll.begin(buffers[1], V1)
+    unroll.begin(buffers[1], V1, {})
     assert buffers[1].columns.obs[""][0, 0].tolist() == [1, 1]
 
 
@@ -76,7 +86,7 @@ def test_returns_are_summed_in_double_precision():
     reward = np.array([1e6 + 0.25], np.float32)
     buffer = MessageBuffer(schema, 1)
     for n in range(num_rows):
-        unroll.begin(buffer, V1)
+        unroll.begin(buffer, V1, {})
         (message,) = unroll.append(one, number, reward, yes if n == num_rows - 1 else no, no, obs)
     assert message.episodes == [(num_rows * (1e6 + 0.25), num_rows)]
 
@@ -120,29 +130,103 @@ def test_any_script_becomes_the_rows_that_it_was(script):
     assert episodes == expected
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 20])
-def test_rows_in_which_a_column_only_waits_are_masked(rows):
-    """Column 1 ends at row 1 and waits with rows 2 to 4 for the others; row 4 resets both."""
-    unroll, messages = Unroll(schema_of(rows), {"": np.zeros((2, 2), np.float32)}), []
-    ends = {(1, 1), (3, 0)}
-    for n in range(20):
-        if unroll.needs_buffer:
-            unroll.begin(MessageBuffer(schema_of(rows), 2), V1)
-        terminated = np.array([(n, c) in ends for c in range(2)])
-        idle = np.array([n == 4, n in (2, 3, 4)])
-        messages += unroll.append(
-            {"": np.ones(2, np.int32)},
-            np.full(2, -1.0, np.float32),
-            np.full(2, 5.0, np.float32),
-            terminated,
-            np.zeros(2, np.bool_),
-            {"": np.full((2, 2), n + 1, np.float32)},
-            idle if idle.any() else None,
-        )
-    mask = np.concatenate([m.buffer.columns.mask_CT for m in messages], axis=1)
-    num_rows = mask.shape[1]
-    waits = {0: {4}, 1: {2, 3, 4}}
-    for c in range(2):
-        assert set(np.flatnonzero(~mask[c]).tolist()) == {n for n in waits[c] if n < num_rows}
-    episodes = [tuple(e) for m in messages for e in m.episodes]
-    assert sorted(episodes) == [(10.0, 2), (20.0, 4)]
+# -------------------- stacks of frames
+
+
+STACKED = EnvSection(id="some:Env", frame_stack="on")
+LEAF = ArraySpec("", (3, 2, 4), "uint8", is_stack=True)
+
+
+class Flicker(gym.Env[Any, Any]):
+    """Frames of noise; episodes of random lengths, some shorter than a window."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, shape=(4, 6)):
+        self.observation_space = Box(0, 255, shape, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(1, 9))
+        return self.show(), {}
+
+    def step(self, action):
+        self.left -= 1
+        return self.show(), float(action), self.left == 0, False, {}
+
+    def show(self):
+        return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
+
+
+def flicker(padding, shape):
+    return FrameStackObservation(Flicker(shape), 4, padding_type=padding)
+
+
+def batch_of(mode, make, options):
+    if mode == "serial":
+        return SerialEnvs([make() for _ in range(3)], options)
+    return VectorEnvs(SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode(mode)), options)
+
+
+def messages_of(envs, rows, num_steps):
+    schema = Schema(envs.obs_spec, envs.action_spec, rows)
+    sampler, _ = sampler_over(envs, schema, seed=3)
+    finished = [message for _ in range(num_steps) for message in sampler.step()]
+    return schema, [message.buffer.columns for message in finished]
+
+
+def shown(columns, name=""):
+    """`[C, S, K, ...]`, as it would have been sent whole."""
+    pairs = zip(columns.obs[name], columns.windows[name], strict=True)
+    return np.stack([frames[window] for frames, window in pairs])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 20])
+@pytest.mark.parametrize("padding", ["zero", "reset"])
+@pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
+@pytest.mark.parametrize("shape", [(4, 6), (3, 5), (2, 2, 2)], ids=str)
+def test_nothing_is_lost(mode, padding, rows, shape):
+    make = partial(flicker, padding, shape)
+    _, whole = messages_of(batch_of(mode, make, EnvSection(id="some:Env")), rows, 60)
+    schema, stacked = messages_of(batch_of(mode, make, STACKED), rows, 60)
+    assert len(whole) == len(stacked) > 2
+    assert any(not columns.mask_CT.all() for columns in stacked)
+    for is_, was in zip(stacked, whole, strict=True):
+        assert find_fault(schema, is_) is None
+        assert np.array_equal(shown(is_), was.obs[""])
+        assert np.array_equal(is_.actions[""], was.actions[""])
+        assert np.array_equal(is_.rewards_CT, was.rewards_CT)
+        assert np.array_equal(is_.mask_CT, was.mask_CT)
+
+
+def writer_of(*rows):
+    """One column whose frames are filled with these numbers."""
+    writer = StackWriter(LEAF, filled(rows[0]))
+    frames = np.full((1, 1 + 3 + 5, 2, 4), 77, np.uint8)
+    windows = np.full((1, 6, 3), -1, np.int32)
+    writer.begin(frames, windows)
+    for number, row in enumerate(rows[1:], 1):
+        writer.write(number, filled(row))
+    return writer, frames, windows
+
+
+def filled(row):
+    return np.broadcast_to(np.uint8(row)[None, :, None, None], (1, 3, 2, 4)).copy()
+
+
+def test_where_the_frames_are():
+    _, frames, windows = writer_of([1, 2, 3], [2, 3, 4], [0, 0, 9], [0, 9, 8], [5, 5, 5])
+    assert frames[0, :, 0, 0].tolist() == [0, 1, 2, 3, 4, 9, 8, 5, 77]
+    assert windows[0].tolist() == [
+        [1, 2, 3], [2, 3, 4], [0, 0, 5], [0, 5, 6], [7, 7, 7], [-1, -1, -1]
+    ]  # fmt: skip
+
+
+def test_old_frames_may_come_in_any_order_and_one_new_one():
+    for row in ([1, 2, 9], [3, 2, 4], [3, 3, 3], [4, 0, 4]):
+        _, frames, windows = writer_of([1, 2, 3], row)
+        assert frames[0, windows[0, 1], 0, 0].tolist() == row
+    says = r"^env\.frame_stack: the observation does not slide by one frame per step"
+    for row in ([9, 8, 4], [9, 3, 4], [1, 9, 3]):
+        with pytest.raises(EnvError, match=says):
+            writer_of([1, 2, 3], row)

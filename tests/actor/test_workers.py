@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from impala_async.actor import workers as worker_module
-from impala_async.actor.env_worker import SharedColumns
+from impala_async.actor.env_worker import SharedColumns, as_line
 from impala_async.actor.workers import CLOSE_S, Worker, WorkerEnvs
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.faults import RUNNING
@@ -44,16 +44,6 @@ def test_trajectories_are_those_of_one_process_to_the_last_bit(name, settings, p
     assert len(found) >= 8
     assert bytes_of(found) == bytes_of(expected)
     assert any(message.episodes for message in found)
-
-
-def test_it_is_several_processes_without_torch():
-    envs = WorkerEnvs(section("Telling"), 4, 2)
-    envs.reset(0)
-    seen = envs.step(STILL).obs[""]
-    # A process id may be more than a float32 holds; two of them are still two.
-    assert len({*seen[:, 0].tolist()}) == 2
-    assert seen[:, 1].tolist() == [0.0] * 4
-    envs.close()
 
 
 def test_an_environment_that_raises_is_named_and_where():
@@ -125,12 +115,6 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
     assert time.monotonic() - before < CLOSE_S + 2
 
 
-def test_a_fault_in_close_is_told():
-    envs = WorkerEnvs(section("BadEnd"), 4, 2)
-    with pytest.raises(EnvError, match="BadEnd failed in close: RuntimeError: cannot close"):
-        envs.close()
-
-
 def test_what_an_environment_starts_holds_nobody_up():
     envs = WorkerEnvs(section("Parent"), 2, 2)
     envs.reset(0)
@@ -170,7 +154,7 @@ def working(env, look_up=lambda: None, num_envs=1):
     try:
         *_, (obs, action, _) = worker.hear_look()
         worker.place = SharedColumns.over(memory, obs, action, num_envs).place
-        worker.tell([num_envs, 0])
+        worker.tell(as_line([num_envs, 0]))
         worker.begin_reset(1)
         worker.hear()
         yield worker

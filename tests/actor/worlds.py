@@ -4,7 +4,6 @@ import builtins
 import os
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -50,16 +49,6 @@ class Masked(gym.Env[Any, Any]):
         return {"action_mask": mask, "sight": self.np_random.normal(size=(2, 2))}
 
 
-class Wide(Counting):
-    """Has all tensors of its process made of float64, unless they say otherwise."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        import torch  # which env workers do without
-
-        torch.set_default_dtype(torch.float64)
-
-
 def short_poles(num_envs, mode="SameStep"):
     """Poles whose episodes end soon, in either mode."""
 
@@ -67,15 +56,6 @@ def short_poles(num_envs, mode="SameStep"):
         return gym.make("CartPole-v1", max_episode_steps=9)
 
     return SyncVectorEnv([one] * num_envs, autoreset_mode=AutoresetMode(mode))
-
-
-class Telling(Counting):
-    """Says in its first number what process it is in, and whether torch is there."""
-
-    def step(self, action):
-        obs, *rest = super().step(action)
-        obs[:2] = os.getpid(), "torch" in sys.modules
-        return obs, *rest
 
 
 class Busy(Counting):
@@ -140,11 +120,6 @@ class Moody(Probe):
 
     def __init__(self):
         super().__init__(num_obs=1 + os.getpid())
-
-
-class BadEnd(Counting):
-    def close(self):
-        raise RuntimeError("cannot close")
 
 
 class Parent(Counting):

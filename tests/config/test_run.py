@@ -2,11 +2,12 @@
 
 import json
 
+import msgpack
 import pytest
 
 from impala_async.config.load import validate_config
 from impala_async.config.run import ONLY_WHERE, ActorSettings
-from impala_async.wire.codec import decode_settings, encode_settings
+from impala_async.wire.messages import encode_settings
 from tests.config.made import complaint, config_of, mistake
 
 PPO, VTRACE = "algorithm.name=ppo", "algorithm.returns=vtrace"
@@ -149,7 +150,7 @@ def test_an_argument_of_an_environment_may_be_infinite():
     assert type(config).model_validate_json(dumped).env.kwargs == kwargs
     assert validate_config(json.loads(dumped)).env.kwargs == kwargs
     told = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
-    assert ActorSettings.model_validate(decode_settings(told)).env.kwargs == kwargs
+    assert ActorSettings.model_validate(msgpack.unpackb(told)).env.kwargs == kwargs
 
 
 # -------------------- what is warned of

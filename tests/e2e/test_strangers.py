@@ -17,8 +17,18 @@ from impala_async.config.run import RunConfig
 from impala_async.policy import build_policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version
-from impala_async.wire.codec import Frame, encode_data
-from impala_async.wire.messages import PROTOCOL, Data, Get, Grant, Heartbeat, Hello, pack, unpack
+from impala_async.wire.messages import (
+    PROTOCOL,
+    Data,
+    Frame,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    encode_data,
+    pack,
+    unpack,
+)
 from impala_async.wire.sockets import Dealer, Router, new_context
 from tests.e2e.harness import CARTPOLE, ENDLESS, Door, Site, identities_hold, module, wait_until
 from tests.learner.columns import planes_of

@@ -9,18 +9,19 @@ from typing import Any
 from impala_async import __version__
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import Version, WeightsLayout
-from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (
     PROTOCOL,
     REJECT_CODES,
     Bye,
     Data,
+    Frame,
     Grant,
     Hello,
     Message,
     Reject,
     Spec,
     Welcome,
+    encode_data,
     pack,
     unpack,
 )

@@ -15,8 +15,7 @@ from impala_async.learner.loop.sessions import Answer, Publisher, Sessions
 from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller, allocate_slots
 from impala_async.schema import Schema
 from impala_async.weights import Lineage, Version, Weights
-from impala_async.wire.codec import Frame
-from impala_async.wire.messages import Message, Welcome, pack, unpack
+from impala_async.wire.messages import Frame, Message, Welcome, pack, unpack
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import NO_FRAME
 from tests.learner.hand_actor import MODEL, Speaker

@@ -14,8 +14,7 @@ from impala_async.metrics.sinks import JsonlSink
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version, WeightsLayout
-from impala_async.wire.codec import Frame, encode_data
-from impala_async.wire.messages import Data, unpack
+from impala_async.wire.messages import Data, Frame, encode_data, unpack
 from impala_async.wire.sockets import Dealer, new_context
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.hand_actor import DEADLINE_S, Actor, until

@@ -18,8 +18,7 @@ from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Arrival
 from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
-from impala_async.wire.codec import EPISODE
-from impala_async.wire.messages import Data
+from impala_async.wire.messages import EPISODE, Data
 from impala_async.wire.recording import OPENING, End, Reader, Record, Recorded, Start, encode_record
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import until

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from impala_async.wire.codec import EPISODE
-from impala_async.wire.messages import Data
+from impala_async.wire.messages import EPISODE, Data
 from impala_async.wire.recording import OPENING, End, Recorded, Start, encode_record
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.server_harness import config_of

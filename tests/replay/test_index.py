@@ -71,8 +71,3 @@ def test_one_that_somebody_cuts_while_it_is_played_is_told(path):
         os.truncate(path, left)
         with pytest.raises(RecordingError, match=f"somebody has cut it to .* bytes, of {size}"):
             index.message(1)
-
-
-def test_a_folder_is_no_recording(tmp_path):
-    with pytest.raises(RecordingError, match="cannot be read: Is a directory"):
-        RecordingIndex(tmp_path)

@@ -1,7 +1,5 @@
 """The replay door: what it starts and plays, with what settings, and what it says at the end."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,11 +8,9 @@ from impala_async import processes
 from impala_async.config.load import load_config
 from impala_async.replay import __main__ as replay
 from impala_async.replay import player as player_module
-from impala_async.replay.__main__ import end_learner
 from impala_async.runs.folder import RunFolder
 from impala_async.weights import Version
 from tests.replay.recordings import end, message, start, write
-from tests.wire.ends import until
 
 SUMMARY = {"updates": 7, "env_steps_trained": 1234, "env_steps_per_s": 99.5, "bottleneck": "it"}
 DIGESTS = {"model.safetensors": "abc"}
@@ -106,15 +102,6 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
     assert capsys.readouterr().out.splitlines() == ["played it"]
 
 
-def test_settings_of_a_benchmark_may_be_changed():
-    flags = ["--set", "stop.wall_s=60", "--set", "learner.num_passes=2", "--loop"]
-    assert replay.main([recording(), *flags]) == 0
-    config = settings_of(FakeLearner.made[0])
-    assert (config.stop.wall_s, config.learner.num_passes) == (60, 2)
-    assert FakePlayer.made[0].manner == {"is_looped"}
-    assert Path(FakeLearner.made[0].flags["--run-dir"]).parent == Path("runs")
-
-
 @pytest.mark.parametrize(
     ("first", "last", "flags", "says"),
     [
@@ -191,12 +178,6 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch):
     assert not Path("here").exists()
 
 
-def test_whatever_happens_the_learner_is_ended(monkeypatch):
-    monkeypatch.setattr(FakePlayer, "run", lambda self: 1 / 0)
-    assert replay.main([recording()]) == 70
-    assert FakeLearner.made[0].grace_s == 0.0
-
-
 # -------------------- exactly
 
 
@@ -234,19 +215,6 @@ def test_an_exact_replay_stops_where_the_recording_did_and_compares(capsys, ends
     assert says in told.out + told.err
 
 
-@pytest.mark.usefixtures("finished")
-@pytest.mark.parametrize("stop", [{"env_steps": 1000}, {"mean_return": 9.0}])
-def test_an_exact_replay_is_not_warned_of_the_schedule_that_it_repeats(stop):
-    schedule = {"lr_end": 0, "schedule_env_steps": 1000}
-    records = start(algorithm=schedule, stop=stop), message(0), end(7)
-    assert replay.main([recording(*records), "--exact"]) == 0
-    config = settings_of(FakeLearner.made[0])
-    assert config.stop.updates == 7
-    assert config.warnings() == []
-    # Nor at its end, where the rate came to 0.
-    assert (config.idle_from is None) == ("env_steps" in stop)
-
-
 def test_a_recording_that_lacks_messages_of_its_run_is_told(capsys):
     assert replay.main([recording(), "--exact"]) == 2
     says = "its messages make 7 updates, and the learner that was recorded made 7"
@@ -254,32 +222,3 @@ def test_a_recording_that_lacks_messages_of_its_run_is_told(capsys):
 
 
 # -------------------- the end of a process
-
-LEARNER = """
-import signal, sys, time
-from pathlib import Path
-
-told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-Path("ready").touch()
-give_up_at = time.monotonic() + 20
-while not told and not Path("end").exists() and time.monotonic() < give_up_at:
-    time.sleep(0.005)
-sys.exit(3 if told else 5)
-"""
-
-
-def test_a_learner_ends_by_itself_or_is_asked_to_or_is_killed():
-    def begun():
-        Path("ready").unlink(missing_ok=True)
-        learner = subprocess.Popen([sys.executable, "-c", LEARNER])
-        until(Path("ready").exists)
-        return learner
-
-    assert end_learner(begun(), 0.0) == 3
-    learner = begun()
-    learner.kill()
-    # As a shell says it.
-    assert end_learner(learner, 20.0) == 137
-    Path("end").touch()
-    assert end_learner(begun(), 20.0) == 5

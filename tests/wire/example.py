@@ -5,13 +5,13 @@ import numpy as np
 from impala_async.schema import ArraySpec
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights, WeightsLayout
-from impala_async.wire.codec import Frame, encode_data
 from impala_async.wire.messages import (
     NO_LAYOUT,
     PROTOCOL,
     Bye,
     ByeOk,
     Data,
+    Frame,
     Get,
     Grant,
     Heartbeat,
@@ -19,6 +19,7 @@ from impala_async.wire.messages import (
     Spec,
     WeightsReply,
     Welcome,
+    encode_data,
     pack,
 )
 from tests.learner.columns import small_schema

@@ -6,11 +6,11 @@ from typing import Generic
 
 from impala_async.schema import Schema
 from impala_async.wire.actor_side import ActorSide, Handshake, Item
-from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     BYE_REASONS,
     Bye,
     ByeOk,
+    Frame,
     Grant,
     Message,
     Reject,

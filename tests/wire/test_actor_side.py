@@ -138,22 +138,11 @@ def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_
     assert send_all(side.outbox) == "a"
     for pause_s in (0.0, FIRST_S, 2 * FIRST_S):
         side.repeated_spec(10.0)
-        assert not side.may_repeat_spec(10.0 + pause_s - 0.01)
-        assert side.may_repeat_spec(10.0 + pause_s)
+        assert side.tell_again_at == 10.0 + pause_s
     assert send_all(side.outbox) == "a"
     side.take(grant_of(1, 1), 0.0)
     side.repeated_spec(10.0)
-    assert side.may_repeat_spec(10.0), "something has succeeded"
-
-
-def test_grants_hand_back_what_is_settled_and_name_versions():
-    side = side_of(max_lag=5)
-    side.put("a")
-    grant = grant_of(2, 1, V2)
-    assert (side.take_grant(grant), side.settled) == (grant, ["a"])
-    assert side.take_grant(grant._replace(session=bytes(16), update=9)) is None
-    side.take_grant(grant_of(2, 1, V1))
-    assert side.named == V2
+    assert side.tell_again_at == 10.0, "something has succeeded"
 
 
 def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_of():
@@ -162,6 +151,8 @@ def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_
     assert bye is not None
     assert bye.text.startswith("a\\udcff.bin\\nxxx")
     assert len(bye.text) == MAX_WHY
+    assert side.bye() is None
+    side = side_of()
     assert (side.take(Bye(bytes(16), 0), 0.0), side.has_session) == (None, True)
     assert side.take(Bye(SESSION, 0), 0.0) == Bye(SESSION, 0)
     assert side.bye() is None
@@ -182,7 +173,6 @@ def test_a_new_session_of_the_run_sends_all_again_and_another_run_begins_at_seq_
     side.take(grant_of(3, 1)._replace(session=b"t" * 16), 1.0)
     assert send_all(side.outbox) == "bc"
     assert not side.accept(welcome_of(run_id=b"o" * 16, epoch=1), 1.0)
-    side.begin_new_run()
     assert (side.version, len(side.outbox)) == (NO_VERSION, 0)
     assert side.handshake(1.0).hello[3:6] == (b"o" * 16, 1, 0)
 

@@ -290,10 +290,3 @@ def test_damaged_messages(frame):
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         read_or_refused(bytes(damaged))
-
-
-def test_any_value_in_any_field():
-    values = [value for fields in FIELDS.values() for f in fields for value in (*f.good, *f.bad)]
-    for name, index in EACH_FIELD:
-        for value in values:
-            read_or_refused(with_field(name, index, value))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from impala_async.wire.messages import NO_SEQ
 from impala_async.wire.peer import UNUSED_S, WINDOW, Peer, Watermark
 from tests.matrix import first_of
-from tests.wire.tables import NOW, data_of, greet, join, new_table, newcomer, send
+from tests.wire.tables import NOW, data_of, join, new_table, newcomer, send
 
 BATCH = 16
 NUM_SLOTS = 4
@@ -56,18 +56,6 @@ def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer):
 
 
 # -------------------- in turns
-
-
-@pytest.mark.parametrize("streams", [1, 3])
-def test_with_plenty_everybody_gets_a_window_once_its_schema_is_agreed(table, streams):
-    stranger = greet(table, 9)
-    peers = [join(table, actor, columns=8, streams=streams) for actor in range(3)]
-    assert table.deal(PLENTY, now=0.0) == peers
-    assert [peer.granted for peer in (*peers, stranger)] == [WINDOW * streams] * 3 + [0]
-    assert table.outstanding_columns == 3 * 8 * WINDOW * streams
-    assert table.deal(PLENTY, now=0.0) == []
-    assert table.join(stranger, 2, 1)
-    assert table.deal(PLENTY, now=0.0) == [stranger]
 
 
 def test_credit_is_for_seqs_that_are_still_to_come(table):
@@ -145,14 +133,6 @@ def test_a_newcomer_has_one_message_of_credit_until_one_is_admitted(table):
     assert peer.outstanding_messages == 3 * WINDOW
 
 
-def test_newcomers_share_one_batch_beside_what_the_others_have(table):
-    strangers = [newcomer(table, 100 + i, columns=BATCH) for i in range(4)]
-    worker = join(table, 1, columns=8)
-    table.deal(NUM_SLOTS * BATCH, BATCH, now=0.0)
-    assert [peer.granted for peer in (*strangers, worker)] == [1, 0, 0, 0, WINDOW]
-    assert table.outstanding_columns == 2 * BATCH
-
-
 def test_credit_that_lies_unused_is_taken_back_while_others_wait(table):
     idle, busy = join(table, 1, columns=8), join(table, 2, columns=8)
     table.deal(16, now=0.0)
@@ -179,20 +159,6 @@ def every_quarter(table, until, since=0.0):
     """What is taken back, by a learner that never stands still."""
     looks = range(round(4 * since), round(4 * until) + 1)
     return [table.take_back(look / 4) for look in looks]
-
-
-def test_where_all_are_slow_nobody_is_hurried(table):
-    peers = [join(table, actor, columns=8) for actor in range(3)]
-    found = []
-    for now in range(0, 600):
-        table.deal(24, now=now)
-        for number, peer in enumerate(peers):
-            table.find(peer.session, now)
-            if peer.outstanding_messages and now % 12 == 4 * number:
-                send(table, peer, peer.watermark.below)
-        late = [*table.take_back(now), *table.take_back(now + 0.5)]
-        found += late if now > 300 else []
-    assert found == []
 
 
 def test_a_learner_that_stood_still_takes_nothing_back(table):

@@ -7,7 +7,13 @@ from impala_async.errors import MismatchError, ProtocolError
 from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Get, Grant, NotModified, WeightsReply
-from impala_async.wire.pulls import FIRST_PAUSE_S, LONGEST_PAUSE_S, SHORTEST_BEAT_S, Pulls
+from impala_async.wire.pulls import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    SHORTEST_BEAT_S,
+    Pulls,
+    decode_weights,
+)
 from impala_async.wire.session import reject
 
 SESSION = b"s" * 16
@@ -94,6 +100,19 @@ def test_a_reply_that_does_not_come_is_asked_for_again():
     pulls.on_new_connection()
     assert pulls.is_beat_due(0.0, {})
     ask(pulls, TIMEOUT_S + 0.1, NO_VERSION)
+
+
+def test_weights_are_a_view_of_their_frame_and_whole():
+    content = bytes(range(256))
+    digest = Weights(V5, np.frombuffer(content, np.uint8)).digest()
+    reply = WeightsReply(*V5, bytes(16), digest)
+    weights = decode_weights(reply, [b"header", content])
+    assert (weights.version, bytes(weights.buffer)) == (V5, content)
+    assert np.shares_memory(weights.buffer, np.frombuffer(content, np.uint8))
+    flipped = [content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in (0, 100, 255)]
+    for unsound in ([flipped[0]], [flipped[1]], [flipped[2]], [content[:-1]], [], [content] * 2):
+        with pytest.raises(ProtocolError):
+            decode_weights(reply, [b"header", *unsound])
 
 
 def damaged():

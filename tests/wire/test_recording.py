@@ -20,7 +20,6 @@ from impala_async.wire.recording import (
     Recorded,
     Start,
     encode_record,
-    has_body_of,
 )
 from tests.learner.columns import small_schema
 
@@ -130,11 +129,3 @@ def test_a_record_of_the_right_checksum_may_be_nonsense(head, monkeypatch):
     monkeypatch.undo()
     with pytest.raises(RecordingError, match=f"the record at byte {len(OPENING)} is damaged"):
         read(data)
-
-
-def test_a_body_has_the_size_of_its_schema():
-    data = DATA._replace(columns=3, num_episodes=2)
-    body = bytes(3 * SCHEMA.layout.column_bytes + 2 * 8)
-    assert has_body_of(SCHEMA, Recorded(0, 0.0, data, body))
-    assert not has_body_of(SCHEMA, Recorded(0, 0.0, data, body[1:]))
-    assert not has_body_of(SCHEMA, Recorded(0, 0.0, data._replace(rows=3), body))

@@ -1,7 +1,6 @@
 """Hello, leases and verdicts; whom a learner knows: ranks, strangers, what outlives a session."""
 
 import json
-import time
 
 import pytest
 
@@ -134,7 +133,6 @@ def test_a_silent_actor_loses_its_session_and_its_credit(table):
     for now in range(1, 11):
         assert table.expire(now) == []
         table.find(loud.session, now)
-    assert table.silent(LEASE_S, 9.0) == [silent]
     assert table.expire(LEASE_S) == []
     assert table.expire(LEASE_S + 0.001) == [silent]
     assert list(table) == [loud]
@@ -172,15 +170,6 @@ def test_verdict_by_version(table, version, now, verdict):
     peer = join(table, 1)
     table.deal(4, now=0.0)
     assert table.reserve(peer, data_of(peer, 0, Version(*version)), now) == verdict
-
-
-def test_a_second_copy_is_a_duplicate_whatever_it_says(table):
-    peer = join(table, 1)
-    table.deal(4, now=0.0)
-    assert send(table, peer, 1) is None
-    assert [send(table, peer, 1, version) for version in (NOW, Version(9, 9))] == ["duplicate"] * 2
-    assert send(table, peer, 0) is None
-    assert [send(table, peer, seq) for seq in (0, 1)] == ["duplicate"] * 2
 
 
 def test_what_was_not_granted_is_not_allowed_and_not_settled(table):
@@ -235,15 +224,6 @@ def test_an_actor_has_the_number_that_its_starter_gave_it(table):
     assert greet(table, 11, number=0).rank == 0
 
 
-def test_a_rank_is_found_as_fast_however_many_actors_are_remembered(table):
-    table.restore_watermarks({f"{actor:032x}": [actor, 1] for actor in range(1, 10_000)}, 0.0)
-    assert greet(table, 20_000, now=0.0).rank == 10_000
-    began = time.process_time()
-    for actor in range(20_001, 20_101):
-        greet(table, actor, now=0.0)
-    assert time.process_time() - began < 0.04
-
-
 def test_where_ranks_are_places_that_of_a_lost_one_is_free():
     table = new_table(num_ranks=3)
     peers = [work(table, actor) for actor in range(3)]
@@ -272,18 +252,6 @@ def test_a_hello_takes_no_place_from_who_joins():
     assert refusal_of(table, 3)[0] == "full"
 
 
-@pytest.mark.parametrize("arrivals", [(0, 1, 2), (2, 1, 0), (5, 0, 6)])
-def test_a_resumed_learner_has_places_for_old_and_new(arrivals):
-    former, table = new_table(num_ranks=3), new_table(num_ranks=3)
-    for actor in range(3):
-        join(former, actor)
-    table.restore_watermarks(former.watermarks(), 0.0)
-    ranks = [join(table, actor).rank for actor in arrivals]
-    assert sorted(ranks) == [0, 1, 2]
-    # Old ones first, if they come first.
-    assert max(arrivals) > 2 or ranks == list(arrivals)
-
-
 # -------------------- strangers
 
 
@@ -294,7 +262,7 @@ def test_whatever_is_done_often_passes_strangers_by_and_the_oldest_gives_way(tab
         greet(table, stranger)
     assert len(table) == MAX_STRANGERS + 1
     assert table.num_given_way == 1 + num_strangers - MAX_STRANGERS
-    assert list(table.joined) == table.silent(LEASE_S, 0.0) == [actor]
+    assert list(table.joined) == [actor]
     assert table.deal(100, now=0.0) == [actor]
     # Its Spec is of no session; it says hello again, and its number is its own.
     assert table.find(builder.session, 1.0) is None

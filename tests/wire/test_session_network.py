@@ -13,8 +13,14 @@ import pytest
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
-from impala_async.wire.codec import encode_data
-from impala_async.wire.messages import Data, Grant, Heartbeat, Hello, Spec, Welcome, pack, unpack
+from impala_async.wire.messages import (
+    Data,
+    Grant,
+    Heartbeat,
+    encode_data,
+    pack,
+    unpack,
+)
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import reject
 from tests.learner.columns import planes_of, small_schema
@@ -325,17 +331,3 @@ def test_what_is_lost_is_made_good_within_the_session(lost):
     assert len(actor.side.outbox) > 0
     network.settle_everything()
     assert actor.side.session == session
-
-
-@pytest.mark.parametrize("lost", [Hello, Welcome, Spec])
-def test_a_greeting_that_is_lost_is_said_again(lost):
-    network = Network()
-    network.add_actor(columns=2, streams=1)
-    num_lost = 0
-    while num_lost < 2:
-        num_lost += network.work(lost)
-        assert network.now < 50.0
-    assert not network.admitted
-    while not network.admitted:
-        network.work()
-        assert network.now < 50.0

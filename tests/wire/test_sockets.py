@@ -108,42 +108,7 @@ def test_a_message_that_is_too_large_ends_that_connection_only(ends):
     assert route_again != route_bad
 
 
-def test_whoever_looks_again_after_each_send_misses_nothing(router, link):
-    dealer = link()
-    route = greeted(router, dealer)
-    while router.has_input() or is_readable(router.fd):
-        router.receive()
-    assert dealer.send([b"question"])
-    assert is_readable(router.fd, DEADLINE_S)
-    # A send eats the edge.
-    assert router.send(route, [b"0"])
-    until(router.has_input)
-    num_answered = 0
-    for number in range(1, 100):
-        until(lambda number=number: dealer.send([b"%d" % number]))
-    while num_answered < 100:
-        # As the endpoint does it: wait for the descriptor only when nothing is left.
-        if not router.has_input():
-            assert is_readable(router.fd, DEADLINE_S)
-        while (arrived := router.receive()) is not None:
-            assert router.send(arrived[0], [bytes(arrived[1])])
-            num_answered += 1
-    answers = [dealer.receive(DEADLINE_S) for _ in range(101)]
-    assert answers == [[b"0"], [b"question"], *([b"%d" % number] for number in range(1, 100))]
-
-
 # -------------------- a router sends
-
-
-def test_who_is_gone_cannot_be_reached_and_others_can(router, link):
-    assert not router.send(b"nobody", [b"anybody there?"])
-    gone, here = link(), link()
-    route_gone, route_here = greeted(router, gone), greeted(router, here)
-    assert route_gone != route_here
-    gone.close()
-    until(lambda: not router.send(route_gone, [b"x", b"y"]))
-    assert router.send(route_here, [b"x", b"y"])
-    assert here.receive(DEADLINE_S) == [b"x", b"y"]
 
 
 def test_little_waits_for_who_does_not_read_and_nobody_else_waits(router, link):

@@ -18,15 +18,16 @@ from impala_async.learner.slots import Arrival, Episodes, Slot
 from impala_async.schema import Schema
 from impala_async.trajectory import LARGEST, ColumnChecks, Fault
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.codec import (
+from impala_async.wire.messages import (
+    EPISODE,
     PLAIN,
     ZSTD,
+    Data,
+    Message,
     body_sizes,
-    decode_episodes,
     decompress_into,
     split_inline,
 )
-from impala_async.wire.messages import Data, Message
 from impala_async.wire.peer import Peer
 from impala_async.wire.sockets import NO_FRAME, Router
 
@@ -79,7 +80,7 @@ class Bodies:
         if not data.num_episodes:
             return arrival
         # The next message will be received where the episodes lie now.
-        return arrival._replace(episodes=decode_episodes(small[num_bytes:].tobytes()))
+        return arrival._replace(episodes=np.frombuffer(small[num_bytes:].tobytes(), EPISODE))
 
     def find_faults(self, arrivals: Sequence[Arrival]) -> list[Fault | None]:
         """Find the fault of each. Where there is none, one look at all of them shows it."""

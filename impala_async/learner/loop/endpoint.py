@@ -14,9 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.report import Counters
-from impala_async.wire.codec import Frame
 from impala_async.wire.connections import DOES_NOT_READ, REPLACED, SAID_HELLO, SENT_TOO_MANY_FRAMES
-from impala_async.wire.messages import MAX_HEADER_BYTES, Data, Hello, Message, Spec, pack, unpack
+from impala_async.wire.messages import (
+    MAX_HEADER_BYTES,
+    Data,
+    Frame,
+    Hello,
+    Message,
+    Spec,
+    pack,
+    unpack,
+)
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from impala_async.config.run import ActorSettings, RunConfig
-from impala_async.errors import ConfigError, ProtocolError
+from impala_async.errors import ConfigError
 from impala_async.learner.loop.admission import Admission
 from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
 from impala_async.learner.loop.lockstep import LockstepFiller
@@ -23,9 +23,13 @@ from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
-from impala_async.wire.codec import EPISODE_BYTES, encode_settings
 from impala_async.wire.local_link import LocalLink
-from impala_async.wire.messages import MAX_MESSAGE_BYTES, Welcome
+from impala_async.wire.messages import (
+    EPISODE_BYTES,
+    MAX_MESSAGE_BYTES,
+    Welcome,
+    encode_settings,
+)
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, Router, new_context
@@ -63,10 +67,7 @@ class ActorServer:
         the digest of its weights before anything is built. `on_loss` is called when a session has
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        try:
-            settings_frame = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
-        except ProtocolError as error:
-            raise ConfigError(f"env.kwargs: {error}") from None
+        settings_frame = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
         self._filler = _make_filler(config, lineage, on_episodes, on_loss)
         self.ledger = self._filler.ledger
         self.table = _make_table(config, run_id, lineage)
@@ -139,7 +140,7 @@ class ActorServer:
         now = time.monotonic()
         self.sessions.expire(now)
         longest_s = self._config.learner.heartbeat_s * SILENT_HEARTBEATS
-        for peer in self.table.silent(now, longest_s):
+        for peer in [p for p in self.table.joined if now - p.last_heard > longest_s]:
             is_there = self._data.send(peer.data_route, self.sessions.grant(peer).frames)
             # In lockstep the others wait for it as long as its lease runs, whatever its connection.
             if not is_there and not self._filler.is_lockstep:

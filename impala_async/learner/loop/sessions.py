@@ -23,13 +23,13 @@ from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema, digest_of
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.codec import Frame
 from impala_async.wire.messages import (
     BYE_REASONS,
     MAX_COLUMNS,
     NO_LAYOUT,
     Bye,
     ByeOk,
+    Frame,
     Get,
     Heartbeat,
     Hello,

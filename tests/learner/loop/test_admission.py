@@ -14,8 +14,20 @@ from impala_async.learner.loop.endpoint import BAD_REASONS
 from impala_async.learner.slots import Arrival
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
-from impala_async.wire.codec import EPISODE, PLAIN, ZSTD, compress, encode_data
-from impala_async.wire.messages import VERDICTS, ByeOk, Get, Hello, Spec, pack, unpack
+from impala_async.wire.messages import (
+    EPISODE,
+    PLAIN,
+    VERDICTS,
+    ZSTD,
+    ByeOk,
+    Get,
+    Hello,
+    Spec,
+    compress,
+    encode_data,
+    pack,
+    unpack,
+)
 from tests.columns import find_fault
 from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import LAYOUT

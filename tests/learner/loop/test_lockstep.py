@@ -16,8 +16,7 @@ from impala_async.metrics.report import merge
 from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import ActorSide
-from impala_async.wire.codec import encode_data
-from impala_async.wire.messages import VERDICTS, Data, unpack
+from impala_async.wire.messages import VERDICTS, Data, encode_data, unpack
 from impala_async.wire.pulls import LONGEST_PAUSE_S, Pulls
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.hand_actor import MODEL

@@ -14,7 +14,7 @@ from impala_async.learner.loop import reporter
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import BATCH_WAIT_MS, UPDATE_MS
-from impala_async.wire.codec import EPISODE
+from impala_async.wire.messages import EPISODE
 from tests.learner.hand_actor import until
 
 

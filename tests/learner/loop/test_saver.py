@@ -24,8 +24,7 @@ from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Lineage
-from impala_async.wire.codec import EPISODE
-from impala_async.wire.messages import PROTOCOL, Hello
+from impala_async.wire.messages import EPISODE, PROTOCOL, Hello
 from impala_async.wire.session import SessionTable
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import RUN_ID, config_of

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from impala_async.errors import ConfigError
@@ -14,7 +15,6 @@ from impala_async.learner.loop.endpoint import MAX_HELLOS
 from impala_async.metrics.report import merge
 from impala_async.weights import Version
 from impala_async.wire import peer
-from impala_async.wire.codec import decode_settings
 from impala_async.wire.connections import SAID_HELLO
 from impala_async.wire.messages import BYE_REASONS, PROTOCOL, ByeOk, Heartbeat, Hello, pack
 from impala_async.wire.session import MAX_OVER_ONE_CONNECTION
@@ -66,7 +66,7 @@ async def test_urls_can_be_dialled_settings_be_read_and_ipc_is_offered(make_harn
         assert re.fullmatch(r"tcp://127\.0\.0\.1:[1-9]\d*", url)
     actor = harness.actor()
     await actor.hello()
-    settings, welcome = decode_settings(actor.settings), actor.welcome
+    settings, welcome = msgpack.unpackb(actor.settings), actor.welcome
     assert settings["trajectory"] == {"rows": harness.schema.rows}
     assert settings["actor"]["num_envs"] == 3
     assert welcome is not None

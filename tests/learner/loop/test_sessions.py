@@ -15,13 +15,13 @@ from impala_async.learner.loop.sessions import MAX_LINES_PER_S, MAX_SCHEMA_BYTES
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.weights import NO_VERSION, Version, Weights
-from impala_async.wire.codec import Frame, decode_weights
 from impala_async.wire.messages import (
     BYE_REASONS,
     NO_LAYOUT,
     REJECT_CODES,
     Bye,
     ByeOk,
+    Frame,
     Get,
     Grant,
     Heartbeat,
@@ -31,6 +31,7 @@ from impala_async.wire.messages import (
     WeightsReply,
     unpack,
 )
+from impala_async.wire.pulls import decode_weights
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import LAYOUT, Speaker
 from tests.learner.pure_learner import RUN_ID, HandActor, PureLearner

@@ -10,30 +10,22 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.errors import ProtocolError
-from impala_async.weights import Version, Weights
-from impala_async.wire.codec import (
+from impala_async.errors import ConfigError, ProtocolError
+from impala_async.wire.messages import (
     EPISODE,
     EPISODE_BYTES,
+    MAX_INLINE_BYTES,
+    MAX_SETTINGS_BYTES,
     PLAIN,
     ZSTD,
     BodySizes,
+    Data,
     body_sizes,
     compress,
-    decode_episodes,
-    decode_settings,
-    decode_weights,
     decompress_into,
-    encode_again,
     encode_data,
     encode_settings,
     split_inline,
-)
-from impala_async.wire.messages import (
-    MAX_INLINE_BYTES,
-    MAX_SETTINGS_BYTES,
-    Data,
-    WeightsReply,
     unpack,
 )
 from tests.learner.columns import planes_of, small_schema
@@ -79,15 +71,15 @@ def test_sizes_come_from_the_schema_and_a_body_in_one_block_makes_the_same_frame
         num_episodes=len(episodes), body=body if is_inline else None
     )
     assert frames[1:] == ([] if is_inline else parts)
-    again = encode_again(header, memoryview(body), sizes)
-    assert [bytes(frame) for frame in again] == frames
     found = split_inline(body, sizes)
     assert [(part.obj is body, bytes(part)) for part in found] == [(True, part) for part in parts]
-    ended = decode_episodes(found[1][planes.small.nbytes :])
+    ended = np.frombuffer(found[1][planes.small.nbytes :], EPISODE)
+    again = encode_data(header, planes.obs, planes.small, ended)
+    assert [bytes(frame) for frame in again] == frames
     assert [tuple(each) for each in ended.tolist()] == episodes
     for wrong in (body[1:], body + b"x", b""):
         says = f"{len(wrong)} bytes, not {sum(sizes)}"
-        assert refusal(encode_again, header, memoryview(wrong), sizes, says=says) == "wrong_size"
+        assert refusal(split_inline, wrong, sizes, says=says) == "wrong_size"
 
 
 def test_only_a_body_that_is_not_inline_is_compressed_and_only_if_it_pays():
@@ -114,46 +106,15 @@ def test_observations_are_sent_from_where_they_are():
 # -------------------- settings
 
 
-def test_settings_have_a_largest_size():
+def test_settings_that_cannot_travel_are_refused():
     overhead = len(encode_settings({"x": "y" * 60000})) - 60000
     longest = "y" * (MAX_SETTINGS_BYTES - overhead)
-    assert decode_settings(encode_settings({"x": longest})) == {"x": longest}
-    more = {"x": longest + "y"}
-    assert refusal(encode_settings, more, says="65537 bytes: shorten") == "oversized_settings"
-    assert refusal(decode_settings, msgpack.packb(more)) == "oversized_settings"
-
-
-NO_SETTINGS = [
-    *(b"", b"\xc1", b"\x81", b"\x80\x80", msgpack.packb([1]), msgpack.packb(None)),
-    *(msgpack.packb({1: 2}), msgpack.packb({"x": msgpack.ExtType(1, b"x")}), b"\xff" * 9),
-    *(b"\x81\xa1x" + b"\x91" * 3000, b"\x81\xa1x" + b"\x81\xa0" * 3000),
-]
-
-
-def test_settings_that_cannot_travel_or_are_none():
+    assert msgpack.unpackb(encode_settings({"x": longest})) == {"x": longest}
+    with pytest.raises(ConfigError, match=r"^env\.kwargs: .* take 65537 bytes: shorten"):
+        encode_settings({"x": longest + "y"})
     for value in (2**64, -(2**63) - 1, "\ud800", object(), {1, 2}):
-        settings = {"env": {"kwargs": {"x": value}}}
-        assert refusal(encode_settings, settings, says="cannot be sent") == "malformed_settings"
-    for frame in NO_SETTINGS:
-        assert refusal(decode_settings, frame) == "malformed_settings", frame
-
-
-# -------------------- weights
-
-
-def test_weights_are_a_view_of_their_frame_and_whole():
-    content = bytes(range(256))
-    digest = Weights(Version(3, 1000), np.frombuffer(content, np.uint8)).digest()
-    reply = WeightsReply(3, 1000, bytes(16), digest)
-    weights = decode_weights(reply, [b"header", content])
-    assert (weights.version, bytes(weights.buffer)) == (Version(3, 1000), content)
-    assert np.shares_memory(weights.buffer, np.frombuffer(content, np.uint8))
-    flipped = [content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in (0, 100, 255)]
-    for damaged in (*flipped, content[:-1], content + b"\0", b""):
-        reason = refusal(decode_weights, reply, [b"header", damaged], says=r"3\.1000 are damaged")
-        assert reason == "damaged_weights"
-    for num_frames in (0, 1, 3):
-        assert refusal(decode_weights, reply, [content] * num_frames) == "wrong_frame_count"
+        with pytest.raises(ConfigError, match=r"^env\.kwargs: .* cannot be sent"):
+            encode_settings({"env": {"kwargs": {"x": value}}})
 
 
 # -------------------- compression
