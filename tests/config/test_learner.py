@@ -43,19 +43,14 @@ def test_what_is_no_address_is_refused():
         assert config_of(bind={"weights": url}).bind.weights == url
 
 
-@pytest.mark.parametrize(
-    ("data", "weights", "told"),
-    [
-        ("0.0.0.0:5555", "10.0.0.1:*", ["bind.data =", "bind.weights ="]),
-        ("0.0.0.0:5555", "localhost:1", ["bind.data (tcp://0.0.0.0:5555)", "bind.data ="]),
-        ("*:1", "[::]:2", ["bind.data =", "bind.weights ="]),
-        ("example.org:1", "10.0.0.1:2", ["bind.data =", "bind.weights ="]),
-        ("127.9.9.9:1", "[::1]:2", []),
-    ],
-)
-def test_open_doors_are_warned_of(data, weights, told):
-    warnings = config_of(f"bind.data=tcp://{data} bind.weights=tcp://{weights}").warnings()
-    assert len(warnings) == len(told)
-    for warning, start in zip(warnings, told, strict=True):
-        assert warning.startswith(start)
-        assert warning.endswith("must reach both" if "(" in start else "that you trust")
+def test_open_doors_are_warned_of():
+    for data, weights, told in (
+        ("0.0.0.0:5555", "localhost:1", "tcp://0.0.0.0:5555"),
+        ("*:1", "[::]:2", "tcp://*:1 and tcp://[::]:2"),
+        ("127.0.0.1:1", "example.org:*", "tcp://example.org:*"),
+        ("127.9.9.9:1", "[::1]:2", None),
+    ):
+        warnings = config_of(f"bind.data=tcp://{data} bind.weights=tcp://{weights}").warnings()
+        assert len(warnings) == (told is not None)
+        for warning in warnings:
+            assert warning.startswith(f"bind: other hosts reach {told}, and")

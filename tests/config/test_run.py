@@ -95,7 +95,9 @@ def test_a_key_that_does_nothing_is_refused_and_its_default_never(setting, choic
 
 
 def test_each_such_key_is_tried_and_the_fix_is_named():
-    assert {row[0].split()[-1].partition("=")[0] for row in ROWS} == ONLY_WHERE.keys()
+    assert {row[0].split()[-1].partition("=")[0] for row in ROWS} == {
+        key for keys in ONLY_WHERE.values() for key in keys.split()
+    }
     for settings, says in (
         (
             "algorithm.clip=0.3",
@@ -189,7 +191,7 @@ FIVE = "learner.num_passes=5"
     [
         ("", 0, None),
         ("learner.queue_size=6", 0, None),
-        ("learner.queue_size=7", 9, "learner.minibatch_buffer_size or"),
+        ("learner.queue_size=7", 9, "queue_size, minibatch_buffer_size or alg"),
         ("learner.num_passes=2 learner.minibatch_buffer_size=2", 10, "about 8: lower"),
         (f"{PPO} {VTRACE} algorithm.num_minibatches=3", 12, "or algorithm.num_minibatches"),
         (f"{PPO} {VTRACE}", 0, None),
