@@ -284,7 +284,7 @@ def test_one_that_stays_listed_after_its_end_does_not_come_back():
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        (Returning((1, 9)), "agent_0 comes back after its end, and may do so only after a reset"),
+        (Returning((1, 9)), "agent_0 comes back after its end without a reset"),
         (SaysNoMore((1, 9)), "agent_0 comes back after its end"),
         (Lives(()), "Lives has no possible_agents"),
         (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),

@@ -12,10 +12,10 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from bench.probes import CountingVector
 from impala_async.config.env import EnvSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.batch import BOOL, FLOAT, ObsRows, as_numbers, spread_seed
+from impala_async.envs.batch import BOOL, FLOAT, ObsRows, as_numbers
 from impala_async.envs.describe import try_steps
 from impala_async.envs.spaces import obs_leaves
-from impala_async.envs.vector import SerialEnvs, VectorEnvs
+from impala_async.envs.vector import SerialEnvs, VectorEnvs, spread_seed
 from impala_async.errors import EnvError
 from tests.envs.test_agents import Lives
 from tests.envs.test_spaces import ALL, BOX, PLAIN
