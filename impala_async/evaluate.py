@@ -54,10 +54,10 @@ def _evaluate(args: argparse.Namespace) -> int:
     for flag, _, least, _ in FLAGS:
         if (value := getattr(args, flag.replace("-", "_"))) < least:
             raise ConfigError(f"--{flag}: wants a whole number from {least} up, got {value}")
-    folder, path = _locate(args.path)
+    folder, named = _locate(args.path)
     config = folder.load_config()
     with closing(Watch(tell_stderr).start()):
-        played = _play(config, path, args, is_one=path != folder.checkpoints)
+        played = _play(config, folder.checkpoints, named, args)
     for number, name in enumerate(config.policies.names or [""]):
         returns = [total for policy, total in played if policy == number]
         if returns:
@@ -68,8 +68,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _locate(path: Path) -> "tuple[RunFolder, Path]":
-    """The run, and its checkpoints or one of them."""
+def _locate(path: Path) -> "tuple[RunFolder, Path | None]":
+    """The run, and the checkpoint of it that is named, if one is."""
     from impala_async.runs.folder import RunFolder
 
     if not path.exists():
@@ -77,7 +77,7 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
     whole = path.resolve()
     for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
         if folder.exists() and whole in (folder.path, folder.checkpoints):
-            return folder, folder.checkpoints
+            return folder, None
         if folder.exists() and whole.parent == folder.checkpoints:
             return folder, whole
     raise CheckpointError(
@@ -87,14 +87,14 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
 
 
 def _play(
-    config: "RunConfig", path: Path, args: argparse.Namespace, *, is_one: bool
+    config: "RunConfig", checkpoints: Path, named: Path | None, args: argparse.Namespace
 ) -> list[Played]:
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
         from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
-        checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
+        checkpoint = open_checkpoint(named) if named else newest_checkpoint(checkpoints)
     if checkpoint is None:
-        raise CheckpointError(f"{path} holds no whole checkpoint yet")
+        raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
     # From here on there is something to close.
     for number in REQUESTS:
         signal.signal(number, interrupt)
@@ -113,10 +113,7 @@ def _play(
 
 
 def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPolicy]":
-    """Environments of a run, and what is to play in them, with the weights of its start.
-
-    It plays in this process, with as many torch threads as an actor has.
-    """
+    """Environments of a run and a new policy, which plays with the torch threads of an actor."""
     import torch
 
     from impala_async.envs.make import build_envs

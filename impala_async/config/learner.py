@@ -85,10 +85,7 @@ class LearnerSection(Section):
 
 
 class BindSection(Section):
-    """Where the learner listens, over tcp. `*` as the port takes a free one.
-
-    Actors of its own host move to ipc by themselves.
-    """
+    """Where the learner listens, over tcp; port `*` takes a free one. Local actors move to ipc."""
 
     data: str = "tcp://127.0.0.1:5555"
     """Trajectories come in here."""

@@ -202,8 +202,7 @@ class RunConfig(Section):
 
     def warnings(self, env_steps: int = 0) -> list[str]:
         """Tell what is allowed but will probably disappoint when so many env steps are trained."""
-        schedules = self._schedule_warnings(env_steps)
-        return [*self._lag_warnings(), *schedules, *self.bind.warnings()]
+        return [*self._lag_warnings(), *self._schedule_warnings(env_steps), *self.bind.warnings()]
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace

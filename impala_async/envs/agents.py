@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, SHUFFLED, PoliciesSection
-from impala_async.envs.batch import BOOL, FLOAT, Actions, Obs, Step, as_numbers
+from impala_async.envs.batch import BOOL, FLOAT, Actions, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, env_name
 from impala_async.envs.find import find_callable
 from impala_async.envs.spaces import short
@@ -110,34 +110,26 @@ class AgentEnvs(OwnEnvs):
         self._untrained = np.zeros(self.num_envs, np.bool_)
         self._result = self._result._replace(untrained=self._untrained)
 
-    def reset(self, seed: int, first_env: int = 0) -> Obs:
-        first_seed = self._first_seed(seed, first_env)
-        with self._resetting:
-            for index, world in enumerate(self._worlds):
-                RUNNING.place[0] = first_env + index + 1
-                # Not the stream that an environment has of the same seed: who begins must not tell
-                # who plays whom.
-                world.rng = np.random.default_rng((first_seed + index, 1))
-                self._reset_world(world, first_seed + index)
-            self._rows.check_choices(self._rows.arrays)
-        return self._rows.arrays
-
     def step(self, actions: Actions) -> Step:
         for array in (self._result.rewards, self._result.terminated, self._result.truncated):
             array.fill(0)
         self._idle.fill(True)
         with self._stepping:
             adapted = list(self._spaces.each(actions))
-            for number, world in enumerate(self._worlds, self._stepping.first + 1):
-                RUNNING.place[0] = number
+            for index, world in enumerate(self._worlds):
+                RUNNING.place[0] = self._stepping.first + index + 1
                 if world.playing:
                     self._step_world(world, adapted)
                 else:
-                    self._reset_world(world, None)
+                    self._reset_env(index, None)
             self._rows.check_choices(self._rows.arrays)
         return self._result
 
-    def _reset_world(self, world: _World, seed: int | None) -> None:
+    def _reset_env(self, index: int, seed: int | None) -> None:
+        world = self._worlds[index]
+        if seed is not None:
+            # Not what an environment draws of the same seed: who begins must not tell who plays.
+            world.rng = np.random.default_rng((seed, 1))
         obs, _ = world.env.reset(seed=seed)
         if self._deal is not None:
             columns = list(world.columns.values())

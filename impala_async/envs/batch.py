@@ -152,9 +152,7 @@ class ObsRows:
 
     def read(self, obs: Any, where: str = "", rows: Any = ...) -> Obs:
         """A batched observation: writable, in the spec's dtypes, and copied only for that.
-
-        `rows`: those whose categories matter.
-        """
+        `rows` are those whose categories matter."""
         flat = {}
         for leaf, target, _ in self._leaves:
             array = np.asarray(_checked(leaf, leaf.of(obs), target.shape, where), leaf.dtype)

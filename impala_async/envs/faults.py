@@ -157,12 +157,9 @@ def end_with_stacks(text: str) -> None:
 
 
 class Watch:
-    """Tells of a call that lasts, and ends it at a limit. Owns the thread that looks.
+    """Tells of a call that lasts, and ends this process at a limit. Owns the thread that looks.
 
-    Args:
-        tell: takes a line.
-        whose: says who has the environments.
-        end: takes a line at the limit, and ends this process.
+    `tell` and `end` take a line; `whose` says who has the environments.
     """
 
     def __init__(
@@ -228,12 +225,9 @@ class Watch:
 
 def hang_now() -> dict[str, float]:
     """The call that hangs, for a heartbeat; empty when there is none."""
-    call = RUNNING.call
-    if call is None or call[0].where not in WHERES:
-        return {}
-    blame, since = call
+    blame, since = RUNNING.call or (None, 0.0)
     seconds = monotonic() - since
-    if seconds < HANGS_AFTER_S:
+    if blame is None or blame.where not in WHERES or seconds < HANGS_AFTER_S:
         return {}
     first, last = blame.environments()
     where = WHERES.index(blame.where)

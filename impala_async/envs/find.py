@@ -38,7 +38,13 @@ def find_env(env_id: str) -> str | Factory:
     entry = getattr(module, name, None)
     # The registered one goes first: it brings its time limit and wrappers.
     if module is not None and callable(entry) and name not in registration.registry:
-        _check_entry(env_id, entry)
+        has_both = all(callable(getattr(entry, each, None)) for each in ("reset", "step"))
+        # A learner may have sent the name: what cannot make an environment is not called.
+        if not has_both and (isinstance(entry, type) or is_of_python(entry)):
+            raise EnvError(
+                f"env.id {env_id!r} is no environment: name a subclass of gymnasium.Env, or a "
+                "function of your own that makes one"
+            )
         return entry  # type: ignore[no-any-return]
     _load_namespace(name)
     if registered(name) is None and module is not None:
@@ -74,18 +80,6 @@ def makes_vectors(found: str | Factory) -> bool:
         return "num_envs" in inspect.signature(found).parameters
     except (TypeError, ValueError):
         return False
-
-
-def _check_entry(env_id: str, entry: Factory) -> None:
-    """Refuse what cannot make an environment without a call: a learner may have sent its name."""
-    has_both = all(callable(getattr(entry, name, None)) for name in ("reset", "step"))
-    if isinstance(entry, type) and not has_both:
-        raise EnvError(
-            f"env.id {env_id!r} names a class without reset and step, which is no environment: "
-            "name a subclass of gymnasium.Env, or a function that makes one"
-        )
-    if not has_both and is_of_python(entry):
-        raise EnvError(f"env.id {env_id!r} comes with Python, and is no environment")
 
 
 def _import(env_id: str, name: str) -> ModuleType:

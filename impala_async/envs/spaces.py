@@ -31,7 +31,6 @@ AUTO = "auto"
 USUAL_MASK = "action_mask"
 
 Path = tuple[Any, ...]
-Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class Spaces:
@@ -123,21 +122,18 @@ def _obs_leaf(name: str, path: Path, space: Space[Any], is_stacked: bool) -> Obs
 
 def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
     whose = f"action space {short(space)}" + (f" at {name!r}" if name else "")
+    if 0 in (space.shape or ()):
+        raise EnvError(f"{whose} is empty")
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        choices = _choices_of(space)
-        if not choices:
-            raise EnvError(f"{whose} has no items to choose")
-        return ActionPart(name, "discrete", choices, tuple(space.shape or ()))
+        return ActionPart(name, "discrete", _choices_of(space), tuple(space.shape or ()))
     if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
         raise EnvError(f"{whose}: {SUPPORTED}")
-    if not all(space.shape):
-        raise EnvError(f"{whose} has no numbers")
     if is_squashed and not space.is_bounded():
         raise EnvError(f"env.squash_actions: {whose} has no bounds to squash into")
     return ActionPart(name, "squashed" if is_squashed else "continuous", (), tuple(space.shape))
 
 
-def _turn(space: Any, is_squashed: bool) -> Turn:
+def _turn(space: Any, is_squashed: bool) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """From our values of one part to a new array of the space's."""
     dtype = np.dtype(space.dtype)
     if not isinstance(space, Box):
@@ -151,13 +147,8 @@ def _turn(space: Any, is_squashed: bool) -> Turn:
     # In float64, since the width of a wide space may be beyond float32.
     low, high = low.astype(np.float64), high.astype(np.float64)
     center, reach = high / 2 + low / 2, high / 2 - low / 2
-
-    def squash(values: NDArray[Any]) -> NDArray[Any]:
-        # The last bit of a product may lie beyond the bound.
-        squashed: NDArray[Any] = np.clip(center + reach * np.tanh(values), low, high)
-        return squashed.astype(dtype)
-
-    return squash
+    # The last bit of a product may lie beyond the bound.
+    return lambda values: np.clip(center + reach * np.tanh(values), low, high).astype(dtype)
 
 
 def _nest(space: Space[Any], path: Path, values: Actions) -> Any:

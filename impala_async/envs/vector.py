@@ -63,8 +63,21 @@ class OwnEnvs:
             truncated=np.zeros(num_columns, np.bool_),
         )
 
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        """Environment i gets the seed that SyncVectorEnv would give it."""
+        first_seed = self._first_seed(seed, first_env)
+        with self._resetting:
+            for index in range(len(self._envs)):
+                RUNNING.place[0] = first_env + index + 1
+                self._reset_env(index, first_seed + index)
+            self._rows.check_choices(self._rows.arrays)
+        return self._rows.arrays
+
     def close(self) -> None:
         close_all(self._envs, self.name)
+
+    def _reset_env(self, index: int, seed: int | None) -> None:
+        raise NotImplementedError
 
     def _first_seed(self, seed: int, first_env: int) -> int:
         """The seed of the first environment, whose number among those of its actor is this."""
@@ -85,16 +98,6 @@ class SerialEnvs(OwnEnvs):
         self._is_over = [False] * num_envs
         self._idle = np.zeros(num_envs, np.bool_)
 
-    def reset(self, seed: int, first_env: int = 0) -> Obs:
-        """Column i gets the seed that SyncVectorEnv would give it."""
-        first_seed = self._first_seed(seed, first_env)
-        with self._resetting:
-            for column in range(self.num_envs):
-                RUNNING.place[0] = first_env + column + 1
-                self._reset_column(column, first_seed + column)
-            self._rows.check_choices(self._rows.arrays)
-        return self._rows.arrays
-
     def step(self, actions: Actions) -> Step:
         obs, rewards, all_terminated, all_truncated, *_ = result = self._result
         is_over, write = self._is_over, self._rows.write
@@ -106,7 +109,7 @@ class SerialEnvs(OwnEnvs):
             for column, action in enumerate(self._spaces.each(actions)):
                 place[0] = first + column
                 if is_over[column]:
-                    self._reset_column(column, None)
+                    self._reset_env(column, None)
                     continue
                 shown, reward, terminated, truncated, _ = self._envs[column].step(action)
                 rewards[column] = as_numbers(reward, "reward", FLOAT)
@@ -120,12 +123,12 @@ class SerialEnvs(OwnEnvs):
             self._rows.check_choices(obs)
         return result
 
-    def _reset_column(self, column: int, seed: int | None) -> None:
-        obs, _ = self._envs[column].reset(seed=seed)
-        self._rows.write(column, obs)
-        self._result.rewards[column] = 0
-        self._result.terminated[column] = self._result.truncated[column] = False
-        self._is_over[column], self._idle[column] = False, True
+    def _reset_env(self, index: int, seed: int | None) -> None:
+        obs, _ = self._envs[index].reset(seed=seed)
+        self._rows.write(index, obs)
+        self._result.rewards[index] = 0
+        self._result.terminated[index] = self._result.truncated[index] = False
+        self._is_over[index], self._idle[index] = False, True
 
 
 class VectorEnvs(OwnEnvs):
@@ -200,10 +203,7 @@ class VectorEnvs(OwnEnvs):
 
 
 class WithHistory:
-    """A batch whose observations also hold the last action and reward, as leaves like any other.
-
-    On an episode's first row they are 0.
-    """
+    """A batch that also shows the last action and reward, as leaves: 0 where an episode begins."""
 
     def __init__(self, envs: EnvBatch, *, has_action: bool, has_reward: bool) -> None:
         self._envs = envs
@@ -217,13 +217,13 @@ class WithHistory:
         if has_reward:
             added.append(ArraySpec(LAST_REWARD, (), "float32"))
         self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
-        for leaf in envs.obs_spec.leaves:
-            if leaf.name in {one.name for one in added}:
-                key = leaf.name.partition("/")[0]
-                raise EnvError(f"env.{key}: the observation has a key of that name already")
         self._added: Obs = {
             leaf.name: np.zeros((envs.num_envs, *leaf.shape), leaf.dtype) for leaf in added
         }
+        for leaf in envs.obs_spec.leaves:
+            if leaf.name in self._added:
+                key = leaf.name.partition("/")[0]
+                raise EnvError(f"env.{key}: the observation has a key of that name already")
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         for array in self._added.values():

@@ -59,7 +59,7 @@ MISSING = (
     "; Python looks for {} among what is installed on this host, in the current folder, and on "
     "PYTHONPATH"
 )
-PYTHONS = "comes with Python, and is no environment"
+PYTHONS = "name a subclass of gymnasium.Env, or a function of your own that makes one"
 GAME = "If it is one of Atari's games, it is ALE/{}-v5."
 
 
@@ -84,7 +84,7 @@ GAME = "If it is one of Atari's games, it is ALE/{}-v5."
         ("no_such:Thing-v0", MISSING.format("no_such")),
         (":Thing", "Empty module name"),
         ("my/odd:Ok", "write my.odd:Ok, and have it in the current folder or on PYTHONPATH"),
-        ("subprocess:Popen", "name a subclass of gymnasium.Env, or a function that makes one"),
+        ("subprocess:Popen", PYTHONS),
         ("os:system", PYTHONS),
         ("shutil:rmtree", PYTHONS),
         ("builtins:exec", PYTHONS),

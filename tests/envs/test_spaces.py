@@ -90,8 +90,8 @@ def test_an_action_space_is_its_parts_of_which_numbers_alone_are_squashed():
         (Dict(a=Tuple((Discrete(2), Text(5)))), {}, "at 'a/1'"),
         (Dict(), {}, "action space Dict() is empty"),
         (Tuple(()), {}, "empty"),
-        (Box(0, 1, (0,), np.float32), {}, "no numbers"),
-        (MultiDiscrete([]), {}, "no items"),
+        (Box(0, 1, (0,), np.float32), {}, "is empty"),
+        (MultiDiscrete([]), {}, "is empty"),
         (Dict([("a", Dict(b=Discrete(2))), ("a/b", Discrete(2))]), {}, "two parts called 'a/b'"),
         (Dict(a=HALF_OPEN), {"squash_actions": True}, "at 'a' has no bounds to squash into"),
         (
