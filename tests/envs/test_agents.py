@@ -49,24 +49,21 @@ def test_an_own_function_says_who_plays(module):
         drawn("main", "past", of=f"{DEAL}l")
 
 
-MUST = "must give a dict with a policy (main, past) for each agent (left, right, keeper), it gave"
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (lambda agents, rng: dict.fromkeys(agents[:-1], "main"), f"{MUST} {{'left': 'main', 'rig"),
-        (lambda agents, rng: dict.fromkeys([*agents, "x"], "main"), f"{MUST} {{'keeper': 'main"),
-        (lambda agents, rng: dict.fromkeys(agents, "alice"), f"{MUST} {{'keeper': 'alice'"),
-        (lambda agents, rng: ["main"] * len(agents), f"{MUST} ['main', 'main', 'main']"),
+def test_a_wrong_answer_is_told_at_once(module):
+    must = (
+        "must give a dict with a policy (main, past) for each agent (left, right, keeper), it gave"
+    )
+    for answer, text in (
+        (lambda agents, rng: dict.fromkeys(agents[:-1], "main"), f"{must} {{'left': 'main', 'rig"),
+        (lambda agents, rng: dict.fromkeys([*agents, "x"], "main"), f"{must} {{'keeper': 'main"),
+        (lambda agents, rng: dict.fromkeys(agents, "alice"), f"{must} {{'keeper': 'alice'"),
+        (lambda agents, rng: ["main"] * len(agents), f"{must} ['main', 'main', 'main']"),
         (lambda agents, rng: agents[7], "failed to say who plays whom: IndexError"),
-    ],
-)
-def test_a_wrong_answer_is_told_at_once(module, answer, text):
-    module.deal = answer
-    with pytest.raises(EnvError) as caught:
-        make_deal(PoliciesSection(names=("main", "past"), mapping=DEAL), AGENTS)
-    assert str(caught.value).startswith(f"policies.mapping: {DEAL} {text}")
+    ):
+        module.deal = answer
+        with pytest.raises(EnvError) as caught:
+            make_deal(PoliciesSection(names=("main", "past"), mapping=DEAL), AGENTS)
+        assert str(caught.value).startswith(f"policies.mapping: {DEAL} {text}")
 
 
 class Lives:
@@ -82,7 +79,7 @@ class Lives:
         self.possible_agents = [f"agent_{i}" for i in range(len(lengths))]
         self.agents = []
         self.episode = -1
-        self.seeds, self.given, self.num_closed = [], [], 0
+        self.seeds, self.given = [], []
         self._lengths, self._starts, self._ends = lengths, starts, ends
         self._space = Discrete(2) if action_space is None else action_space
         self._shows_last = shows_last
@@ -112,9 +109,6 @@ class Lives:
         no = dict.fromkeys(acted, False)
         flags = (ends, no) if self._ends == "terminated" else (no, ends)
         return {a: self._show(a) for a in shown}, rewards, *map(dict, flags), {}
-
-    def close(self):
-        self.num_closed += 1
 
     def _coming(self):
         starts = zip(self.possible_agents, self._starts, strict=True)
@@ -152,39 +146,68 @@ def test_agents_are_the_columns_of_their_environments_which_reset_each_in_its_ow
     assert idle == [[0, 0], [1, 0], [0, 1], [1, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("ends", ["terminated", "truncated"])
-def test_one_that_ends_early_is_idle_until_all_have_ended(ends):
-    envs = AgentEnvs([Lives((1, 3), ends=ends)])
-    envs.reset(0)
-    no, first, last = [0, 0], [1, 0], [0, 1]
-    flags = [[no, no], [first, no], [last, no]]
-    if ends == "truncated":
-        flags = [[b, a] for a, b in flags]
-    assert rows(envs, 5) == [
-        [[0, 0], [11, 11], *flags[1], [(0, 1), (0, 1)]],
-        # The final observation's row, then a row of padding: its observation stays.
-        [[1, 0], [0, 12], *flags[0], [(0, 1), (0, 2)]],
-        [[1, 0], [0, 13], *flags[2], [(0, 1), (0, 3)]],
-        [[1, 1], [0, 0], *flags[0], [(1, 0), (1, 0)]],
-        [[0, 0], [11, 11], *flags[1], [(1, 1), (1, 1)]],
-    ]
-    # A reset in the midst of things forgets them.
-    envs.reset(0)
-    assert rows(envs, 1)[0][0] == [0, 0]
+class StaysListed(Lives):
+    """An agent is listed until all are over; `tells` says whether its flags go on to say so."""
+
+    def __init__(self, lengths, tells=True):
+        super().__init__(lengths)
+        self.tells = tells
+
+    def step(self, actions):
+        alive = {agent: actions[agent] for agent in self.agents if agent not in self.over}
+        self.agents = list(alive)
+        obs, rewards, terminated, truncated, infos = super().step(alive)
+        terminated |= dict.fromkeys(self.over, self.tells)
+        truncated |= dict.fromkeys(self.over, False)
+        self.over |= {agent for agent in alive if terminated[agent] or truncated[agent]}
+        if len(self.over) < len(self.possible_agents):
+            self.agents = list(self.possible_agents)
+        return obs, rewards, terminated, truncated, infos
+
+    def reset(self, seed=None, options=None):
+        self.over = set()
+        return super().reset(seed)
 
 
-def test_one_that_comes_later_is_idle_until_it_is_there():
-    envs = AgentEnvs([Lives((4, 3), starts=(0, 2))])
+EARLY = [
+    [[0, 0], [11, 11], [1, 0], [0, 0], [(0, 1), (0, 1)]],
+    # The final observation's row, then a row of padding: its observation stays.
+    [[1, 0], [0, 12], [0, 0], [0, 0], [(0, 1), (0, 2)]],
+    [[1, 0], [0, 13], [0, 1], [0, 0], [(0, 1), (0, 3)]],
+    [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (1, 0)]],
+    [[0, 0], [11, 11], [1, 0], [0, 0], [(1, 1), (1, 1)]],
+]
+LATE = [
+    [[0, 1], [11, 0], [0, 0], [0, 0], [(0, 1), (0, 0)]],
+    # Its first observation comes with a step in which it did nothing.
+    [[0, 1], [12, 0], [0, 0], [0, 0], [(0, 2), (0, 2)]],
+    [[0, 0], [13, 13], [0, 1], [0, 0], [(0, 3), (0, 3)]],
+    [[0, 1], [14, 0], [1, 0], [0, 0], [(0, 4), (0, 3)]],
+    [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (0, 3)]],
+]
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        (Lives((1, 3)), EARLY),
+        (StaysListed((1, 3)), EARLY),
+        (Lives((1, 3), ends="truncated"), [[a, b, d, c, e] for a, b, c, d, e in EARLY]),
+        (Lives((4, 3), starts=(0, 2)), LATE),
+    ],
+    ids=["early", "listed", "truncated", "late"],
+)
+def test_one_is_idle_after_its_end_until_all_have_ended_and_before_it_comes(env, expected):
+    envs = AgentEnvs([env])
     first = envs.reset(0)
-    assert first[""].tolist() == [[0, 0, 0], [0, 0, 0]], "nothing of it was seen yet"
-    assert rows(envs, 5) == [
-        [[0, 1], [11, 0], [0, 0], [0, 0], [(0, 1), (0, 0)]],
-        # Its first observation comes with a step in which it did nothing.
-        [[0, 1], [12, 0], [0, 0], [0, 0], [(0, 2), (0, 2)]],
-        [[0, 0], [13, 13], [0, 1], [0, 0], [(0, 3), (0, 3)]],
-        [[0, 1], [14, 0], [1, 0], [0, 0], [(0, 4), (0, 3)]],
-        [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (0, 3)]],
-    ]
+    assert first[""].tolist() == [[0, 0, 0], [float(expected is not LATE), 0, 0]]
+    assert rows(envs, 5) == expected
+    # A reset in the midst of things forgets them. One policy masks only idle rows.
+    envs.reset(0)
+    step = envs.step(ones(envs))
+    assert step.idle.tolist() == expected[0][0]
+    assert step.masked is step.fresh is step.idle
+    assert step.untrained is None
 
 
 def test_one_that_shows_nothing_at_its_end_keeps_its_last_observation():
@@ -208,6 +231,36 @@ def test_actions_go_to_those_who_are_there_in_their_own_space():
     assert env.given[0]["agent_1"][1].tolist() == [1.0]
 
 
+class Changed(Lives):
+    """`change` does something to it, and to what it shows, behind each reset and step."""
+
+    def __init__(self, change, *given):
+        super().__init__(*given)
+        self._change = change
+
+    def reset(self, seed=None, options=None):
+        result = super().reset(seed)
+        self._change(self, result[0])
+        return result
+
+    def step(self, actions):
+        result = super().step(actions)
+        self._change(self, result[0])
+        return result
+
+
+def leave(env, obs):
+    if env.num_steps:
+        env.agents.pop(0)
+
+
+def come_back(env, obs):
+    """`agent_0` is listed again after its end, though not in the step thereafter."""
+    if env.num_steps > 2:
+        env.agents.insert(0, "agent_0")
+        obs["agent_0"] = obs[env.agents[-1]]
+
+
 class Different(Lives):
     def observation_space(self, agent):
         return Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)
@@ -219,81 +272,19 @@ class Attributed(Lives):
     observation_space = Box(-1, 99, (3,), np.float32)
 
 
-class Leaving(Lives):
-    def step(self, actions):
-        result = super().step(actions)
-        self.agents = self.agents[1:]
-        return result
-
-
-class Nobody(Lives):
-    def reset(self, seed=None, options=None):
-        return {}, {}
-
-
-class Stranger(Lives):
-    def reset(self, seed=None, options=None):
-        obs, infos = super().reset(seed)
-        self.agents.append("stranger")
-        return obs, infos
-
-
-class Returning(Lives):
-    """`agent_0` is listed again after its end, though not in the step thereafter."""
-
-    def step(self, actions):
-        result = super().step(actions)
-        if self.num_steps > 2:
-            self.agents = ["agent_0", *self.agents]
-            result[0]["agent_0"] = result[0][self.agents[-1]]
-        return result
-
-
-class StaysListed(Lives):
-    """An agent is listed until all are over; `tells` says whether its flags go on to say so."""
-
-    tells = True
-
-    def step(self, actions):
-        alive = {agent: actions[agent] for agent in self.agents if agent not in self.over}
-        self.agents = list(alive)
-        obs, rewards, terminated, truncated, infos = super().step(alive)
-        terminated |= dict.fromkeys(self.over, self.tells)
-        truncated |= dict.fromkeys(self.over, False)
-        self.over |= {agent for agent in alive if terminated[agent] or truncated[agent]}
-        if len(self.over) < len(self.possible_agents):
-            self.agents = list(self.possible_agents)
-        return obs, rewards, terminated, truncated, infos
-
-    def reset(self, seed=None, options=None):
-        self.over = set()
-        return super().reset(seed)
-
-
-class SaysNoMore(StaysListed):
-    tells = False
-
-
-def test_one_that_stays_listed_after_its_end_does_not_come_back():
-    plain, listed = AgentEnvs([Lives((1, 3))]), AgentEnvs([StaysListed((1, 3))])
-    for envs in (plain, listed):
-        envs.reset(0)
-    assert rows(plain, 9) == rows(listed, 9)
-
-
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        (Returning((1, 9)), "agent_0 comes back after its end without a reset"),
-        (SaysNoMore((1, 9)), "agent_0 comes back after its end"),
+        (Changed(come_back, (1, 9)), "agent_0 comes back after its end without a reset"),
+        (StaysListed((1, 9), tells=False), "agent_0 comes back after its end"),
         (Lives(()), "Lives has no possible_agents"),
         (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
         (Attributed(), "failed to say what its spaces are: TypeError: 'Box' object is not call"),
-        (Leaving((9, 9)), "agent_0 is gone, neither terminated nor truncated"),
-        (Nobody(), "no agents after a reset"),
-        (Stranger(), "stranger is not among its possible_agents"),
+        (Changed(leave, (9, 9)), "agent_0 is gone, neither terminated nor truncated"),
+        (Changed(lambda env, _: env.agents.clear()), "no agents after a reset"),
+        (Changed(lambda env, _: env.agents.append("x")), "x is not among its possible_agents"),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda value: str(value)[:20],
 )
 def test_what_does_not_fit_is_refused(env, text):
     def play():
@@ -342,14 +333,6 @@ def test_a_leaf_says_who_plays_from_an_episodes_first_row_to_its_last(module):
     players = [first] * 3 + [first[::-1]] * 4 + [first] * 2
     idle = [[0, 0], [1, 0], [1, 0], [1, 1]]
     assert seen == [[row, row, idle[n % 4]] for n, row in enumerate(players)]
-
-
-def test_where_there_is_one_policy_only_idle_rows_are_masked():
-    envs = AgentEnvs([Lives((1, 3))])
-    envs.reset(0)
-    step = envs.step(ones(envs))
-    assert step.untrained is None
-    assert step.masked is step.fresh is step.idle
 
 
 def test_a_key_that_is_called_policy_is_in_the_way():

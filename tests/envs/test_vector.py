@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from bench.probes import Counting, CountingVector, Failing, NotFinite
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.faults import RUNNING
-from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
+from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory, spread_seed
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 from tests.envs.test_agents import Lives
@@ -62,11 +62,6 @@ def run(envs, seed, num_steps):
     for _ in range(num_steps):
         seen.append(deepcopy(envs.step(acts(*rng.integers(num_choices, size=envs.num_envs)))))
     return seen
-
-
-def pair(kind):
-    """One environment, single and as a vector."""
-    return SerialEnvs([kind()]), VectorEnvs(SyncVectorEnv([kind]))
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "nested"])
@@ -173,37 +168,30 @@ def test_the_environment_of_a_call_is_known_by_its_number():
         assert seen == [5, 6, 7, 5, 6, 7]
 
 
-def test_what_an_environment_raises_is_an_env_error_with_its_cause():
-    class NoReset(Counting):
+def test_what_an_environment_raises_is_an_env_error_and_so_is_what_its_close_does():
+    class Faulty(Failing):
         def _first(self):
-            raise LookupError("no level left")
+            if closed:
+                raise LookupError("no level left")
+            return super()._first()
 
-    for envs in pair(lambda: Failing(after=1, length=9)):
+        def close(self):
+            closed.append(self)
+            raise OSError("device is busy")
+
+    for batch in (SerialEnvs, lambda envs: VectorEnvs(SyncVectorEnv([lambda: envs[0]]))):
+        closed = []
+        envs = batch([Faulty(after=1, length=9)])
         envs.reset(0)
         envs.step(acts(0))
         with pytest.raises(EnvError, match="in step: RuntimeError: this probe") as caught:
             envs.step(acts(0))
         assert isinstance(caught.value.__cause__, RuntimeError)
-    for envs in pair(NoReset):
+        with pytest.raises(EnvError, match="in close: OSError: device is busy"):
+            envs.close()
+        assert len(closed) == 1
         with pytest.raises(EnvError, match="in reset: LookupError: no level left"):
             envs.reset(0)
-
-
-def test_all_environments_are_closed_and_a_failure_is_told():
-    closed = []
-
-    class Closing(Counting):
-        def close(self):
-            closed.append(self)
-            if len(closed) == 1:
-                raise OSError("device is busy")
-
-    with pytest.raises(EnvError, match="device is busy"):
-        SerialEnvs([Closing(), Closing()]).close()
-    assert len(closed) == 2
-    vector = CountingVector(2)
-    VectorEnvs(vector).close()
-    assert vector.closed
 
 
 @pytest.mark.parametrize("is_vector", [False, True])
@@ -216,6 +204,14 @@ def test_columns_and_neighbouring_seeds_differ_and_a_part_has_the_seeds_of_the_w
     np.testing.assert_array_equal(started(4, 3), started(4, 3))
     assert len(np.unique(np.concatenate([started(4, 3), started(4, 4)]), axis=0)) == 8
     np.testing.assert_array_equal(started(5, 7)[3:], started(2, 7, 3))
+
+
+def test_spread_seeds_leave_room_for_columns():
+    seeds = [spread_seed(seed) for seed in range(500)]
+    assert np.diff(np.sort(seeds)).min() > 4
+    assert min(seeds) >= 0
+    assert max(seeds) + 4096 < 2**31
+    assert isinstance(seeds[0], int)
 
 
 # -------------------- vector envs
@@ -341,31 +337,29 @@ def test_they_are_leaves_like_any_other_of_the_unclipped_sample_and_the_index():
     assert {name: array.dtype.name for name, array in obs.items()} == dtypes
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
+def test_next_step_shows_them_in_the_final_row_and_not_in_the_first():
+    for envs, expected in (
+        # Column 0 ends with the second step, and column 1 with the third.
         (
-            lambda: SerialEnvs([Counting(2, column=0), Counting(3, column=1)]),
-            # Column 0 ends with the second step, and column 1 with the third.
+            SerialEnvs([Counting(2, column=0), Counting(3, column=1)]),
             [(1, 1, 11, 11), (1, 1, 12, 12), (0, 1, 0, 13), (1, 0, 11, 0), (1, 1, 12, 11)],
         ),
+        # The first agent's episode ends with the first step, and it is idle until the reset.
         (
-            lambda: AgentEnvs([Lives((1, 3))]),
-            # The first agent's episode ends with the first step, and it is idle until the reset.
+            AgentEnvs([Lives((1, 3))]),
             [(1, 1, 11, 11), (0, 1, 0, 12), (0, 1, 0, 13), (0, 0, 0, 0), (1, 1, 11, 11)],
         ),
-    ],
-    ids=["serial", "agents"],
-)
-def test_next_step_shows_them_in_the_final_row_and_not_in_the_first(make, expected):
-    envs = with_both(make())
-    first = envs.reset(0)
-    assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
-    rows = []
-    for _ in range(5):
-        obs = envs.step(acts(1, 1)).obs
-        rows.append((*obs["last_action"].tolist(), *obs["last_reward"].tolist()))
-    assert rows == expected
+    ):
+        shown = with_both(envs)
+        # A reset in the midst of things forgets them.
+        for _ in range(2):
+            first = shown.reset(0)
+            assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
+            rows = []
+            for _ in range(5):
+                obs = shown.step(acts(1, 1)).obs
+                rows.append((*obs["last_action"].tolist(), *obs["last_reward"].tolist()))
+            assert rows == expected
 
 
 def test_same_step_shows_them_in_the_final_observation():
@@ -383,15 +377,5 @@ def test_same_step_shows_them_in_the_final_observation():
     assert after.obs["last_reward"].tolist() == [11, 0]
     assert after.final_obs["last_reward"][1] == 13
     assert final["last_reward"] == step.final_obs["last_reward"][0], "it is a copy"
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_a_reset_in_the_midst_of_things_forgets_them(mode):
-    envs = with_both(VectorEnvs(CountingVector(2, (1, 3), autoreset=mode)))
-    envs.reset(0)
-    assert envs.step(acts(1, 1)).terminated[0]
     first = envs.reset(0)
     assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
-    obs = envs.step(acts(0, 1)).obs
-    assert obs["last_reward"][1] == 11
-    assert obs["last_action"][1] == 1
