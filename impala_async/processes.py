@@ -12,8 +12,12 @@ own door is open, because a starting interpreter would answer with a traceback a
 
 **In time.** Python waits at its end for threads that are no daemons, and multiprocessing for such
 processes. Many a simulator leaves one that never ends, so `leave` waits no longer than a moment.
+
+**With the memory it had.** glibc unmaps a large block as soon as it is freed, so that a learner
+would pay for every message and every activation in page faults; `keep_freed_memory` forbids it.
 """
 
+import ctypes
 import os
 import signal
 import stat
@@ -43,6 +47,11 @@ GIVE_UP = signal.SIGRTMIN + 1
 # Threads that end by themselves once Python ends, as those of an idle pool do, need much less.
 GRACE_S = 2.0
 _undoings: list[Callable[[], object]] = []
+# These are options of mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_NEVER = (1 << 31) - 1
+# More than this an older glibc refuses.
+_LARGE = 32 << 20
 
 
 class Lifeline:
@@ -209,3 +218,24 @@ def _left() -> list[Any]:
     if "multiprocessing" in sys.modules:
         found += sys.modules["multiprocessing"].active_children()
     return [each for each in found if not each.daemon and each is not threading.main_thread()]
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory for the next batch; before the first thread, which would get an arena.
+
+    The top of another thread's arena is never given back. Another C library is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    mallopt(_ARENA_MAX, 1)
+    # Without the first, the second would only end glibc's own adapting, for the worse.
+    if mallopt(_MMAP_THRESHOLD, _NEVER) or mallopt(_MMAP_THRESHOLD, _LARGE):
+        mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def give_back_freed_memory() -> None:
+    """Give what is free now to the kernel, after a flood that will not come again."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
