@@ -26,6 +26,7 @@ from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 from tests.envs.test_agents import Lives
+from tests.envs.test_batch import Odd
 
 PROBES = "bench.probes"
 
@@ -235,32 +236,22 @@ def test_an_environment_without_an_end_is_given_up(run, capsys):
     assert "16 of 24 episodes ended within 4 steps" in capsys.readouterr().err
 
 
-class Broken(gym.Env[Any, np.int64]):
+class Broken(Odd):
     """Gives this in one place of its second step."""
 
-    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
-
-    def __init__(self, at=1, value=None):
-        self._at, self._value = at, value
+    def __init__(self, place=1, value=None):
+        super().__init__(Box(-1, 1, (1,)), np.zeros(1, np.float32), value, 2, 3, place)
         if value == "widen":
             torch.set_default_dtype(torch.float64)
 
-    def reset(self, *, seed=None, options=None):
-        self._age = 0
-        return np.zeros(1, np.float32), {}
-
     def step(self, action):
-        self._age += 1
-        result = [np.zeros(1, np.float32), 1.0, self._age == 3, False, {}]
-        if self._age == 2:
-            if self._value == "exit":
-                sys.exit(0)
-            if self._value == "interrupt":
-                raise KeyboardInterrupt
-            if self._value == "signal":
-                os.kill(os.getpid(), self._at)
-            result[self._at] = self._value
-        return tuple(result)
+        if self._age == 1 and self._then == "exit":
+            sys.exit(0)
+        if self._age == 1 and self._then == "interrupt":
+            raise KeyboardInterrupt
+        if self._age == 1 and self._then == "signal":
+            os.kill(os.getpid(), self._place)
+        return super().step(action)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +259,12 @@ class Broken(gym.Env[Any, np.int64]):
     [
         ({"value": None}, "reward in step: wants a number, got None (NoneType)"),
         ({"value": float("nan")}, "step gave a reward that is not finite: nan"),
-        ({"at": 0, "value": [float("inf")]}, "step gave an observation that is not finite"),
-        ({"at": 2, "value": "False"}, "terminated in step: wants True or False, got 'False' (str)"),
-        ({"at": 0, "value": [1.0, 2.0]}, "observation in step: the space promises shape (1,)"),
+        ({"place": 0, "value": [float("inf")]}, "step gave an observation that is not finite"),
+        (
+            {"place": 2, "value": "False"},
+            "terminated in step: wants True or False, got 'False' (str)",
+        ),
+        ({"place": 0, "value": [1.0, 2.0]}, "observation in step: the space promises shape (1,)"),
         ({"value": "exit"}, "failed in step: SystemExit: 0"),
         ({"value": "interrupt"}, "failed in step: KeyboardInterrupt"),
         ({"value": "widen"}, ":Broken has called torch.set_default_dtype"),
@@ -293,7 +287,7 @@ def test_an_environment_that_breaks_in_a_later_step_is_no_mean(kwargs, says, tmp
     [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 0, "terminated\n")],
 )
 def test_a_signal_ends_it_with_a_word_while_it_plays(number, code, word, tmp_path, capsys):
-    kwargs = {"value": "signal", "at": int(number)}
+    kwargs = {"value": "signal", "place": int(number)}
     run, _ = begin(tmp_path, f"{__name__}:Broken", kwargs=kwargs)
     assert main([str(run.path)]) == code
     captured = capsys.readouterr()

@@ -91,10 +91,7 @@ def test_a_place_within_a_value_is_named_and_a_long_value_cut_short():
     for override, says in (
         ("model.hidden_sizes=[64, 'x']", 'model.hidden_sizes[1]: wants a whole number, got "x"'),
         ("policies.copies={a=5}", "policies.copies.a: wants a string, got 5"),
-        (
-            "env.wrappers=[{name='a:C', kwargs=1}]",
-            "env.wrappers[0].kwargs: wants a dictionary, got",
-        ),
+        ("env.wrappers=[{name='a:C', kwargs=1}]", "env.wrappers[0].kwargs: wants a dictionary"),
         ("report.sinks=['wandb', {kwargs={}}]", "report.sinks[1].name: required"),
         ("report.sinks=[1]", "report.sinks[0]: wants keys of its own, not a value, got 1"),
     ):

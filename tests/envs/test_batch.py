@@ -56,13 +56,13 @@ def test_another_reward_or_flag_is_refused():
 
 
 def changed(result, at, value):
-    return (*result[:at], value, *result[at + 1 :])
+    return value if at is None else (*result[:at], value, *result[at + 1 :])
 
 
 class Odd(gym.Env[Any, Any]):
     """Shows a sound observation; from a step of each episode on one value is another one.
 
-    `place`: of that value in what a step returns.
+    `place`: of that value in what a step returns; None: it is the whole of that.
     """
 
     action_space = Discrete(2)

@@ -18,6 +18,7 @@ from impala_async.envs.faults import RUNNING, Blame, Watch, close_all, env_name,
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 from impala_async.processes import Interrupted
+from tests.envs.test_batch import Odd
 
 
 @pytest.fixture(autouse=True)
@@ -93,19 +94,13 @@ OBS = np.zeros(3, np.float32)
 SHORT = (OBS, 1.0, False, {})
 
 
-def gives(step=None, reset=None):
-    """An environment that gives this from its third step on, or to a reset."""
+def gives(step):
+    return Odd(gym.spaces.Box(-1, 1, (3,)), OBS, step, at=3, place=None)
 
-    class Wrong(Counting):
-        def reset(self, *, seed=None, options=None):
-            self.num_steps = 0
-            return super().reset(seed=seed) if reset is None else reset
 
-        def step(self, action):
-            self.num_steps += 1
-            return super().step(action) if self.num_steps < 3 else step
-
-    return Wrong(length=100)
+class NoInfo(Counting):
+    def reset(self, *, seed=None, options=None):
+        return OBS
 
 
 class NoSeed(Counting):
@@ -135,10 +130,10 @@ RESET = "wants `def reset(self, *, seed=None, options=None)`, which returns (obs
 
 def test_what_does_not_fit_its_caller_is_told_the_signature():
     for env, begins, ends in (
-        (gives(step=SHORT), STEP, "(expected 5, got 4)"),
-        (gives(), STEP, "NoneType object"),
-        (limited(gives(step=SHORT)), STEP, "(expected 5, got 4)"),
-        (gives(reset=OBS), RESET, "(expected 2)"),
+        (gives(SHORT), STEP, "(expected 5, got 4)"),
+        (gives(None), STEP, "NoneType object"),
+        (limited(gives(SHORT)), STEP, "(expected 5, got 4)"),
+        (NoInfo(), RESET, "(expected 2)"),
         (NoSeed(), RESET, "argument 'seed'"),
         (limited(NoSeed()), RESET, "argument 'seed'"),
         (NoAction(), STEP, "takes 1 positional argument but 2 were given"),

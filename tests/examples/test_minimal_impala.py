@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.minimal_impala import (
-    Actor,
-    ActorCritic,
-    Learner,
-    Rows,
-    Settings,
-    make_model,
-    train,
-)
+from examples.minimal_impala import Actor, ActorCritic, Learner, Settings, make_model, train
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.config.run import AlgorithmSection
@@ -29,42 +21,15 @@ from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 
 ROOT = Path(__file__).resolve().parents[2]
-NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 3, 4
-SETTINGS = Settings(lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
-SEEDS = pytest.mark.parametrize("seed", range(4))
+NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 4, 2
+SHAPE = {"env_id": "Short-v0", "num_envs": NUM_COLUMNS, "rows": NUM_ROWS}
+SETTINGS = Settings(**SHAPE, lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
 
 
-def random_rows(seed):
-    """A batch with cuts of both kinds, as actors write it; and its truncation flags."""
-    rng = np.random.default_rng(seed)
-    shape = (NUM_ROWS, NUM_COLUMNS)
-    mask = np.ones(shape, np.bool_)
-    terminated, truncated = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    # Some trajectories begin with the final observation of an episode.
-    mask[0] = rng.random(NUM_COLUMNS) > 0.3
-    for t in range(NUM_ROWS):
-        kind = rng.choice(3, NUM_COLUMNS, p=[0.6, 0.2, 0.2])
-        terminated[t] = mask[t] & (kind == 1)
-        truncated[t] = mask[t] & (kind == 2)
-        if t + 1 < NUM_ROWS:
-            mask[t + 1] = ~(terminated[t] | truncated[t])
-    assert terminated.any()
-    assert truncated.any()
-    assert not mask.all()
-
-    def valid(array):
-        return torch.from_numpy(np.where(mask, array, 0)).float()
-
-    obs_SB = rng.normal(size=(NUM_ROWS + 1, NUM_COLUMNS, NUM_FEATURES))
-    rows = Rows(
-        obs_SB=torch.from_numpy(obs_SB).float(),
-        actions_TB=valid(rng.integers(0, NUM_ACTIONS, shape)).long(),
-        log_probs_TB=valid(-rng.uniform(0.5, 2.5, shape)),
-        rewards_TB=valid(rng.normal(size=shape)),
-        terminated_TB=torch.from_numpy(terminated),
-        mask_TB=torch.from_numpy(mask),
-    )
-    return rows, torch.from_numpy(truncated)
+def register(monkeypatch, env_id, entry_point, **more):
+    given = {"disable_env_checker": True, **more}
+    spec = gym.envs.registration.EnvSpec(env_id, entry_point=entry_point, **given)
+    monkeypatch.setitem(gym.registry, env_id, spec)
 
 
 def model_of(seed):
@@ -77,20 +42,26 @@ def model_of(seed):
     return model
 
 
-@SEEDS
-def test_updates_are_the_package_s(seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_updates_are_the_package_s(monkeypatch, seed):
     """The same batches through both: returns, losses, clipping, Adam and the schedule."""
-    model = model_of(seed)
-    step = package_step(model)
-    learner = Learner(SETTINGS, model)
-    for number in range(5):
-        rows, truncated_TB = random_rows(10 * seed + number)
+    cartpole = "gymnasium.envs.classic_control:CartPoleEnv"
+    register(monkeypatch, "Short-v0", cartpole, max_episode_steps=10)
+    actor, model = Actor(SETTINGS, seed), model_of(seed)
+    actor.model.load_state_dict(model_of(seed + 1).state_dict())
+    step, learner, num_cuts = package_step(model), Learner(SETTINGS, model), np.zeros(2, int)
+    for _ in range(5):
+        rows = actor.unroll(0).rows
+        rows = rows._replace(rewards_TB=torch.randn(rows.mask_TB.shape) * rows.mask_TB)
+        truncated_TB = torch.zeros_like(rows.mask_TB)
+        truncated_TB[:-1] = ~rows.mask_TB[1:] & ~rows.terminated_TB[:-1]
+        num_cuts += int(rows.terminated_TB.sum()), int(truncated_TB.sum())
         learner.learn(rows)
-        result = step.run(
-            batch_of(rows, truncated_TB), torch.ones(NUM_COLUMNS) > 0, learner.env_steps
-        )
+        is_live_B = torch.ones(NUM_COLUMNS) > 0
+        result = step.run(batch_of(rows, truncated_TB), is_live_B, learner.env_steps)
         assert result.applied
         assert result.stats["grad/norm"] > SETTINGS.grad_clip
+    assert num_cuts.all(), "there are both kinds"
     theirs = step.policy.model.state_dict()
     for name, mine in package_names(model).items():
         torch.testing.assert_close(mine, theirs[name], rtol=1e-4, atol=1e-5)
@@ -175,10 +146,7 @@ def test_it_learns_in_a_short_run():
 
 
 def test_the_death_of_an_actor_ends_the_run(monkeypatch):
-    spec = gym.envs.registration.EnvSpec(
-        "Failing-v0", entry_point="bench.probes:Failing", disable_env_checker=True
-    )
-    monkeypatch.setitem(gym.registry, "Failing-v0", spec)
+    register(monkeypatch, "Failing-v0", "bench.probes:Failing")
     with pytest.raises(RuntimeError, match="fails as it was told to"):
         train(Settings(env_id="Failing-v0"))
 
