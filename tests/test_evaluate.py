@@ -133,7 +133,7 @@ def test_a_memory_is_kept_within_an_episode_and_lost_with_it(mode):
 
 
 def test_each_agent_counts_as_often():
-    envs = AgentEnvs([Lives((1, 2, 4), (0, 0, 0)) for _ in range(4)])
+    envs = AgentEnvs([Lives((1, 2, 4)) for _ in range(4)])
     expected = [counted(length) for length in (1, 2, 4) for _ in range(8)]
     assert returns_of(AlwaysOne(), envs, 2) == expected
 
@@ -182,7 +182,7 @@ def says_one_error(said, text):
 def test_each_agent_plays_as_many_as_are_asked_for_or_a_few_more(
     tmp_path, capsys, num_agents, asked, played
 ):
-    kwargs = {"lengths": [1, 2, 4][:num_agents], "starts": [0] * num_agents}
+    kwargs = {"lengths": [1, 2, 4][:num_agents]}
     run, _ = begin(tmp_path, "tests.envs.test_agents:Lives", kwargs=kwargs)
     assert main([str(run.path), *(["--episodes", str(asked)] if asked != 10 else [])]) == 0
     assert f"mean return of {played} greedy episodes" in capsys.readouterr().out

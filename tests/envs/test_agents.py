@@ -70,19 +70,18 @@ class Lives:
     """Agents whose episodes have lengths of their own.
 
     Each shows (index, episode, step); the reward is the step's number from 1, plus 10 for action
-    1. `starts`: the step with which an agent comes, 0 being the reset.
+    1. `starts`: the step with which an agent comes, 0 being the reset. `change` does something to
+    it, and to what it shows, behind each reset and step.
     """
 
     def __init__(
-        self, lengths=(1, 3), starts=(0, 0), ends="terminated", action_space=None, shows_last=True
+        self, lengths=(1, 3), starts=None, ends="terminated", space=None, change=lambda *_: None
     ):
         self.possible_agents = [f"agent_{i}" for i in range(len(lengths))]
-        self.agents = []
         self.episode = -1
         self.seeds, self.given = [], []
-        self._lengths, self._starts, self._ends = lengths, starts, ends
-        self._space = Discrete(2) if action_space is None else action_space
-        self._shows_last = shows_last
+        self._lengths, self._starts, self._ends = lengths, starts or [0] * len(lengths), ends
+        self._space, self._change = space or Discrete(2), change
 
     def observation_space(self, agent):
         return Box(-1, 99, (3,), np.float32)
@@ -95,7 +94,7 @@ class Lives:
         self.episode += 1
         self.num_steps = 0
         self.agents = self._coming()
-        return {agent: self._show(agent) for agent in self.agents}, {}
+        return self._show(self.agents), {}
 
     def step(self, actions):
         assert set(actions) == set(self.agents)
@@ -105,10 +104,9 @@ class Lives:
         ends = {a: self.num_steps == self._lengths[self._index(a)] for a in acted}
         rewards = {a: float(self.num_steps + 10 * (actions[a] == 1)) for a in acted}
         self.agents = [a for a in acted if not ends[a]] + self._coming()
-        shown = {*self.agents, *(acted if self._shows_last else ())}
         no = dict.fromkeys(acted, False)
         flags = (ends, no) if self._ends == "terminated" else (no, ends)
-        return {a: self._show(a) for a in shown}, rewards, *map(dict, flags), {}
+        return self._show({*self.agents, *acted}), rewards, *map(dict, flags), {}
 
     def _coming(self):
         starts = zip(self.possible_agents, self._starts, strict=True)
@@ -117,8 +115,11 @@ class Lives:
     def _index(self, agent):
         return self.possible_agents.index(agent)
 
-    def _show(self, agent):
-        return np.array([self._index(agent), self.episode, self.num_steps], np.float32)
+    def _show(self, agents):
+        row = [self.episode, self.num_steps]
+        obs = {agent: np.array([self._index(agent), *row], np.float32) for agent in agents}
+        self._change(self, obs)
+        return obs
 
 
 def ones(envs):
@@ -137,7 +138,7 @@ def rows(envs, num_steps):
 
 
 def test_agents_are_the_columns_of_their_environments_which_reset_each_in_its_own_time():
-    envs = AgentEnvs([Lives((1, 1, 1), (0, 0, 0)), Lives((2, 2, 2), (0, 0, 0))])
+    envs = AgentEnvs([Lives((1, 1, 1)), Lives((2, 2, 2))])
     assert (envs.num_envs, envs.name, envs.autoreset) == (6, "Lives", AutoresetMode.NEXT_STEP)
     assert envs.obs_spec.leaves[0].shape == (3,)
     assert envs.action_spec.parts[0].choices == (2,)
@@ -211,42 +212,28 @@ def test_one_is_idle_after_its_end_until_all_have_ended_and_before_it_comes(env,
 
 
 def test_one_that_shows_nothing_at_its_end_keeps_its_last_observation():
-    envs = AgentEnvs([Lives((2, 3), shows_last=False)])
+    def show_no_more(env, obs):
+        for agent in obs.keys() - env.agents:
+            del obs[agent]
+
+    envs = AgentEnvs([Lives((2, 3), change=show_no_more)])
     envs.reset(0)
     assert [row[4][0] for row in rows(envs, 3)] == [(0, 1), (0, 1), (0, 1)]
 
 
 def test_actions_go_to_those_who_are_there_in_their_own_space():
-    env = Lives((1, 2), action_space=Discrete(2, start=5))
+    env = Lives((1, 2), space=Discrete(2, start=5))
     envs = AgentEnvs([env])
     envs.reset(0)
     for _ in range(2):
         envs.step({"": np.array([0, 1], np.int32)})
     assert env.given == [{"agent_0": 5, "agent_1": 6}, {"agent_1": 6}]
-    env = Lives((2, 2), action_space=Tuple((Discrete(2), Box(0, 1, (1,)))))
+    env = Lives((2, 2), space=Tuple((Discrete(2), Box(0, 1, (1,)))))
     envs = AgentEnvs([env])
     envs.reset(0)
     envs.step({"0": np.array([0, 1], np.int32), "1": np.array([[0.5], [7.0]], np.float32)})
     assert env.action_space("").contains(env.given[0]["agent_1"])
     assert env.given[0]["agent_1"][1].tolist() == [1.0]
-
-
-class Changed(Lives):
-    """`change` does something to it, and to what it shows, behind each reset and step."""
-
-    def __init__(self, change, *given):
-        super().__init__(*given)
-        self._change = change
-
-    def reset(self, seed=None, options=None):
-        result = super().reset(seed)
-        self._change(self, result[0])
-        return result
-
-    def step(self, actions):
-        result = super().step(actions)
-        self._change(self, result[0])
-        return result
 
 
 def leave(env, obs):
@@ -261,28 +248,25 @@ def come_back(env, obs):
         obs["agent_0"] = obs[env.agents[-1]]
 
 
-class Different(Lives):
-    def observation_space(self, agent):
-        return Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)
-
-
-class Attributed(Lives):
-    """Has its spaces as gymnasium has them."""
-
-    observation_space = Box(-1, 99, (3,), np.float32)
+def with_spaces(look):
+    return type("Odd", (Lives,), {"observation_space": look})()
 
 
 @pytest.mark.parametrize(
     ("env", "text"),
     [
-        (Changed(come_back, (1, 9)), "agent_0 comes back after its end without a reset"),
+        (Lives((1, 9), change=come_back), "agent_0 comes back after its end without a reset"),
         (StaysListed((1, 9), tells=False), "agent_0 comes back after its end"),
         (Lives(()), "Lives has no possible_agents"),
-        (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
-        (Attributed(), "failed to say what its spaces are: TypeError: 'Box' object is not call"),
-        (Changed(leave, (9, 9)), "agent_0 is gone, neither terminated nor truncated"),
-        (Changed(lambda env, _: env.agents.clear()), "no agents after a reset"),
-        (Changed(lambda env, _: env.agents.append("x")), "x is not among its possible_agents"),
+        (
+            with_spaces(lambda _, agent: Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)),
+            "observation space of agent_0 is Box.* and that of agent_1 is Box",
+        ),
+        # As gymnasium has them.
+        (with_spaces(Box(-1, 99)), "failed to say what its spaces are: TypeError: 'Box' object is"),
+        (Lives((9, 9), change=leave), "agent_0 is gone, neither terminated nor truncated"),
+        (Lives(change=lambda env, _: env.agents.clear()), "no agents after a reset"),
+        (Lives(change=lambda env, _: env.agents.append("x")), "x is not among its possible_ag"),
     ],
     ids=lambda value: str(value)[:20],
 )

@@ -116,14 +116,6 @@ def test_three_agents_spread_in_each_of_two_environments():
     envs.close()
 
 
-def test_a_minatar_game_shows_bits():
-    need("minatar")
-    envs = build_envs("auto", EnvSection(id="MinAtar/Breakout-v1"), 2)
-    assert envs.obs_spec.leaves[0].dtype == "bool"
-    assert envs.reset(0)[""].any()
-    envs.close()
-
-
 # -------------------- Atari, as the papers preprocess it
 
 PONG = "ALE/Pong-v5"
