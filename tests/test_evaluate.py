@@ -4,16 +4,14 @@ import itertools
 import os
 import signal
 import sys
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bench.probes import Counting
+from bench.probes import Counting, CountingVector
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
@@ -44,12 +42,11 @@ class AlwaysOne:
 
 
 class Remembering(AlwaysOne):
-    """Adds up what it sees; so it answers wrongly if it is not made to forget."""
+    """Chooses it as long as it remembers as many steps as the episode has had."""
 
     def act(self, obs, state):
-        # What is remembered counts twice: a new cue cannot make up for a wrong memory.
-        after = np.where(state["sum"] == 0, obs[""], 2 * state["sum"] + obs[""])
-        return Action({"": (after[:, 0] > 0).astype(np.int32)}, None, {"sum": after})
+        is_right = state["sum"][:, 0] == obs[""][:, 2]
+        return Action({"": is_right.astype(np.int32)}, None, {"sum": state["sum"] + 1})
 
 
 def returns_of(policy, envs, per_column):
@@ -102,34 +99,10 @@ def test_a_long_play_says_how_far_it_is(capfd):
     ]
 
 
-class Recall(gym.Env[Any, np.int64]):
-    """Shows -1 or 1 on an episode's first row, then 0; that action 3 steps later gives 1.
-
-    The last observation shows 1 again: who takes that into the next episode is misled.
-    """
-
-    observation_space = Box(-1, 1, (1,), np.float32)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._cue = int(self.np_random.choice([-1, 1]))
-        self._num_steps = 0
-        return np.array([self._cue], np.float32), {}
-
-    def step(self, action):
-        self._num_steps += 1
-        is_right = action == (self._cue + 1) // 2
-        is_over = self._num_steps == 4
-        return np.array([is_over], np.float32), float(is_over and is_right), is_over, False, {}
-
-
-@pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
-def test_a_memory_is_kept_within_an_episode_and_lost_with_it(mode):
-    envs = SerialEnvs([Recall() for _ in range(3)])
-    if mode != "serial":
-        envs = VectorEnvs(SyncVectorEnv([Recall] * 3, autoreset_mode=AutoresetMode(mode)))
-    assert returns_of(Remembering(), envs, 10) == [1.0] * 30
+def test_a_memory_is_kept_within_an_episode_and_lost_with_it():
+    vectors = (CountingVector(2, (3, 3), autoreset=mode) for mode in ("NextStep", "SameStep"))
+    for envs in (SerialEnvs([Counting(3), Counting(3)]), *map(VectorEnvs, vectors)):
+        assert returns_of(Remembering(), envs, 4) == [counted(3)] * 8
 
 
 def test_each_agent_counts_as_often():

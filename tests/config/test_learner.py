@@ -1,34 +1,27 @@
 """What follows from the learner's limits, and where it listens: what is refused and warned of."""
 
-import pytest
-
 from impala_async.config.learner import LearnerSection
 from tests.config.made import complaint, config_of
 
 
-@pytest.mark.parametrize(
-    ("lease_s", "heartbeat_s", "starved_after_s"), [(1, 0.2, 0.5), (10, 2, 5), (1e9, 2, 5)]
-)
-def test_what_follows_a_lease(lease_s, heartbeat_s, starved_after_s):
-    learner = LearnerSection(lease_s=lease_s)
-    assert (learner.heartbeat_s, learner.starved_after_s) == (heartbeat_s, starved_after_s)
+def test_what_follows_a_lease():
+    for lease_s, *expected in ((1, 0.2, 0.5), (10, 2, 5), (1e9, 2, 5)):
+        learner = LearnerSection(lease_s=lease_s)
+        assert [learner.heartbeat_s, learner.starved_after_s] == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "meant"),
-    [
+def test_what_is_nearly_an_address_is_told_as_one():
+    for value, meant in (
         ("5555", "tcp://127.0.0.1:5555"),
         ("'5555'", "tcp://127.0.0.1:5555"),
         ("localhost:5555", "tcp://localhost:5555"),
         ("*:5555", "tcp://*:5555"),
         ("h:70000", None),
         ("tcp://::1:5555", None),
-    ],
-)
-def test_what_is_nearly_an_address_is_told_as_one(value, meant):
-    text = complaint(f"bind.data={value}")
-    assert "bind.data: wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where" in text
-    assert text.endswith(f"; did you mean {meant}?") == (meant is not None)
+    ):
+        text = complaint(f"bind.data={value}")
+        assert "bind.data: wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where" in text
+        assert text.endswith(f"; did you mean {meant}?") == (meant is not None)
 
 
 def test_what_is_no_address_is_refused():

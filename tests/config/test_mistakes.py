@@ -54,9 +54,8 @@ def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
+def test_what_is_wanted_is_told_in_a_users_words():
+    for override, says in (
         ("model.hidden_sizes=64", "wants a list like [64, 64] that is not empty, or none, got 64"),
         ("model.hidden_sizes=[]", "wants a list like [64, 64] that is not empty, or none, got []"),
         ("policies.names=5", 'wants a list like ["main", "past"], got 5'),
@@ -78,13 +77,10 @@ def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
         ("learner=5", "wants keys of its own, not a value, got 5"),
         ("algorithm=ppo", 'a value, got "ppo"; did you mean algorithm.name="ppo"?'),
         ("bind=5555", "not a value, got 5555; did you mean bind.data=5555?"),
-    ],
-    ids=lambda text: text[:40],
-)
-def test_what_is_wanted_is_told_in_a_users_words(override, says):
-    line = mistake(override)
-    assert line.startswith(f"--set: {override.partition('=')[0]}: ")
-    assert line.endswith(says)
+    ):
+        line = mistake(override)
+        assert line.startswith(f"--set: {override.partition('=')[0]}: ")
+        assert line.endswith(says)
 
 
 def test_a_place_within_a_value_is_named_and_a_long_value_cut_short():

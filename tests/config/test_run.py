@@ -166,9 +166,8 @@ LAGGED = f"{LOCKSTEP} pace.lag=1"
 FIVE = "learner.num_passes=5"
 
 
-@pytest.mark.parametrize(
-    ("settings", "lag", "says"),
-    [
+def test_a_long_way_from_acting_to_learning_is_warned_of():
+    for settings, lag, says in (
         ("", 0, None),
         ("learner.queue_size=6", 0, None),
         ("learner.queue_size=7", 9, "queue_size, minibatch_buffer_size or alg"),
@@ -187,15 +186,13 @@ FIVE = "learner.num_passes=5"
         (f"{LAGGED} {FIVE}", 10, "V-trace holds to about 8: lower"),
         # Its clip bounds what passes can do.
         (f"{LAGGED} {FIVE} algorithm.name=appo", 0, None),
-    ],
-)
-def test_a_long_way_from_acting_to_learning_is_warned_of(settings, lag, says):
-    warnings = config_of(settings).warnings()
-    assert len(warnings) == (says is not None)
-    if says is not None:
-        assert warnings[0].startswith(f"a trajectory may be {lag} updates old")
-        assert says in warnings[0]
-        assert warnings[0].endswith(says) or says != GAE
+    ):
+        warnings = config_of(settings).warnings()
+        assert len(warnings) == (says is not None)
+        if says is not None:
+            assert warnings[0].startswith(f"a trajectory may be {lag} updates old")
+            assert says in warnings[0]
+            assert warnings[0].endswith(says) or says != GAE
 
 
 def test_passes_that_a2c_cannot_correct_are_warned_of():
@@ -211,17 +208,17 @@ def test_passes_that_a2c_cannot_correct_are_warned_of():
 # -------------------- lockstep
 
 
-@pytest.mark.parametrize(("actors", "envs"), [(3, 5), (4, 1024)])
-def test_a_batch_of_lockstep_holds_every_actor_once(actors, envs):
-    settings = f"{LOCKSTEP} train.num_actors={actors} actor.num_envs={envs}"
-    config = config_of(settings)
-    assert config.learner.batch_columns == actors * envs
-    assert config_of(f"{settings} learner.batch_columns={actors * envs}") == config
-    # Of environments with two agents, perhaps.
-    if actors * envs < 4096:
-        config_of(f"{settings} learner.batch_columns={2 * actors * envs}")
-    # As it is written into the run folder, and read again.
-    assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+def test_a_batch_of_lockstep_holds_every_actor_once():
+    for actors, envs in ((3, 5), (4, 1024)):
+        settings = f"{LOCKSTEP} train.num_actors={actors} actor.num_envs={envs}"
+        config = config_of(settings)
+        assert config.learner.batch_columns == actors * envs
+        assert config_of(f"{settings} learner.batch_columns={actors * envs}") == config
+        # Of environments with two agents, perhaps.
+        if actors * envs < 4096:
+            config_of(f"{settings} learner.batch_columns={2 * actors * envs}")
+        # As it is written into the run folder, and read again.
+        assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
 
 
 def test_in_lockstep_one_batch_waits_and_no_other_size_goes():

@@ -58,9 +58,8 @@ PYTHONS = "name a subclass of gymnasium.Env, or a function of your own that make
 GAME = "If it is one of Atari's games, it is ALE/{}-v5."
 
 
-@pytest.mark.parametrize(
-    ("env_id", "text"),
-    [
+def test_an_unknown_name_is_an_error_that_helps():
+    for env_id, text in (
         ("CartPoe-v1", "Did you mean: `CartPole`?"),
         ("CartPole-v7", "versioned environments: [ `v0`, `v1` ]."),
         ("Nothing-v0", "`Nothing` doesn't exist."),
@@ -81,13 +80,11 @@ GAME = "If it is one of Atari's games, it is ALE/{}-v5."
         ("subprocess:Popen", PYTHONS),
         ("os:system", PYTHONS),
         ("builtins:exec", PYTHONS),
-    ],
-)
-def test_an_unknown_name_is_an_error_that_helps(env_id, text):
-    with pytest.raises(EnvError) as caught:
-        find_env(env_id)
-    assert str(caught.value).endswith(text)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(EnvError) as caught:
+            find_env(env_id)
+        assert str(caught.value).endswith(text)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_missing_package_of_an_extra_is_told_with_the_extra(monkeypatch):

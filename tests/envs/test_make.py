@@ -126,32 +126,29 @@ def test_an_unsupported_environment_is_closed(monkeypatch, name, key):
 # -------------------- what a sampler steps
 
 
-@pytest.mark.parametrize(
-    ("env_id", "stepped"),
-    [
+def test_each_sampler_steps_what_it_can():
+    for env_id, stepped in (
         ("CartPole-v1", {"serial": "serial", "vector": "vector", "auto": "vector"}),
         ("Acrobot-v1", {"serial": "serial", "auto": "serial"}),
         (SINGLE, {"serial": "serial", "auto": "serial"}),
         (VECTOR, {"vector": "vector", "auto": "vector"}),
-    ],
-)
-def test_each_sampler_steps_what_it_can(env_id, stepped):
-    kinds = {"serial": SerialEnvs, "vector": VectorEnvs}
-    # Workers step single environments where there are any.
-    workers = stepped.get("serial") or stepped.get("vector")
-    for sampler in get_args(SamplerName):
-        kind = stepped.get(sampler, workers if sampler not in ("serial", "vector") else None)
-        if kind is None:
-            other = "serial" if sampler == "vector" else "vector"
-            assert f"sampler to {other} or auto" in fails(section(env_id), sampler)
-            continue
-        envs = build_envs(sampler, section(env_id), 3)
-        assert isinstance(envs, kinds[kind])
-        assert (envs.name, envs.num_envs, len(envs.reset(0)[""])) == (env_id, 3, 3)
+    ):
+        kinds = {"serial": SerialEnvs, "vector": VectorEnvs}
+        # Workers step single environments where there are any.
+        workers = stepped.get("serial") or stepped.get("vector")
+        for sampler in get_args(SamplerName):
+            kind = stepped.get(sampler, workers if sampler not in ("serial", "vector") else None)
+            if kind is None:
+                other = "serial" if sampler == "vector" else "vector"
+                assert f"sampler to {other} or auto" in fails(section(env_id), sampler)
+                continue
+            envs = build_envs(sampler, section(env_id), 3)
+            assert isinstance(envs, kinds[kind])
+            assert (envs.name, envs.num_envs, len(envs.reset(0)[""])) == (env_id, 3, 3)
+            envs.close()
+        found, envs = build_usual(section(env_id), 2)
+        assert found == stepped["auto"]
         envs.close()
-    found, envs = build_usual(section(env_id), 2)
-    assert found == stepped["auto"]
-    envs.close()
 
 
 def test_vectors_are_made_with_their_arguments_and_time_limits():

@@ -88,35 +88,33 @@ class Paying(CountingVector):
         return obs, np.where(rewards == 0, 99, rewards), *rest
 
 
-@pytest.mark.parametrize("kind", ["serial", "vector"])
-def test_the_step_after_an_end_resets_and_ignores_the_action(kind):
-    envs = SerialEnvs([Counting(1, column=0), Counting(2, column=1)])
-    if kind == "vector":
-        envs = VectorEnvs(Paying(2, (1, 2)))
-    assert envs.autoreset is Mode.NEXT_STEP
-    assert envs.reset(0)[""].tolist() == [[0, 0, 0], [1, 0, 0]]
-    seen = []
-    for _ in range(4):
-        step = envs.step(acts(1, 1))
-        assert not step.truncated.any()
-        assert step.rewards.dtype == np.float32
-        assert step.masked is step.fresh is step.idle
-        idle = None if step.idle is None else step.idle.tolist()
-        shown, rewards = step.obs[""][:, 1:].tolist(), step.rewards.tolist()
-        seen.append((shown, rewards, step.terminated.tolist(), idle))
-    assert seen == [
-        ([[0, 1], [0, 1]], [11, 11], [True, False], None),
-        ([[1, 0], [0, 2]], [0, 12], [False, True], [True, False]),
-        ([[1, 1], [1, 0]], [11, 0], [True, False], [False, True]),
-        ([[2, 0], [1, 1]], [0, 11], [False, False], [True, False]),
-    ]
-    # A reset in the midst of things forgets them.
-    while not envs.step(acts(0, 0)).terminated.any():
-        pass
-    envs.reset(0)
-    step = envs.step(acts(0, 0))
-    assert step.obs[""][:, 2].tolist() == [1, 1], "this must not be another reset"
-    assert step.idle is None
+def test_the_step_after_an_end_resets_and_ignores_the_action():
+    serial = SerialEnvs([Counting(1, column=0), Counting(2, column=1)])
+    for envs in (serial, VectorEnvs(Paying(2, (1, 2)))):
+        assert envs.autoreset is Mode.NEXT_STEP
+        assert envs.reset(0)[""].tolist() == [[0, 0, 0], [1, 0, 0]]
+        seen = []
+        for _ in range(4):
+            step = envs.step(acts(1, 1))
+            assert not step.truncated.any()
+            assert step.rewards.dtype == np.float32
+            assert step.masked is step.fresh is step.idle
+            idle = None if step.idle is None else step.idle.tolist()
+            shown, rewards = step.obs[""][:, 1:].tolist(), step.rewards.tolist()
+            seen.append((shown, rewards, step.terminated.tolist(), idle))
+        assert seen == [
+            ([[0, 1], [0, 1]], [11, 11], [True, False], None),
+            ([[1, 0], [0, 2]], [0, 12], [False, True], [True, False]),
+            ([[1, 1], [1, 0]], [11, 0], [True, False], [False, True]),
+            ([[2, 0], [1, 1]], [0, 11], [False, False], [True, False]),
+        ]
+        # A reset in the midst of things forgets them.
+        while not envs.step(acts(0, 0)).terminated.any():
+            pass
+        envs.reset(0)
+        step = envs.step(acts(0, 0))
+        assert step.obs[""][:, 2].tolist() == [1, 1], "this must not be another reset"
+        assert step.idle is None
 
 
 def test_both_flags_come_through():
@@ -175,16 +173,18 @@ def test_what_an_environment_raises_is_an_env_error_and_so_is_what_its_close_doe
             envs.reset(0)
 
 
-@pytest.mark.parametrize("is_vector", [False, True])
-def test_columns_and_neighbouring_seeds_differ_and_a_part_has_the_seeds_of_the_whole(is_vector):
-    def started(num_envs, *seed):
-        kinds = [lambda: gym.make("CartPole-v1")] * num_envs
-        envs = VectorEnvs(SyncVectorEnv(kinds)) if is_vector else SerialEnvs([k() for k in kinds])
-        return envs.reset(*seed)[""].copy()
+def test_columns_differ_and_a_part_has_the_seeds_of_the_whole():
+    for is_vector in (False, True):
 
-    np.testing.assert_array_equal(started(4, 3), started(4, 3))
-    assert len(np.unique(np.concatenate([started(4, 3), started(4, 4)]), axis=0)) == 8
-    np.testing.assert_array_equal(started(5, 7)[3:], started(2, 7, 3))
+        def started(num_envs, *seed, is_vector=is_vector):
+            kinds = [lambda: gym.make("CartPole-v1")] * num_envs
+            single = SerialEnvs([k() for k in kinds])
+            envs = VectorEnvs(SyncVectorEnv(kinds)) if is_vector else single
+            return envs.reset(*seed)[""].copy()
+
+        whole = started(5, 7)
+        assert len(np.unique(whole, axis=0)) == 5
+        np.testing.assert_array_equal(whole[3:], started(2, 7, 3))
 
 
 def test_spread_seeds_leave_room_for_columns():
@@ -216,16 +216,10 @@ def test_the_resetting_mode_is_read_from_the_metadata():
 def test_final_observations_are_read_one_per_column_and_nested():
     """A column that ends after its second step, and one that does after its third."""
 
-    class Showing(gym.Wrapper):
+    class Showing(NestedObs):
         # SyncVectorEnv keeps the environment's own arrays, so let each show new ones.
-        def __init__(self, length):
-            super().__init__(gym.wrappers.TimeLimit(NestedObs(length), 9))
-
-        def reset(self, **kwargs):
-            return deepcopy(self.env.reset(**kwargs))
-
-        def step(self, action):
-            return deepcopy(self.env.step(action))
+        def _show(self):
+            return deepcopy(super()._show())
 
     kinds = [lambda: Showing(2), lambda: Showing(3)]
     envs = VectorEnvs(SyncVectorEnv(kinds, autoreset_mode=Mode.SAME_STEP))
@@ -234,8 +228,7 @@ def test_final_observations_are_read_one_per_column_and_nested():
     assert step.final_obs is step.fresh is step.idle is None
     for ended, length in ((0, 2), (1, 3)):
         step = envs.step(acts(0, 0))
-        assert np.flatnonzero(step.terminated).tolist() == [ended]
-        assert step.fresh.tolist() == step.terminated.tolist()
+        assert step.fresh.tolist() == step.terminated.tolist() == [ended == 0, ended == 1]
         assert step.final_obs["count"][ended] == length
         assert step.final_obs["a/b"][ended].tolist() == [[7 + length] * 2] * 2
         assert step.obs["count"][ended] == 0

@@ -152,18 +152,20 @@ def test_the_death_of_an_actor_ends_the_run(monkeypatch):
 
 
 def test_its_settings_are_those_of_the_cartpole_config():
-    config, settings = load_config(ROOT / "configs/cartpole.toml"), Settings()
-    ours = (settings.env_id, settings.num_actors, settings.num_envs, settings.rows)
-    assert ours == (
-        config.env.id, config.train.num_actors, config.actor.num_envs, config.trajectory.rows
-    )  # fmt: skip
-    assert settings.messages_per_batch * settings.num_envs == config.learner.batch_columns
+    config, ours = load_config(ROOT / "configs/cartpole.toml"), Settings()
+    algorithm, stop = config.algorithm, config.stop
+    for mine, theirs in (
+        (ours.env_id, config.env.id),
+        (ours.num_actors, config.train.num_actors),
+        (ours.num_envs, config.actor.num_envs),
+        (ours.rows, config.trajectory.rows),
+        (ours.messages_per_batch * ours.num_envs, config.learner.batch_columns),
+        ((ours.lr_env_steps, 0), (algorithm.schedule_env_steps, algorithm.lr_end)),
+        ((ours.goal_return, ours.max_env_steps), (stop.mean_return, stop.env_steps)),
+    ):
+        assert mine == theirs
     for name in ("gamma", "lr", "entropy_cost", "value_cost", "grad_clip", "reward_scale"):
-        assert getattr(settings, name) == getattr(config.algorithm, name), name
-    assert settings.lr_env_steps == config.algorithm.schedule_env_steps
-    assert config.algorithm.lr_end == 0
-    assert settings.goal_return == config.stop.mean_return
-    assert settings.max_env_steps == config.stop.env_steps
+        assert getattr(ours, name) == getattr(algorithm, name), name
 
 
 def test_it_stays_one_short_file_without_the_package():
