@@ -271,13 +271,6 @@ def test_samples_come_out_in_the_shapes_and_dtypes_of_the_spec(space):
             assert (array < np.reshape(leaf.spec.choices, leaf.spec.shape)).all()
 
 
-def test_categories_count_from_0():
-    (leaf,) = obs_leaves(Discrete(3, start=-7))
-    assert [int(leaf.of(value)) for value in (-7, np.int64(-6), -5)] == [0, 1, 2]
-    (leaf,) = obs_leaves(MultiDiscrete([2, 3], start=[-1, 9]))
-    assert leaf.of(np.array([[-1, 9], [0, 11]])).tolist() == [[0, 0], [1, 2]]
-
-
 def test_a_batched_observation_is_copied_only_for_its_dtype_and_to_be_written():
     batched = batch_space(ALL, 3).sample()
     flat = rows_of(ALL, 3).read(batched)
@@ -318,10 +311,14 @@ def test_what_a_space_does_not_describe_is_refused():
     ):
         with pytest.raises(EnvError, match=text):
             rows_of(space).write(0, obs)
-
-
-def test_numbers_of_a_larger_dtype_that_fit_are_kept():
-    rows = rows_of(Box(-9, 9, (2,), np.int8))
-    for fitting in (np.array([3, -4]), np.array([127, -128], np.int16)):
-        rows.write(0, fitting)
-        assert rows.arrays[""].tolist() == [fitting.tolist()]
+    # Numbers of a larger dtype that fit are kept, and categories count from 0.
+    for space, obs, kept in (
+        (Box(-9, 9, (2,), np.int8), np.array([3, -4]), [3, -4]),
+        (Box(-9, 9, (2,), np.int8), np.array([127, -128], np.int16), [127, -128]),
+        (Discrete(3, start=-7), -6, 1),
+        (Discrete(3, start=-7), np.int64(-5), 2),
+        (MultiDiscrete([2, 3], start=[-1, 9]), np.array([0, 11]), [1, 2]),
+    ):
+        rows = rows_of(space)
+        rows.write(0, obs)
+        assert rows.arrays[""].tolist() == [kept]

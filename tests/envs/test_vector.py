@@ -127,23 +127,15 @@ def test_both_flags_come_through():
 
 
 def test_the_environment_of_a_call_is_known_by_its_number():
-    def looking(kind):
-        class Looking(kind):
-            def reset(self, **given):
-                seen.append(RUNNING.place[0])
-                return super().reset(**given)
+    def note(obs, *_):
+        seen.append(RUNNING.place[0])
+        return obs
 
-            def step(self, action):
-                seen.append(RUNNING.place[0])
-                return super().step(action)
-
-        return Looking
-
-    for kind, batch, num_columns in ((Counting, SerialEnvs, 3), (Lives, AgentEnvs, 6)):
+    singles = [gym.wrappers.TransformObservation(Counting(), note, None) for _ in range(3)]
+    for envs in (SerialEnvs(singles), AgentEnvs([Lives(change=note) for _ in range(3)])):
         seen = []
-        envs = batch([looking(kind)() for _ in range(3)])
         envs.reset(0, first_env=4)
-        envs.step(acts(*[0] * num_columns))
+        envs.step(acts(*[0] * envs.num_envs))
         assert seen == [5, 6, 7, 5, 6, 7]
 
 
