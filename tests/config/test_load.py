@@ -35,11 +35,15 @@ def test_file_then_overrides_then_defaults(toml):
     assert load_config(toml).env.kwargs == {"size": 5}
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_file_that_is_not_there_and_one_with_a_byte_order_mark(tmp_path):
     missing = "No such file or directory"
     for name, why in (("x.toml", missing), ("x.json", missing), ("", "Is a directory")):
         path = tmp_path / name
         assert mistakes(path) == [f"{path}: cannot read this config file: {why}"]
+    for name, text in (("x.toml", 'env.id = "X"'), ("x.json", '{"config": {"env": {"id": "X"}}}')):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8-sig")
+        assert load_config(path).env.id == "X"
 
 
 def test_a_file_that_is_not_toml(tmp_path):
@@ -58,13 +62,6 @@ def test_a_file_that_is_not_toml(tmp_path):
         (line,) = mistakes(path)
         assert line.startswith(f"{path}: not a valid TOML file: ")
         assert says in line
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path):
-    for name, text in (("x.toml", 'env.id = "X"'), ("x.json", '{"config": {"env": {"id": "X"}}}')):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8-sig")
-        assert load_config(path).env.id == "X"
 
 
 # -------------------- --set
