@@ -178,6 +178,8 @@ EARLY = [
     [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (1, 0)]],
     [[0, 0], [11, 11], [1, 0], [0, 0], [(1, 1), (1, 1)]],
 ]
+# Those that show nothing at their end keep their last observation.
+SILENT = [[(0, 0), (0, 1)], [(0, 0), (0, 2)], [(0, 0), (0, 2)], [(1, 0), (1, 0)], [(1, 0), (1, 1)]]
 LATE = [
     [[0, 1], [11, 0], [0, 0], [0, 0], [(0, 1), (0, 0)]],
     # Its first observation comes with a step in which it did nothing.
@@ -188,15 +190,21 @@ LATE = [
 ]
 
 
+def show_no_more(env, obs):
+    for agent in obs.keys() - env.agents:
+        del obs[agent]
+
+
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
         (Lives((1, 3)), EARLY),
+        (Lives((1, 3), change=show_no_more), [[*EARLY[i][:4], s] for i, s in enumerate(SILENT)]),
         (StaysListed((1, 3)), EARLY),
         (Lives((1, 3), ends="truncated"), [[a, b, d, c, e] for a, b, c, d, e in EARLY]),
         (Lives((4, 3), starts=(0, 2)), LATE),
     ],
-    ids=["early", "listed", "truncated", "late"],
+    ids=["early", "silent", "listed", "truncated", "late"],
 )
 def test_one_is_idle_after_its_end_until_all_have_ended_and_before_it_comes(env, expected):
     envs = AgentEnvs([env])
@@ -209,16 +217,6 @@ def test_one_is_idle_after_its_end_until_all_have_ended_and_before_it_comes(env,
     assert step.idle.tolist() == expected[0][0]
     assert step.masked is step.fresh is step.idle
     assert step.untrained is None
-
-
-def test_one_that_shows_nothing_at_its_end_keeps_its_last_observation():
-    def show_no_more(env, obs):
-        for agent in obs.keys() - env.agents:
-            del obs[agent]
-
-    envs = AgentEnvs([Lives((2, 3), change=show_no_more)])
-    envs.reset(0)
-    assert [row[4][0] for row in rows(envs, 3)] == [(0, 1), (0, 1), (0, 1)]
 
 
 def test_actions_go_to_those_who_are_there_in_their_own_space():

@@ -3,7 +3,6 @@
 A package that is not installed skips its tests; pyproject.toml has an extra for each.
 """
 
-import importlib
 import warnings
 
 import numpy as np
@@ -52,10 +51,7 @@ def need(*packages):
         with warnings.catch_warnings():
             # Box2D's module crashes the process where one of its import's warnings is an error.
             warnings.simplefilter("ignore")
-            try:
-                importlib.import_module(package)
-            except ImportError:
-                pytest.skip(f"{package} is not installed")
+            pytest.importorskip(package)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
