@@ -8,6 +8,7 @@ import argparse
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ NUM_ENVS = 8
 MAX_STEPS = 100_000
 # Each with its default, the least it may be, and its use.
 FLAGS = (
-    ("episodes", 10, 1, "how many count, of all agents together: of each the same number"),
+    ("episodes", 10, 1, "how many each agent plays, at least"),
     ("max-steps", MAX_STEPS, 1, "give up when an environment has taken so many steps"),
     ("seed", 10_000, 0, "of the environments"),
 )
@@ -53,13 +54,10 @@ def _evaluate(args: argparse.Namespace) -> int:
     for flag, _, least, _ in FLAGS:
         if (value := getattr(args, flag.replace("-", "_"))) < least:
             raise ConfigError(f"--{flag}: wants a whole number from {least} up, got {value}")
-    folder, path = _locate(args.path)
+    folder, named = _locate(args.path)
     config = folder.load_config()
-    watch = Watch(tell_stderr).start()
-    try:
-        played = _play(config, path, args, is_one=path != folder.checkpoints)
-    finally:
-        watch.close()
+    with closing(Watch(tell_stderr).start()):
+        played = _play(config, folder.checkpoints, named, args)
     for number, name in enumerate(config.policies.names or [""]):
         returns = [total for policy, total in played if policy == number]
         if returns:
@@ -70,8 +68,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _locate(path: Path) -> "tuple[RunFolder, Path]":
-    """The run, and its checkpoints or one of them."""
+def _locate(path: Path) -> "tuple[RunFolder, Path | None]":
+    """The run, and the checkpoint of it that is named, if one is."""
     from impala_async.runs.folder import RunFolder
 
     if not path.exists():
@@ -79,7 +77,7 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
     whole = path.resolve()
     for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
         if folder.exists() and whole in (folder.path, folder.checkpoints):
-            return folder, folder.checkpoints
+            return folder, None
         if folder.exists() and whole.parent == folder.checkpoints:
             return folder, whole
     raise CheckpointError(
@@ -89,22 +87,20 @@ def _locate(path: Path) -> "tuple[RunFolder, Path]":
 
 
 def _play(
-    config: "RunConfig", path: Path, args: argparse.Namespace, *, is_one: bool
+    config: "RunConfig", checkpoints: Path, named: Path | None, args: argparse.Namespace
 ) -> list[Played]:
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
         from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
 
-        checkpoint = open_checkpoint(path) if is_one else newest_checkpoint(path)
+        checkpoint = open_checkpoint(named) if named else newest_checkpoint(checkpoints)
     if checkpoint is None:
-        raise CheckpointError(f"{path} holds no whole checkpoint yet")
+        raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
     # From here on there is something to close.
     for number in REQUESTS:
         signal.signal(number, interrupt)
-    num_envs = min(NUM_ENVS, args.episodes)
-    envs, policy = build_players(config, num_envs)
-    num_agents = envs.num_envs // num_envs
-    per_agent = -(-args.episodes // num_agents)
-    try:
+    per_column = -(-args.episodes // NUM_ENVS)
+    envs, policy = build_players(config, -(-args.episodes // per_column))
+    with closing(envs):
         try:
             policy.load_tensors(checkpoint.tensors["model"])
         except (KeyError, RuntimeError) as error:
@@ -112,18 +108,12 @@ def _play(
                 f"{checkpoint.path} does not fit this model and environment; did the environment "
                 f"change since? {one_line(error)}"
             ) from None
-        shares = f": {per_agent} episodes of each of {num_agents} agents" if num_agents > 1 else ""
-        print(f"{config.env.id} with {checkpoint.path.name}{shares}")
-        return _play_greedily(policy, envs, per_agent, args.seed, args.max_steps, num_agents)
-    finally:
-        envs.close()
+        print(f"{config.env.id} with {checkpoint.path.name}")
+        return _play_greedily(policy, envs, per_column, args.seed, args.max_steps)
 
 
 def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPolicy]":
-    """Environments of a run, and what is to play in them, with the weights of its start.
-
-    It plays in this process, with as many torch threads as an actor has.
-    """
+    """Environments of a run and a new policy, which plays with the torch threads of an actor."""
     import torch
 
     from impala_async.envs.make import build_envs
@@ -142,39 +132,34 @@ def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPol
 def _play_greedily(
     policy: "AnyPolicy",
     envs: "EnvBatch",
-    per_agent: int,
+    per_column: int,
     seed: int,
     max_steps: int = MAX_STEPS,
-    num_agents: int = 1,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Played]:
-    """Each environment plays the same number of episodes, so short ones are not favoured."""
+    """Each column plays the same number of episodes, so short ones are not favoured."""
     import numpy as np
 
     from impala_async.envs.describe import check_numbers
     from impala_async.schema import POLICY
 
-    num_wanted = per_agent * num_agents
-    per_env = -(-num_wanted // envs.num_envs)
-    played: list[list[Played]] = [[] for _ in range(envs.num_envs)]
+    num_wanted, played = per_column * envs.num_envs, list[Played]()
 
     def so_far(seconds: float) -> str:
-        returns = [total for _, total in _counted(played, per_agent, num_agents)]
-        mean = format_return(sum(returns) / len(returns) if returns else None)
-        done = f"{len(returns)} of {num_wanted} episodes after {seconds:.0f} s"
+        mean = format_return(sum(total for _, total in played) / len(played) if played else None)
+        done = f"{len(played)} of {num_wanted} episodes after {seconds:.0f} s"
         return f"playing: {done}, mean return {mean}"
 
-    totals = np.zeros(envs.num_envs)
+    totals, num_left = np.zeros(envs.num_envs), np.full(envs.num_envs, per_column)
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
     check_numbers(envs, obs)
     num_steps, wait = 0, Wait(tell_stderr, clock=clock)
-    while min(map(len, played)) < per_env:
+    while num_left.any():
         num_steps += 1
         wait.look(so_far)
         if num_steps > max_steps:
-            num_counted = len(_counted(played, per_agent, num_agents))
             raise EnvError(
-                f"{envs.name}: {num_counted} of {num_wanted} episodes ended within {max_steps} "
+                f"{envs.name}: {len(played)} of {num_wanted} episodes ended within {max_steps} "
                 "steps; allow more with --max-steps, or give it a time limit"
             )
         actions, _, state = policy.act(obs, state)
@@ -182,24 +167,15 @@ def _play_greedily(
         check_numbers(envs, step.obs, step.rewards)
         obs = step.obs
         totals += step.rewards
-        for column in np.flatnonzero(step.ended).tolist():
+        for column in np.flatnonzero(step.ended & (num_left > 0)).tolist():
             player = int(obs[POLICY][column]) if len(policy.members) > 1 else 0
-            played[column].append((player, float(totals[column])))
-            totals[column] = 0.0
+            played.append((player, float(totals[column])))
+            num_left[column] -= 1
+        totals[step.ended] = 0.0
         if (fresh := step.fresh) is not None:
             for part in state.values():
                 part[fresh] = 0.0
-    return _counted(played, per_agent, num_agents)
-
-
-def _counted(played: list[list[Played]], per_agent: int, num_agents: int) -> list[Played]:
-    """As many episodes of each agent, and those that they played with each other."""
-    per_env = -(-per_agent * num_agents // len(played))
-    counted = []
-    for agent in range(num_agents):
-        columns = played[agent::num_agents]
-        counted += [episode for one in columns for episode in one[:per_env]][:per_agent]
-    return counted
+    return played
 
 
 if __name__ == "__main__":

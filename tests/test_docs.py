@@ -250,7 +250,7 @@ def test_the_run_that_the_first_page_resumes_goes_on_learning():
     config = load_config(ROOT / "configs/cartpole.toml", flags)
     done = {"env_steps_trained": 179_304, "updates": 226, "mean_return_100": 475.4}
     check_not_over(config, done)
-    assert config.stop.env_steps == config.algorithm.lr_is_0_at == 1_000_000
+    assert config.stop.env_steps == config.algorithm.schedule_env_steps == 1_000_000
     assert config.warnings(179_304) == []
 
 

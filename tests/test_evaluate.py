@@ -1,17 +1,15 @@
-"""As many greedy episodes of each agent as were asked for, and their means."""
+"""Greedy episodes, of each column the same number, and their means."""
 
 import itertools
 import os
 import signal
 import sys
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import Counting
 from impala_async.config.model import ModelSection
@@ -19,36 +17,39 @@ from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.make import build_envs
-from impala_async.envs.vector import SerialEnvs, VectorEnvs
-from impala_async.errors import EnvError
-from impala_async.evaluate import _play_greedily, main
-from impala_async.policy import Action, Policy, Team
+from impala_async.envs.vector import SerialEnvs
+from impala_async.evaluate import _play_greedily, build_players, main
+from impala_async.policy import Action
 from impala_async.runs.folder import RunFolder
-from impala_async.schema import Schema, recurrent_state
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 from tests.envs.test_agents import Lives
+from tests.envs.test_batch import Odd
 
 PROBES = "bench.probes"
 
 
-class AlwaysOne:
-    """Chooses action 1 in every column; `Counting` gives 10 more for it."""
+class Remembering:
+    """Chooses action 1 in a column as long as it remembers as many steps as the episode has had.
+
+    `Counting` gives 10 more for it. So a memory that is lost, or kept too long, shows in returns.
+    """
 
     members = {"": None}  # noqa: RUF012
 
     def first_state(self, num_columns):
-        return {}
+        return {"sum": np.zeros((num_columns, 1), np.float32)}
 
     def act(self, obs, state):
-        return Action({"": np.ones(len(obs[""]), np.int32)}, None, {})
+        is_right = state["sum"][:, 0] == obs[""][:, 2]
+        return Action({"": is_right.astype(np.int32)}, None, {"sum": state["sum"] + 1})
 
 
-def returns_of(policy, envs, num_episodes):
-    played = _play_greedily(policy, envs, num_episodes, seed=0)
+def returns_of(envs, per_column):
+    played = _play_greedily(Remembering(), envs, per_column, seed=0)
     assert {policy for policy, _ in played} == {0}
     envs.close()
-    return [total for _, total in played]
+    return sorted(total for _, total in played)
 
 
 def counted(length):
@@ -61,17 +62,17 @@ def counted(length):
 
 @pytest.mark.parametrize("autoreset", ["NextStep", "SameStep"])
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
-def test_returns_are_those_of_the_episodes(autoreset, ends):
-    lengths = (3, 5, 1)
+def test_returns_are_those_of_the_episodes_which_know_nothing_of_each_other(autoreset, ends):
+    lengths = (1, 3, 5)
     kwargs = {"lengths": lengths, "autoreset": autoreset, "ends": ends}
     section = EnvSection(id=f"{PROBES}:CountingVector", kwargs=kwargs)
+    # As many of each: short episodes are not favoured.
     expected = [counted(length) for length in lengths for _ in range(4)]
-    # As many of each, up to the last one: short episodes are not favoured.
-    for num_episodes in (12, 10):
-        envs = build_envs("vector", section, 3)
-        assert returns_of(AlwaysOne(), envs, num_episodes) == expected[:num_episodes]
+    assert returns_of(build_envs("vector", section, 3), 4) == expected
     serial = build_envs("serial", EnvSection(id=f"{PROBES}:Counting", kwargs={"length": 4}), 2)
-    assert returns_of(AlwaysOne(), serial, 3) == [counted(4)] * 3
+    assert returns_of(serial, 2) == [counted(4)] * 4
+    agents = AgentEnvs([Lives(lengths) for _ in range(2)])
+    assert returns_of(agents, 2) == expected
 
 
 def test_a_key_called_policy_means_nothing_where_there_is_one():
@@ -80,14 +81,14 @@ def test_a_key_called_policy_means_nothing_where_there_is_one():
             shown = Dict({"": Box(-9, 9, (3,)), "policy": Discrete(9)})
             super().__init__(Counting(2), lambda obs: {"": obs, "policy": 7}, shown)
 
-    assert returns_of(AlwaysOne(), SerialEnvs([Named()]), 4) == [counted(2)] * 4
+    assert returns_of(SerialEnvs([Named()]), 4) == [counted(2)] * 4
 
 
 def test_a_long_play_says_how_far_it_is(capfd):
     envs = SerialEnvs([Counting(2), Counting(2)])
     # Each look at the clock, one per step, is a second later.
     seconds = itertools.count()
-    _play_greedily(AlwaysOne(), envs, 12, seed=0, clock=lambda: float(next(seconds)))
+    _play_greedily(Remembering(), envs, 6, seed=0, clock=lambda: float(next(seconds)))
     out, err = capfd.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -96,155 +97,59 @@ def test_a_long_play_says_how_far_it_is(capfd):
     ]
 
 
-class Recall(gym.Env[Any, np.int64]):
-    """Shows -1 or 1 on an episode's first row, then 0; that action 3 steps later gives 1.
-
-    The last observation shows 1 again: who takes that into the next episode is misled.
-    """
-
-    observation_space = Box(-1, 1, (1,), np.float32)
-    action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._cue = int(self.np_random.choice([-1, 1]))
-        self._num_steps = 0
-        return np.array([self._cue], np.float32), {}
-
-    def step(self, action):
-        self._num_steps += 1
-        is_right = action == (self._cue + 1) // 2
-        is_over = self._num_steps == 4
-        return np.array([is_over], np.float32), float(is_over and is_right), is_over, False, {}
-
-
-class Remembering:
-    """Adds up what it sees; so it answers wrongly if it is not made to forget."""
-
-    members = {"": None}  # noqa: RUF012
-
-    def first_state(self, num_columns):
-        return {"sum": np.zeros((num_columns, 1), np.float32)}
-
-    def act(self, obs, state):
-        # What is remembered counts twice: a new cue cannot make up for a wrong memory.
-        after = np.where(state["sum"] == 0, obs[""], 2 * state["sum"] + obs[""])
-        return Action({"": (after[:, 0] > 0).astype(np.int32)}, None, {"sum": after})
-
-
-@pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
-def test_a_memory_is_kept_within_an_episode_and_lost_with_it(mode):
-    envs = SerialEnvs([Recall() for _ in range(3)])
-    if mode != "serial":
-        envs = VectorEnvs(SyncVectorEnv([Recall] * 3, autoreset_mode=AutoresetMode(mode)))
-    assert returns_of(Remembering(), envs, 30) == [1.0] * 30
-
-
-# -------------------- agents
-
-THREE = {"lengths": [1, 2, 4], "starts": [0, 0, 0]}
-
-
-@pytest.mark.parametrize("per_agent", [1, 4, 9])
-def test_each_agent_counts_as_often(per_agent):
-    envs = AgentEnvs([Lives(**THREE) for _ in range(4)])
-    played = _play_greedily(AlwaysOne(), envs, per_agent, seed=0, num_agents=3)
-    returns = sorted(total for _, total in played)
-    assert returns == [counted(length) for length in (1, 2, 4) for _ in range(per_agent)]
-
-
-def test_what_is_counted_was_played_together():
-    """Only the first world of the second round counts, with all of its agents."""
-
-    class Rounds(Lives):
-        def __init__(self, world):
-            super().__init__((1, 1, 1), (0, 0, 0))
-            self.world = world
-
-        def step(self, actions):
-            obs, rewards, *rest = super().step(actions)
-            paid = {a: 100.0 * self.world + self.episode + self._index(a) / 10 for a in rewards}
-            return obs, paid, *rest
-
-    envs = AgentEnvs([Rounds(world) for world in range(2)])
-    played = _play_greedily(AlwaysOne(), envs, 3, seed=0, num_agents=3)
-    returns = np.array([total for _, total in played]).reshape(3, 3)
-    rounds = np.array([0, 1, 100])
-    np.testing.assert_allclose(returns, rounds + np.arange(3)[:, None] / 10, rtol=1e-6)
-
-
-def test_what_was_not_played_is_told_in_the_same_numbers():
-    envs = AgentEnvs([Lives((1, 1)), Lives((9, 9))])
-    with pytest.raises(EnvError, match="4 of 6 episodes ended within 8 steps"):
-        _play_greedily(AlwaysOne(), envs, 3, 0, 8, num_agents=2)
-
-
 # -------------------- runs and checkpoints
 
 
-def begin(tmp_path, env, model=None, policies=None, kwargs=None):
-    """A new run with these settings, and the schema of its environment."""
-    section = EnvSection(id=env, kwargs=kwargs or {})
-    model, policies = model or ModelSection(hidden_sizes=(4,)), policies or ONE_POLICY
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(RunConfig(env=section, model=model, policies=policies))
-    envs = build_envs("serial", section, 1, policies)
-    state = recurrent_state(model.core, model.core_size)
-    schema = Schema(envs.obs_spec, envs.action_spec, 50, state, policies.names)
+def begin(tmp_path, env, *, policies=ONE_POLICY, kwargs=None, **model):
+    """A new run with these settings, and its policy, of which there is a checkpoint."""
+    model = ModelSection(hidden_sizes=(4,), **model)
+    config = RunConfig(env=EnvSection(id=env), model=model, policies=policies)
+    envs, policy = build_players(config, 1)
     envs.close()
-    return folder, schema, model
+    folder = RunFolder(tmp_path / "run")
+    section = EnvSection(id=env, kwargs=kwargs or {})
+    folder.begin(config.model_copy(update={"env": section}))
+    save(folder, policy)
+    return folder, policy
 
 
-def save_policy(folder, policy, update=1):
+def save(folder, policy, update=1):
     tensors = {"model": policy.named_tensors()}
     return save_checkpoint(folder.checkpoints, Version(1, update), tensors, {})
 
 
 @pytest.fixture
-def begun(tmp_path):
-    """A run of an environment that rewards action 1, and its schema."""
-    return begin(tmp_path, f"{PROBES}:ActionReward")
-
-
-@pytest.fixture
-def run(begun):
-    return begun[0]
-
-
-@pytest.fixture
-def save(begun):
-    """A checkpoint whose policy prefers one action."""
-
-    def make(update, prefers, hidden=4):
-        folder, schema, _ = begun
-        policy = Policy(schema, ModelSection(hidden_sizes=(hidden,)), seed=0)
+def run(tmp_path):
+    """A run of an environment that rewards action 1; its policy prefers that, but not at first."""
+    folder, policy = begin(tmp_path, f"{PROBES}:ActionReward")
+    for update, bias in ((10, [9.0, -9.0]), (20, [-9.0, 9.0])):
         with torch.no_grad():
-            policy.model.policy_head.bias.copy_(torch.tensor([10.0, -10.0]).roll(prefers))
-        return save_policy(folder, policy, update)
+            policy.model.policy_head.bias.copy_(torch.tensor(bias))
+        save(folder, policy, update)
+    return folder
 
-    return make
+
+def says_one_error(said, text):
+    lines = said.splitlines()
+    return len(lines) == 1 and lines[0].startswith("error: ") and text in lines[0]
 
 
 @pytest.mark.parametrize(
-    ("num_agents", "says"),
-    [
-        (3, ["ckpt-1-1: 4 episodes of each of 3 agents\n", "mean return of 12 greedy episodes"]),
-        (1, ["ckpt-1-1\n", "mean return of 10 greedy episodes"]),
-    ],
+    ("num_agents", "asked", "played"),
+    [(1, 10, 10), (1, 1, 1), (1, 9, 10), (3, 20, 63)],
 )
-def test_what_is_counted_is_said(tmp_path, capsys, num_agents, says):
-    kwargs = {name: values[:num_agents] for name, values in THREE.items()}
-    run, schema, model = begin(tmp_path, "tests.envs.test_agents:Lives", kwargs=kwargs)
-    save_policy(run, Policy(schema, model, seed=0))
-    assert main([str(run.path)]) == 0
-    said = capsys.readouterr().out
-    assert all(text in said for text in says)
+def test_each_agent_plays_as_many_as_are_asked_for_or_a_few_more(
+    tmp_path, capsys, num_agents, asked, played
+):
+    kwargs = {"lengths": [1, 2, 4][:num_agents]}
+    run, _ = begin(tmp_path, "tests.envs.test_agents:Lives", kwargs=kwargs)
+    assert main([str(run.path), *(["--episodes", str(asked)] if asked != 10 else [])]) == 0
+    assert f"mean return of {played} greedy episodes" in capsys.readouterr().out
 
 
 def test_a_recurrent_checkpoint_plays_with_the_threads_of_an_actor(tmp_path, capsys):
-    model = ModelSection(hidden_sizes=(4,), core="lstm", core_size=5, normalize_obs=True)
-    run, schema, _ = begin(tmp_path, f"{PROBES}:Counting", model)
-    save_policy(run, Policy(schema, model, seed=0))
+    model = {"core": "lstm", "core_size": 5, "normalize_obs": True}
+    run, _ = begin(tmp_path, f"{PROBES}:Counting", **model)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -255,13 +160,11 @@ def test_a_recurrent_checkpoint_plays_with_the_threads_of_an_actor(tmp_path, cap
     assert "mean return of 3 greedy episodes" in capsys.readouterr().out
 
 
-def test_the_newest_checkpoint_plays_or_the_one_that_is_named(run, save, capsys, monkeypatch):
-    older = save(10, prefers=0)
-    save(20, prefers=1)
+def test_the_newest_checkpoint_plays_or_the_one_that_is_named(run, capsys, monkeypatch):
     for path, checkpoint, mean in (
         (run.path, "ckpt-1-20", "1.00"),
         (run.checkpoints, "ckpt-1-20", "1.00"),
-        (older, "ckpt-1-10", "0.00"),
+        (run.checkpoints / "ckpt-1-10", "ckpt-1-10", "0.00"),
     ):
         monkeypatch.chdir(path)
         for named in (str(path), "."):
@@ -272,52 +175,42 @@ def test_the_newest_checkpoint_plays_or_the_one_that_is_named(run, save, capsys,
             assert f"smallest {mean}, largest {mean}" in said
 
 
-def test_a_damaged_newest_one_falls_back_to_the_older(run, save, capsys, caplog):
-    save(10, prefers=1)
-    damaged = save(20, prefers=0)
+def test_a_damaged_newest_one_falls_back_to_the_older(run, capsys, caplog):
+    damaged = run.checkpoints / "ckpt-1-20"
     with (damaged / "model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")
     assert main([str(run.path)]) == 0
-    assert "mean return of 10 greedy episodes: 1.00" in capsys.readouterr().out
+    assert "mean return of 10 greedy episodes: 0.00" in capsys.readouterr().out
     assert "skipping a damaged checkpoint" in caplog.text
     # Named by itself, it is not passed over.
     assert main([str(damaged)]) == 2
     assert "is not what its manifest says" in capsys.readouterr().err
 
 
-def test_an_environment_without_an_end_is_given_up(run, save, capsys):
-    save(10, prefers=1)
+def test_an_environment_without_an_end_is_given_up(run, capsys):
     # Three episodes of one step and a reset row each take five steps.
     for max_steps, code in (("5", 0), ("4", 2)):
         assert main([str(run.path), "--episodes", "24", "--max-steps", max_steps]) == code
     assert "16 of 24 episodes ended within 4 steps" in capsys.readouterr().err
 
 
-class Broken(gym.Env[Any, np.int64]):
+class Broken(Odd):
     """Gives this in one place of its second step."""
 
-    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
-
-    def __init__(self, at=1, value=None):
-        self._at, self._value = at, value
-
-    def reset(self, *, seed=None, options=None):
-        self._age = 0
-        return np.zeros(1, np.float32), {}
+    def __init__(self, place=1, value=None):
+        super().__init__(Box(-1, 1, (1,)), np.zeros(1, np.float32), value, 2, 3, place)
+        if value == "widen":
+            torch.set_default_dtype(torch.float64)
 
     def step(self, action):
-        self._age += 1
-        result = [np.zeros(1, np.float32), 1.0, self._age == 3, False, {}]
-        if self._age == 2:
-            if self._value == "exit":
-                sys.exit(0)
-            if self._value == "interrupt":
-                raise KeyboardInterrupt
-            if self._value == "signal":
-                os.kill(os.getpid(), self._at)
-            result[self._at] = self._value
-        return tuple(result)
+        if self._age == 1 and self._then == "exit":
+            sys.exit(0)
+        if self._age == 1 and self._then == "interrupt":
+            raise KeyboardInterrupt
+        if self._age == 1 and self._then == "signal":
+            os.kill(os.getpid(), self._place)
+        return super().step(action)
 
 
 @pytest.mark.parametrize(
@@ -325,35 +218,24 @@ class Broken(gym.Env[Any, np.int64]):
     [
         ({"value": None}, "reward in step: wants a number, got None (NoneType)"),
         ({"value": float("nan")}, "step gave a reward that is not finite: nan"),
-        ({"at": 0, "value": [float("inf")]}, "step gave an observation that is not finite"),
-        ({"at": 2, "value": "False"}, "terminated in step: wants True or False, got 'False' (str)"),
-        ({"at": 0, "value": [1.0, 2.0]}, "observation in step: the space promises shape (1,)"),
+        ({"place": 0, "value": [float("inf")]}, "step gave an observation that is not finite"),
+        ({"place": 2, "value": "False"}, "terminated in step: wants True or False, got 'False'"),
+        ({"place": 0, "value": [1.0, 2.0]}, "observation in step: the space promises shape (1,)"),
         ({"value": "exit"}, "failed in step: SystemExit: 0"),
         ({"value": "interrupt"}, "failed in step: KeyboardInterrupt"),
+        ({"value": "widen"}, ":Broken has called torch.set_default_dtype"),
     ],
 )
 def test_an_environment_that_breaks_in_a_later_step_is_no_mean(kwargs, says, tmp_path, capsys):
-    assert main([save_run(tmp_path, kwargs)]) == 2
+    run, _ = begin(tmp_path, f"{__name__}:Broken", kwargs=kwargs)
+    try:
+        assert main([str(run.path)]) == 2
+    finally:
+        torch.set_default_dtype(torch.float32)
     captured = capsys.readouterr()
     assert "mean" not in captured.out
     assert says_one_error(captured.err, f"{__name__}:Broken")
     assert says in captured.err
-
-
-def test_an_environment_that_changes_the_default_dtype_is_named(tmp_path, capsys, monkeypatch):
-    path = save_run(tmp_path, {})
-    init = Broken.__init__
-
-    def widen(env):
-        init(env)
-        torch.set_default_dtype(torch.float64)
-
-    monkeypatch.setattr(Broken, "__init__", widen)
-    try:
-        assert main([path]) == 2
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert says_one_error(capsys.readouterr().err, ":Broken has called torch.set_default_dtype")
 
 
 @pytest.mark.parametrize(
@@ -361,51 +243,38 @@ def test_an_environment_that_changes_the_default_dtype_is_named(tmp_path, capsys
     [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 0, "terminated\n")],
 )
 def test_a_signal_ends_it_with_a_word_while_it_plays(number, code, word, tmp_path, capsys):
-    path = save_run(tmp_path, {"value": "signal", "at": int(number)})
-    assert main([path]) == code
+    kwargs = {"value": "signal", "place": int(number)}
+    run, _ = begin(tmp_path, f"{__name__}:Broken", kwargs=kwargs)
+    assert main([str(run.path)]) == code
     captured = capsys.readouterr()
     assert captured.err == word
     assert "mean" not in captured.out
 
 
-def save_run(tmp_path, kwargs):
-    run, schema, model = begin(tmp_path, f"{__name__}:Broken", kwargs=kwargs)
-    save_policy(run, Policy(schema, model, seed=0))
-    return str(run.path)
-
-
-def says_one_error(said, text):
-    lines = said.splitlines()
-    return len(lines) == 1 and lines[0].startswith("error: ") and text in lines[0]
-
-
-def test_a_checkpoint_of_another_model_does_not_fit(run, save, capsys):
-    save(10, prefers=1, hidden=5)
-    assert main([str(run.path)]) == 2
-    assert says_one_error(capsys.readouterr().err, "ckpt-1-10 does not fit")
-
-
-@pytest.mark.parametrize(
-    ("path", "flags", "says"),
-    [
-        ("run", [], "holds no whole checkpoint yet"),
+def test_what_cannot_be_played_is_told(run, tmp_path, capsys):
+    (run.path / "actors" / "checkpoints").mkdir(parents=True)
+    (run.checkpoints / "note").touch()
+    RunFolder(tmp_path / "empty").begin(run.load_config())
+    other = ModelSection(hidden_sizes=(5,))
+    envs, policy = build_players(run.load_config().model_copy(update={"model": other}), 1)
+    envs.close()
+    save(run, policy)
+    for path, flags, says in (
+        ("run/checkpoints/ckpt-1-1", [], "ckpt-1-1 does not fit"),
+        ("empty", [], "holds no whole checkpoint yet"),
+        ("empty/checkpoints", [], "holds no whole checkpoint yet"),
         ("none", [], "there is no such folder"),
         (".", [], "wants the folder of a run, its checkpoints, or one of them"),
         ("run/config.json", [], "wants the folder of a run"),
         ("run/actors", [], "wants the folder of a run"),
         ("run/actors/checkpoints", [], "wants the folder of a run"),
-        ("run/checkpoints", [], "holds no whole checkpoint yet"),
         ("run/checkpoints/note", [], "is not a checkpoint"),
         ("run", ["--episodes", "0"], "--episodes: wants a whole number from 1 up, got 0"),
         ("run", ["--seed", "-1"], "--seed: wants a whole number from 0 up, got -1"),
         ("run", ["--max-steps", "0"], "--max-steps: wants a whole number from 1 up, got 0"),
-    ],
-)
-def test_what_cannot_be_played_is_told(run, tmp_path, capsys, path, flags, says):
-    (run.path / "actors" / "checkpoints").mkdir(parents=True)
-    (run.checkpoints / "note").touch()
-    assert main([str(tmp_path / path), *flags]) == 2
-    assert says_one_error(capsys.readouterr().err, says)
+    ):
+        assert main([str(tmp_path / path), *flags]) == 2
+        assert says_one_error(capsys.readouterr().err, says)
 
 
 def in_order(agents, rng):
@@ -414,15 +283,13 @@ def in_order(agents, rng):
 
 def test_each_policy_of_a_team_is_told_of(tmp_path, capsys):
     policies = PoliciesSection(names=("main", "other"), mapping="tests.test_evaluate:in_order")
-    model = ModelSection(hidden_sizes=(4,), core="gru", core_size=3)
-    lives = ("tests.envs.test_agents:Lives", model, policies, {"lengths": [1, 3]})
-    run, schema, _ = begin(tmp_path, *lives)
-    team = Team(schema, model, policies, seed=0)
+    lives = {"policies": policies, "kwargs": {"lengths": [1, 3]}}
+    run, team = begin(tmp_path, "tests.envs.test_agents:Lives", **lives, core="gru", core_size=3)
     for member, bias in (("main", [9.0, -9.0]), ("other", [-9.0, 9.0])):
         with torch.no_grad():
             team.members[member].model.policy_head.bias.copy_(torch.tensor(bias))
-    save_policy(run, team)
-    assert main([str(run.path), "--episodes", "8"]) == 0
+    save(run, team, 2)
+    assert main([str(run.path), "--episodes", "4"]) == 0
     said = capsys.readouterr().out
     # Rewards are the step's number, and 10 more for action 1.
     assert "main: mean return of 4 greedy episodes: 1.00" in said

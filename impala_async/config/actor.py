@@ -37,8 +37,7 @@ class ActorSection(Section):
     threads: int = Field(1, ge=1, le=1024)
     """torch threads of an actor."""
     compress: Literal["auto", "on", "off"] = "auto"
-    """zstd for observations on their way, while it makes them a fifth smaller. auto: to learners on
-    other hosts."""
+    """zstd for observations, while it makes them a fifth smaller. auto: to learners elsewhere."""
     reconnect_s: float = Field(60.0, gt=0, le=MOST_S)
     """How long an actor looks for a lost learner before it exits."""
 

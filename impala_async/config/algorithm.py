@@ -36,8 +36,7 @@ class AlgorithmSection(Section):
     """The loss, its coefficients and the optimizer."""
 
     name: str = "impala"
-    """The algorithm: impala, appo (which is IMPACT), ppo, a2c, or your own as
-    package.module:Name."""
+    """impala, appo (which is IMPACT), ppo, a2c, or your own as package.module:Name."""
     gamma: float = Field(0.99, ge=0, le=1)
     """Discount per step."""
     lr: float = Field(5e-4, gt=0, le=1e30)
@@ -130,11 +129,6 @@ class AlgorithmSection(Section):
         if self.optimizer_options.eps is not None:
             return self.optimizer_options.eps
         return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
-
-    @property
-    def lr_is_0_at(self) -> int | None:
-        """Env steps trained from which on nothing is learned any more, if there are any."""
-        return self.schedule_env_steps if self.lr_end == 0 else None
 
     def broken_rules(self) -> Iterator[str]:
         yield from unknown_name("name", self.name, ALGORITHMS)

@@ -16,8 +16,7 @@ class EnvSection(Section):
     kwargs: Kwargs = Field(default_factory=dict)
     """Arguments of the environment."""
     wrappers: tuple[Named, ...] = ()
-    """Put around each single environment, the first one innermost: package.module:Name, or a table
-    of name and kwargs."""
+    """Around single environments, innermost first: package.module:Name, or a table with kwargs."""
     preprocess: Literal["auto", "off"] = "auto"
     """auto: Atari as in the papers (84 x 84 grey, four frames stacked, each action for four
     frames). off: the environment as it is."""
@@ -37,8 +36,7 @@ class EnvSection(Section):
     """An actor whose environment takes longer than this for a step or a reset ends, with the stack
     of where it stands; none: it is waited for."""
     probe: Literal["learner", "actor"] = "learner"
-    """Who describes the spaces: a short-lived child of the learner, or the first actor (when the
-    environment is not installed at the learner)."""
+    """Who describes the spaces: a child of the learner, or the first actor, where only that can."""
 
     def broken_rules(self) -> Iterator[str]:
         for wrapper in self.wrappers:

@@ -1,5 +1,4 @@
-"""The learner's sections of the config: batches, the ring, limits and periods, and where it
-listens."""
+"""The learner's sections of the config: batches, the ring, limits, periods, where it listens."""
 
 import re
 from collections.abc import Iterator
@@ -47,8 +46,7 @@ class LearnerSection(Section):
     init_num_passes: int | None = Field(None, ge=1)
     """Passes of the ring's first batch; none: num_passes."""
     queue_size: int = Field(2, ge=1)
-    """Batches that may wait for the learner, beside the one that is filling. In lockstep always
-    1."""
+    """Batches that may wait for the learner, beside the one that is filling; in lockstep 1."""
     max_lag: int = Field(100, ge=1, le=10_000)
     """A trajectory older than this many updates is never trained on."""
     publish_every_updates: int = Field(1, ge=1)
@@ -87,10 +85,7 @@ class LearnerSection(Section):
 
 
 class BindSection(Section):
-    """Where the learner listens, over tcp. `*` as the port takes a free one.
-
-    Actors of its own host move to ipc by themselves.
-    """
+    """Where the learner listens, over tcp; port `*` takes a free one. Local actors move to ipc."""
 
     data: str = "tcp://127.0.0.1:5555"
     """Trajectories come in here."""
@@ -111,15 +106,9 @@ class BindSection(Section):
         )
 
     def warnings(self) -> Iterator[str]:
-        """Tell what other hosts cannot reach, or should not."""
-        if is_loopback(self.data) != is_loopback(self.weights):
+        """Tell what other hosts can reach."""
+        if found := [url for url in (self.data, self.weights) if not is_loopback(url)]:
             yield (
-                f"bind.data ({self.data}) and bind.weights ({self.weights}): actors of other hosts "
-                "must reach both"
+                f"bind: other hosts reach {' and '.join(found)}, and connections are neither "
+                "encrypted nor authenticated: use it only inside a network that you trust"
             )
-        for key, url in (("data", self.data), ("weights", self.weights)):
-            if not is_loopback(url):
-                yield (
-                    f"bind.{key} = {url} leaves this host, and connections are neither encrypted "
-                    "nor authenticated: use it only inside a network that you trust"
-                )

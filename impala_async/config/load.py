@@ -1,10 +1,9 @@
-"""Reading a config: a TOML file, or the `config.json` of a run, then `--set section.key=value`
-overrides, then validation.
+"""Reading a config: a TOML file, or the `config.json` of a run, then `--set section.key=value`.
 
-Unknown keys are refused with a suggestion; every error names its source, the dotted key, the
-value and what is wanted, and all mistakes are told at once.
+All mistakes are told at once, each with its source, the dotted key, the value and what is wanted.
 """
 
+import contextlib
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,35 +19,28 @@ from impala_async.files import why_unreadable
 
 COMMAND_LINE = "--set"
 DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
-# A key of ours has no more parts.
-MOST_PARTS = 3
 
 
 def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read a config file, apply `section.key=value` overrides, validate.
-
-    Raises:
-        ConfigError: with one line per mistake.
-    """
+    """Read a config file, apply `section.key=value` overrides, validate; raises ConfigError."""
     settings = {} if path is None else _read(path)
     keys = [] if path is None else [""]
     # A config.json holds all keys, also those that nobody has set: none is a mistake of the file.
     if path is not None and path.suffix != ".json":
-        keys += _dotted_keys(settings)
+        sections = {key: value for key, value in settings.items() if isinstance(value, dict)}
+        keys += [f"{section}.{key}" for section, value in sections.items() for key in value]
     return validate_config(*merge_overrides(settings, overrides, dict.fromkeys(keys, str(path))))
 
 
 def merge_overrides(
     settings: Mapping[str, Any], overrides: Iterable[str], sources: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Settings with `section.key=value` overrides; one that makes no sense changes nothing.
+    """Settings with overrides, where each key came from, and which overrides make no sense.
 
     Args:
         settings: nested ones, which stay as they are.
-        overrides: in their order.
+        overrides: `section.key=value`, in their order.
         sources: where each key of the settings came from; that of "" is of all the others.
-
-    Returns: the settings, where each key came from, and which overrides make no sense.
     """
     merged, sources, mistakes = dict(settings), dict(sources or {}), []
     for override in overrides:
@@ -69,10 +61,7 @@ def validate_config(
     sources: Mapping[str, str] | None = None,
     mistakes: Iterable[str] = (),
 ) -> RunConfig:
-    """Turn nested settings into a config, or say in one line each what is wrong with them.
-
-    `mistakes` are those that were found before, to be told with the others.
-    """
+    """The config of nested settings; ConfigError with a line for each mistake, former ones too."""
     sources, lines = sources or {}, list(mistakes)
     try:
         config = RunConfig.model_validate(settings)
@@ -86,11 +75,8 @@ def validate_config(
 
 
 def _idle_in_lockstep(settings: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
-    """Name the keys that do nothing in lockstep and were set beside it, or on the command line.
-
-    By their sources and not by their values: a preset's are passed over, and a resolved config
-    holds all keys.
-    """
+    """Name the keys that do nothing in lockstep and were set beside it, or on the command line: a
+    preset's are passed over, and a resolved config holds all keys."""
     beside = {COMMAND_LINE, sources.get("pace.mode", sources.get("pace"))}
     for key in DECIDED_BY_LOCKSTEP:
         section, _, name = key.partition(".")
@@ -114,28 +100,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a valid TOML file: {why}") from None
 
 
-def _dotted_keys(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """All keys, each after the one that it lies in."""
-    for key, value in settings.items():
-        yield prefix + key
-        if isinstance(value, dict) and prefix.count(".") < MOST_PARTS:
-            yield from _dotted_keys(value, f"{prefix}{key}.")
-
-
 def _apply_override(settings: dict[str, Any], override: str) -> str:
-    """Write one `section.key=value` into the nested settings; return its dotted key."""
+    """Write it into the nested settings; return its dotted key."""
     key, equals, text = override.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not all(key.split(".")):
         raise ConfigError(
             f"{override!r} is not of the form section.key=value, for example learner.num_passes=2"
         )
-    value = _parse_value(text)
-    if value == text and _is_hardly_text(text):
-        raise ConfigError(
-            f"{key}: wants a value as TOML has it, such as true, 0.5, [1, 2] or {{size = 5}}, or "
-            f"none, got {shown(text)}; if it is meant as text, put double quotes within single ones"
-        )
+    value = _parse_value(key, text)
     *parents, leaf = key.split(".")
     for parent in parents:
         inner = settings.get(parent, {})
@@ -148,21 +121,20 @@ def _apply_override(settings: dict[str, Any], override: str) -> str:
     return key
 
 
-def _parse_value(text: str) -> Any:
-    """Read a value as TOML does; what TOML cannot read is a plain string, and `none` is None."""
+def _parse_value(key: str, text: str) -> Any:
+    """Read a value as TOML does, or `none`; what else looks like text is text."""
     if text.lower() in {"none", "null"}:
         return None
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         parsed = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
-
-
-def _is_hardly_text(text: str) -> bool:
-    """Whether what TOML does not read was meant as something else, as `True` or `.5` are."""
+        if len(parsed) == 1:
+            return parsed["value"]
     try:
         float(text)
     except ValueError:
-        return text[:1] in ("[", "{") or text.lower() in ("true", "false")
-    return True
+        if text[:1] not in ("[", "{") and text.lower() not in ("true", "false"):
+            return text
+    raise ConfigError(
+        f"{key}: wants a value as TOML has it, such as true, 0.5, [1, 2] or {{size = 5}}, or none, "
+        f"got {shown(text)}; if it is meant as text, put double quotes within single ones"
+    )

@@ -1,8 +1,7 @@
 """How a mistake in a config is told: its source, its key, what it got and what it wants.
 
-Stable-Baselines3, CleanRL, PufferLib, Sample Factory and RLlib have names of their own for our
-settings. None of them is accepted: a mistake is answered with them. A name of theirs that only one
-key of ours has too, like `gamma`, needs no entry.
+The names that Stable-Baselines3, CleanRL, PufferLib, Sample Factory and RLlib have for our settings
+are not accepted, but answered with ours. One like `gamma`, which is a key of ours, needs no entry.
 """
 
 import difflib
@@ -125,13 +124,9 @@ def source_of(key: str, sources: Mapping[str, str]) -> str:
 
 def wanted(field: FieldInfo, *, is_item: bool = False) -> str:
     """Say what a key of ours takes, or an item of it, in a user's words."""
-    kind, or_none = field.annotation, ""
-    if NoneType in typing.get_args(kind):
-        kind = next(each for each in typing.get_args(kind) if each is not NoneType)
-        or_none = ", or none"
-    if is_item:
-        return _kind(typing.get_args(kind)[0])
-    return _kind(kind) + _range(field) + or_none
+    args = typing.get_args(field.annotation)
+    kind, or_none = (args[0], ", or none") if NoneType in args else (field.annotation, "")
+    return _kind(typing.get_args(kind)[0]) if is_item else _kind(kind) + _range(field) + or_none
 
 
 def _kind(kind: Any) -> str:
@@ -177,24 +172,21 @@ def key_like(key: str) -> str | None:
     section, _, name = key.rpartition(".")
     if key in FIELDS and key != typed:
         return key
-    keys = [each for each in FIELDS if each not in _SECTIONS]
-    same = [each for each in keys if each.rpartition(".")[2] == name]
+    same = [each for each in FIELDS if each.rpartition(".")[2] == name]
     # As `env.name` is others' `env_name`, which says more than a name alone.
-    if section and (ours := _OURS.get(f"{section}_{name}")):
-        return ours
-    if (ours := _OURS.get(name)) and not (section and same):
+    ours = _OURS.get(f"{section}_{name}") or ("" if section and same else _OURS.get(name))
+    if ours:
         return ours
     near = difflib.get_close_matches(key, same, n=1, cutoff=0.0)
-    if section:
-        near = near or _named_like(name, [k for k in keys if k.rpartition(".")[0] == section])
-    else:
-        near = near or difflib.get_close_matches(key, _SECTIONS, n=1, cutoff=0.8)
-    if not section or section in _SECTIONS:
-        near = near or _named_like(name, keys, 0.75)
+    if section in _SECTIONS:
+        within = [each for each in FIELDS if each.rpartition(".")[0] == section]
+        near = near or _named_like(name, within, 0.6)
+    if section in ("", *_SECTIONS):
+        near = near or _named_like(name, list(FIELDS), 0.75)
     return near[0] if near else None
 
 
-def _named_like(name: str, keys: list[str], cutoff: float = 0.6) -> list[str]:
+def _named_like(name: str, keys: list[str], cutoff: float) -> list[str]:
     """At most one, by its name alone: with its section others would look alike."""
     names = [key.rpartition(".")[2] for key in keys]
     near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)

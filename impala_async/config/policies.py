@@ -19,8 +19,7 @@ class PoliciesSection(Section):
     names: tuple[str, ...] = ()
     """Two or more; empty: one for all agents."""
     mapping: str = SHUFFLED
-    """Who plays which agent, anew in each episode. shuffled: dealt in a random order. Or your own
-    package.module:function."""
+    """Who plays whom in an episode: shuffled, at random, or your own package.module:function."""
     train: tuple[str, ...] | None = None
     """Those that learn; none: all that are no copies."""
     copies: dict[str, str] = Field(default_factory=dict)
@@ -31,9 +30,8 @@ class PoliciesSection(Section):
     @property
     def trained(self) -> tuple[str, ...]:
         """Those that learn, in the order of `names`."""
-        if self.train is None:
-            return tuple(name for name in self.names if name not in self.copies)
-        return tuple(name for name in self.names if name in self.train)
+        learning = {*self.names} - {*self.copies} if self.train is None else self.train
+        return tuple(name for name in self.names if name in learning)
 
     def broken_rules(self) -> Iterator[str]:
         names = self.names
@@ -61,10 +59,7 @@ class PoliciesSection(Section):
                     f"the second learn, as {', '.join(self.trained)} does"
                 )
         if self.copies and self.copy_every_updates is None:
-            yield (
-                "copies must be taken anew from time to time: set copy_every_updates, counted in "
-                "updates of the source"
-            )
+            yield "copies must be taken anew from time to time: set copy_every_updates"
 
 
 ONE_POLICY = PoliciesSection()

@@ -1,7 +1,7 @@
 """Every knob of the system: one frozen section per owner, gathered in `RunConfig`.
 
-A function takes its own section, never the whole config. `load.py` reads them from a file
-and the command line. The text below each key is what the configuration page shows.
+A function takes its own section, never the whole config. The text below each key is what the
+configuration page shows.
 """
 
 from collections.abc import Iterator
@@ -26,33 +26,25 @@ SINKS = {
 }
 """The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
 ONLY_WHERE = {
-    "actor.num_workers": ("actor.sampler", "parallel", "auto"),
-    "algorithm.rho_bar": ("algorithm.returns_kind", "vtrace"),
-    "algorithm.c_bar": ("algorithm.returns_kind", "vtrace"),
-    "algorithm.pg_rho_bar": ("algorithm.name", "impala", "appo"),
-    "algorithm.clip": ("algorithm.name", "appo", "ppo"),
-    "algorithm.num_minibatches": ("algorithm.name", "appo", "ppo"),
-    "algorithm.is_clip": ("algorithm.name", "appo"),
-    "algorithm.tau": ("algorithm.name", "appo"),
-    "algorithm.target_update_every_updates": ("algorithm.name", "appo"),
-    "algorithm.kl_coeff": ("algorithm.name", "appo"),
-    "algorithm.kl_target": ("algorithm.kl_coeff",),
-    "algorithm.optimizer_options.decay": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
-    "algorithm.optimizer_options.momentum": ("algorithm.optimizer", "rmsprop", "rmsprop_tf"),
-    "algorithm.optimizer_options.weight_decay": ("algorithm.optimizer", "adamw"),
-    "learner.init_num_passes": ("pace.mode", "async"),
-    "learner.minibatch_buffer_size": ("pace.mode", "async"),
-    "learner.publish_every_updates": ("pace.mode", "async"),
-    "model.width": ("model.name", "impala_resnet"),
-    "model.core_size": ("model.core", "lstm", "gru"),
-    "pace.lag": ("pace.mode", "lockstep"),
-    "pace.on_loss": ("pace.mode", "lockstep"),
-    "policies.mapping": ("policies.names",),
-    "policies.train": ("policies.names",),
-    "policies.copies": ("policies.names",),
-    "policies.copy_every_updates": ("policies.copies",),
+    ("actor.sampler", "parallel", "auto"): "actor.num_workers",
+    ("algorithm.returns_kind", "vtrace"): "algorithm.rho_bar algorithm.c_bar",
+    ("algorithm.name", "impala", "appo"): "algorithm.pg_rho_bar",
+    ("algorithm.name", "appo", "ppo"): "algorithm.clip algorithm.num_minibatches",
+    ("algorithm.name", "appo"): "algorithm.is_clip algorithm.tau algorithm.kl_coeff "
+    "algorithm.target_update_every_updates",
+    ("algorithm.kl_coeff",): "algorithm.kl_target",
+    ("algorithm.optimizer", "rmsprop", "rmsprop_tf"): "algorithm.optimizer_options.decay "
+    "algorithm.optimizer_options.momentum",
+    ("algorithm.optimizer", "adamw"): "algorithm.optimizer_options.weight_decay",
+    ("pace.mode", "async"): "learner.init_num_passes learner.minibatch_buffer_size "
+    "learner.publish_every_updates",
+    ("pace.mode", "lockstep"): "pace.lag pace.on_loss",
+    ("model.name", "impala_resnet"): "model.width",
+    ("model.core", "lstm", "gru"): "model.core_size",
+    ("policies.names",): "policies.mapping policies.train policies.copies",
+    ("policies.copies",): "policies.copy_every_updates",
 }
-"""Keys that do nothing but where another is one of these; where none is named, where it is set."""
+"""A key and its values, or the key alone where it is set: the keys that else do nothing."""
 
 
 class TrajectorySection(Section):
@@ -111,8 +103,7 @@ class ReportSection(Section):
     """Where reports go, besides `metrics.jsonl` and the terminal."""
 
     sinks: tuple[Named, ...] = ()
-    """tensorboard, wandb, or your own as package.module:Name; with arguments a table of name and
-    kwargs."""
+    """tensorboard, wandb, or your own as package.module:Name; or a table of name and kwargs."""
 
     def broken_rules(self) -> Iterator[str]:
         for sink in self.sinks:
@@ -166,19 +157,20 @@ class RunConfig(Section):
             )
 
     def _idle_keys(self) -> Iterator[str]:
-        """Complain of keys that are set, and not to their default, where they do nothing."""
-        for key, (choice, *names) in ONLY_WHERE.items():
-            section, _, name = key.rpartition(".")
-            owner, chosen = attrgetter(section)(self), attrgetter(choice)(self)
+        for (choice, *names), keys in ONLY_WHERE.items():
+            chosen, choice = attrgetter(choice)(self), choice.removesuffix("_kind")
             # An algorithm of a user's own may do something with every key.
             is_own = choice == "algorithm.name" and chosen not in ALGORITHMS
-            is_used = is_own or (chosen in names if names else chosen)
-            value, field = getattr(owner, name), type(owner).model_fields[name]
-            if not is_used and value != field.get_default(call_default_factory=True):
-                choice = choice.removesuffix("_kind")
-                where = f"where {choice} is {chosen or 'none'}" if names else f"without {choice}"
-                fix = f"{choice} = {' or '.join(names)}" if names else choice
-                yield f"{key} ({value}) does nothing {where}: drop it, or set {fix}"
+            if is_own or (chosen in names if names else chosen):
+                continue
+            where = f"where {choice} is {chosen or 'none'}" if names else f"without {choice}"
+            fix = f"{choice} = {' or '.join(names)}" if names else choice
+            for key in keys.split():
+                section, _, name = key.rpartition(".")
+                owner = attrgetter(section)(self)
+                value, field = getattr(owner, name), type(owner).model_fields[name]
+                if value != field.get_default(call_default_factory=True):
+                    yield f"{key} ({value}) does nothing {where}: drop it, or set {fix}"
 
     def broken_columns(self, agents: int | None = None) -> Iterator[str]:
         """Tell whether what actors send fits in a batch. `agents` are those of an environment, each
@@ -203,29 +195,23 @@ class RunConfig(Section):
     @property
     def idle_from(self) -> int | None:
         """The env step from which on the run goes on without learning; none if it ends by then."""
-        zero_at, end = self.algorithm.lr_is_0_at, self.stop.env_steps
-        return None if zero_at is None or (end is not None and end <= zero_at) else zero_at
+        zero_at, end = self.algorithm.schedule_env_steps, self.stop.env_steps
+        if self.algorithm.lr_end != 0 or zero_at is None:
+            return None
+        return zero_at if end is None or end > zero_at else None
 
     def warnings(self, env_steps: int = 0) -> list[str]:
         """Tell what is allowed but will probably disappoint when so many env steps are trained."""
-        return [
-            *self._lag_warnings(),
-            *self._schedule_warnings(env_steps),
-            *self.bind.warnings(),
-        ]
+        return [*self._lag_warnings(), *self._schedule_warnings(env_steps), *self.bind.warnings()]
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
-        lag = learner.num_passes * (pace.lag + 1)
-        fix = "learner.num_passes or pace.lag"
+        lag, fix = learner.num_passes * (pace.lag + 1), "num_passes or pace.lag"
         if not pace.is_lockstep:
             # Between acting and training when every queue is full (one batch granted).
             batches = learner.queue_size + learner.minibatch_buffer_size + 1
             lag = learner.num_passes * batches * algorithm.num_minibatches
-            fix = (
-                "learner.num_passes, learner.queue_size, learner.minibatch_buffer_size or "
-                "algorithm.num_minibatches"
-            )
+            fix = "num_passes, queue_size, minibatch_buffer_size or algorithm.num_minibatches"
         old = f"a trajectory may be {lag} updates old when it is trained on, and"
         if algorithm.returns_kind == "gae":
             if pace.lag or not pace.is_lockstep:
@@ -236,7 +222,7 @@ class RunConfig(Section):
                 )
         # In lockstep a clip bounds what passes can do.
         elif lag > SAFE_LAG_UPDATES and not (pace.is_lockstep and algorithm.has_clip):
-            yield f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower {fix}"
+            yield f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower learner.{fix}"
         if learner.num_passes > 1 and not algorithm.may_use_vtrace:
             yield (
                 f"learner.num_passes ({learner.num_passes}): {algorithm.name} has no ratio of "

@@ -44,7 +44,6 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _rules_hold(self) -> Self:
-        """One line for each that does not, so that all are told in one go."""
         if broken := list(self.broken_rules()):
             raise ValueError("\n".join(broken))
         return self

@@ -1,14 +1,7 @@
-"""PettingZoo's parallel environments: each agent is a column.
+"""PettingZoo's parallel environments: each agent is a column, played by a policy for an episode.
 
-All agents share one policy, or each is played by one of several for an episode of its environment.
-
-Column `e * A + a` is agent a of the A possible agents of environment e. An agent's episode ends
-with the agent; from then on its column is idle, until all agents of its environment are gone and
-the next step resets that. So is the column of an agent that is not there yet.
-
-    row         t            t+1                   ...            r                r+1
-    agent dies  transition   final observation     repeated       repeated         first of the next
-                             idle                  idle           idle, resets     episode
+Column `e * A + a` is agent a of the A possible agents of environment e. It is idle from the row
+after the agent's end until all are gone and the next step resets them; and before an agent comes.
 """
 
 import reprlib
@@ -24,7 +17,7 @@ from numpy.typing import NDArray
 
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, SHUFFLED, PoliciesSection
-from impala_async.envs.batch import BOOL, FLOAT, Actions, Obs, Step, as_numbers
+from impala_async.envs.batch import BOOL, FLOAT, Actions, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, env_name
 from impala_async.envs.find import find_callable
 from impala_async.envs.spaces import short
@@ -37,10 +30,7 @@ Deal = Callable[[np.random.Generator], NDArray[np.uint8]]
 
 
 def make_deal(section: PoliciesSection, agents: Sequence[Any]) -> Deal:
-    """Who plays whom: numbers in the order of `policies.names`, for agents in theirs.
-
-    An own function is called once here already, so that it fails before anything else is made.
-    """
+    """Who plays whom: numbers in the order of `policies.names`, for agents in theirs."""
     names, whose = section.names, f"policies.mapping: {section.mapping}"
     if section.mapping == SHUFFLED:
         return partial(_shuffle, len(names), len(agents))
@@ -57,7 +47,7 @@ def make_deal(section: PoliciesSection, agents: Sequence[Any]) -> Deal:
             )
         return np.array([names.index(given[agent]) for agent in agents], np.uint8)
 
-    deal(_stream(0))
+    deal(np.random.default_rng(0))  # so that it fails before anything else is made
     return deal
 
 
@@ -67,12 +57,6 @@ def _shuffle(num_policies: int, num_agents: int, rng: np.random.Generator) -> ND
     rounds = np.concatenate([rng.permutation(num_policies) for _ in range(num_rounds)])
     # Or the agents of a round would never be played by one policy.
     return rng.permutation(rounds[:num_agents].astype(np.uint8))
-
-
-def _stream(seed: int) -> np.random.Generator:
-    # Not the stream that an environment has of the same seed: who begins must not tell who plays
-    # whom.
-    return np.random.default_rng((seed, 1))
 
 
 def is_parallel(env: Any) -> bool:
@@ -88,7 +72,7 @@ class _World:
     env: Any
     columns: dict[Any, int]
     # Its own, so that who plays whom does not depend on what other environments drew.
-    rng: np.random.Generator
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
     playing: list[Any] = field(default_factory=list)
     seen: set[Any] = field(default_factory=set)
 
@@ -105,64 +89,54 @@ class AgentEnvs(OwnEnvs):
         agents, num_envs = list(envs[0].possible_agents), len(envs)
         super().__init__(envs, section, _shared_spaces, num_envs * len(agents), num_envs)
         self._worlds = [
-            _World(env, {agent: i for i, agent in enumerate(agents, e * len(agents))}, _stream(0))
+            _World(env, {agent: i for i, agent in enumerate(agents, e * len(agents))})
             for e, env in enumerate(envs)
         ]
         self._idle = np.zeros(self.num_envs, np.bool_)
         self._result = self._result._replace(idle=self._idle)
-        self._deal = make_deal(policies, agents) if policies.names else None
-        if policies.names:
-            self._add_policies(policies)
-
-    def reset(self, seed: int, first_env: int = 0) -> Obs:
-        """Start all environments anew, each with a seed of its own."""
-        first_seed = self._first_seed(seed, first_env)
-        with self._resetting:
-            for index, world in enumerate(self._worlds):
-                RUNNING.place[0] = first_env + index + 1
-                world.rng = _stream(first_seed + index)
-                self._reset_world(world, first_seed + index)
-            self._rows.check_choices(self._rows.arrays)
-        return self._rows.arrays
-
-    def step(self, actions: Actions) -> Step:
-        """Step every environment, or reset it when its last agent has gone."""
-        for array in (self._result.rewards, self._result.terminated, self._result.truncated):
-            array.fill(0)
-        self._idle.fill(True)
-        with self._stepping:
-            adapted = list(self._spaces.each(actions))
-            for number, world in enumerate(self._worlds, self._stepping.first + 1):
-                RUNNING.place[0] = number
-                if world.playing:
-                    self._step_world(world, adapted)
-                else:
-                    self._reset_world(world, None)
-            self._rows.check_choices(self._rows.arrays)
-        return self._result
-
-    def _add_policies(self, policies: PoliciesSection) -> None:
-        """A leaf says who plays a column; its first values come with the first reset."""
-        leaf, obs = policy_leaf(policies.names), self._rows.arrays
-        if leaf.name in obs:
+        self._deal: Deal | None = None
+        if not policies.names:
+            return
+        # A leaf says who plays a column; its first values come with the first reset.
+        self._deal, leaf = make_deal(policies, agents), policy_leaf(policies.names)
+        if leaf.name in self._rows.arrays:
             raise EnvError(
                 f"policies.names: the observation of {self.name} has a key {leaf.name!r} already, "
                 "which is to say who plays: rename it by a wrapper (env.wrappers)"
             )
         self.obs_spec = ObsSpec((*self.obs_spec.leaves, leaf))
-        self._policies = obs[leaf.name] = np.zeros(self.num_envs, leaf.dtype)
+        self._policies = self._rows.arrays[leaf.name] = np.zeros(self.num_envs, leaf.dtype)
         self._is_untrained = np.array([name not in policies.trained for name in policies.names])
         self._untrained = np.zeros(self.num_envs, np.bool_)
         self._result = self._result._replace(untrained=self._untrained)
 
-    def _reset_world(self, world: _World, seed: int | None) -> None:
+    def step(self, actions: Actions) -> Step:
+        for array in (self._result.rewards, self._result.terminated, self._result.truncated):
+            array.fill(0)
+        self._idle.fill(True)
+        with self._stepping:
+            adapted = list(self._spaces.each(actions))
+            for index, world in enumerate(self._worlds):
+                RUNNING.place[0] = self._stepping.first + index + 1
+                if world.playing:
+                    self._step_world(world, adapted)
+                else:
+                    self._reset_env(index, None)
+            self._rows.check_choices(self._rows.arrays)
+        return self._result
+
+    def _reset_env(self, index: int, seed: int | None) -> None:
+        world = self._worlds[index]
+        if seed is not None:
+            # Not what an environment draws of the same seed: who begins must not tell who plays.
+            world.rng = np.random.default_rng((seed, 1))
         obs, _ = world.env.reset(seed=seed)
         if self._deal is not None:
             columns = list(world.columns.values())
             self._policies[columns] = dealt = self._deal(world.rng)
             self._untrained[columns] = self._is_untrained[dealt]
         world.playing, world.seen = [], set()
-        self._look_at_agents(world, obs, {}, {})
+        self._look_at_agents(world, obs)
         if not world.playing:
             raise EnvError(f"{self.name} has no agents after a reset")
 
@@ -189,17 +163,11 @@ class AgentEnvs(OwnEnvs):
         world.playing = playing
         self._look_at_agents(world, obs, terminated, truncated)
 
-    def _look_at_agents(
-        self,
-        world: _World,
-        obs: dict[Any, Any],
-        terminated: dict[Any, Any],
-        truncated: dict[Any, Any],
-    ) -> None:
+    def _look_at_agents(self, world: _World, obs: dict[Any, Any], *flags: dict[Any, Any]) -> None:
         """Let those play who are listed for the first time since the reset.
 
         One that plays again is refused: its column is idle, and would not show it. After its end
-        an agent may stay listed as long as its flags say so.
+        an agent may stay listed as long as one of its flags says so.
         """
         for agent in world.env.agents:
             if agent not in world.seen:
@@ -208,15 +176,11 @@ class AgentEnvs(OwnEnvs):
                 self._rows.write(world.columns[agent], obs[agent])
                 world.seen.add(agent)
                 world.playing.append(agent)
-            elif agent not in world.playing and not (terminated.get(agent) or truncated.get(agent)):
-                raise EnvError(
-                    f"{self.name}: {agent} comes back after its end, and may do so only after a "
-                    "reset"
-                )
+            elif agent not in world.playing and not any(each.get(agent) for each in flags):
+                raise EnvError(f"{self.name}: {agent} comes back after its end without a reset")
 
 
 def _shared_spaces(env: Any) -> tuple[Space[Any], Space[Any]]:
-    """The spaces of all agents, who must have the same ones, since they share a policy."""
     if not env.possible_agents:
         raise EnvError(f"{env_name(env)} has no possible_agents")
     first, *others = env.possible_agents

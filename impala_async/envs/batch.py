@@ -19,24 +19,21 @@ Actions = Mapping[str, NDArray[Any]]
 Obs = dict[str, NDArray[Any]]
 FLOAT, BOOL = np.dtype(np.float32), np.dtype(np.bool_)
 # Types of a reward and of a flag that need no look.
-REWARDS = frozenset({float, int, np.float32, np.float64})
-FLAGS = frozenset({bool, np.bool_})
-PLAIN = {FLOAT: REWARDS, BOOL: FLAGS}
+PLAIN = {FLOAT: {float, int, np.float32, np.float64}, BOOL: {bool, np.bool_}}
 
 
 class Step(NamedTuple):
     """The result of one step of all columns.
 
-    `final_obs` is there when a SAME_STEP batch has a column that ended, and holds something only
-    in the rows of such columns; `obs` has their reset observation.
+    `final_obs` is there when a SAME_STEP batch has columns that ended, and holds something only in
+    their rows; `obs` has their reset observation.
 
-    `idle` marks the columns that made no transition in this step: those that a NEXT_STEP batch has
-    reset, and those that wait for others of their environment, as agents do that are gone while the
-    rest plays on. Their row is masked, they have reward 0 and no flags, and `obs` repeats their
-    observation until it shows the first one of a new episode. None: no column is idle.
+    `idle` marks the columns that made no transition: those that a NEXT_STEP batch has reset, and
+    agents that are gone, or to come, while others play. Their row is masked, with reward 0 and no
+    flags, and `obs` repeats their observation until a new episode begins. None: no column is idle.
 
-    `untrained` is there, and `idle` too, when a batch has several policies. It marks the columns
-    whose policy is not trained: they play as all others do, but their row is masked.
+    `untrained` is there, and `idle` too, when a batch has several policies: it marks the columns
+    whose policy is not trained. They play as all others do, but their row is masked.
     """
 
     obs: Obs
@@ -68,9 +65,6 @@ class Step(NamedTuple):
 class EnvBatch(Protocol):
     """`num_envs` environments of one kind that step together, each resetting itself.
 
-    NEXT_STEP: the step after a column's end resets it: the action is ignored, the reward 0.
-    SAME_STEP: the step that ends a column's episode returns its reset observation.
-
     A batch may be a part of a larger one: `first_env` is the place of its first environment there,
     and seeds are those of the larger one.
     """
@@ -86,16 +80,6 @@ class EnvBatch(Protocol):
     def step(self, actions: Actions) -> Step: ...
 
     def close(self) -> None: ...
-
-
-def spread_seed(seed: int) -> int:
-    """A seed far from those of the neighbours of `seed`, with room for a seed per column.
-
-    Gymnasium seeds column i with seed + i: without this, actors with neighbouring seeds would
-    step the same environments.
-    """
-    word = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return word % (2**31 - 2**16)
 
 
 def as_numbers(values: Any, name: str, dtype: np.dtype[Any], num_columns: int | None = None) -> Any:
@@ -140,57 +124,35 @@ class ObsLeaf(NamedTuple):
         except (LookupError, TypeError, ValueError):
             return None
 
-    @property
-    def last_choices(self) -> NDArray[Any]:
-        """The highest category of each item, counted from 0."""
-        last = np.reshape(self.spec.choices, self.spec.shape) - 1
-        return last.astype(f"u{self.dtype.itemsize}")
-
 
 class ObsRows:
-    """Observations of a batch as arrays of leaves, each checked to be what its space promises.
-
-    A row is written by itself, or a batched observation is read as a whole.
-    """
+    """Observations of a batch as arrays of leaves, each checked to be what its space promises."""
 
     def __init__(self, leaves: Sequence[ObsLeaf], num_rows: int) -> None:
         self.arrays: Obs = {
             leaf.spec.name: np.zeros((num_rows, *leaf.spec.shape), leaf.dtype) for leaf in leaves
         }
-        self._leaves = [(leaf, self.arrays[leaf.spec.name], set[Any]()) for leaf in leaves]
-        first, *others = leaves
-        # An observation that is an array needs no walk through its leaves.
-        self._is_array = not others and not first.path and first.start is None
-        self._last_choices = [(leaf, leaf.last_choices) for leaf in leaves if leaf.spec.choices]
+        self._leaves = [(leaf, self.arrays[leaf.spec.name], leaf.spec.shape) for leaf in leaves]
+        # The highest category of each item, counted from 0.
+        self._last_choices: list[tuple[ObsLeaf, NDArray[Any]]] = []
+        for leaf in leaves:
+            if leaf.spec.choices:
+                last = np.reshape(leaf.spec.choices, leaf.spec.shape) - 1
+                self._last_choices.append((leaf, last.astype(f"u{leaf.dtype.itemsize}")))
 
     def write(self, row: int, obs: Any, where: str = "") -> None:
-        """Store an observation of one row, whose categories are left to `check_choices`.
-
-        A kind that was found sound is not looked at closely again: that takes longer than to copy
-        it. Only of numbers that may be too large for the space's dtype each one is.
-        """
-        if self._is_array:
-            _, target, known = self._leaves[0]
-            if type(obs) is np.ndarray and obs.dtype in known and obs.shape == target.shape[1:]:
-                target[row] = obs
-                return
-        for leaf, target, known in self._leaves:
+        """Store an observation of one row, whose categories are left to `check_choices`."""
+        for leaf, target, shape in self._leaves:
             value = leaf.of(obs)
-            is_array = type(value) is np.ndarray and value.shape == leaf.spec.shape
-            kind = value.dtype if is_array else type(value)
-            if kind not in known:
-                array = _checked(leaf, value, leaf.spec.shape, where)
-                # The type of any other value says neither its shape nor its dtype.
-                is_plain = is_array or isinstance(value, np.generic | int | float)
-                if is_plain and not _may_wrap(array.dtype, leaf.dtype):
-                    known.add(kind)
-            target[row] = value
+            # A call that is saved here is a fiftieth of a step of CartPole.
+            if type(value) is np.ndarray and value.dtype is leaf.dtype and value.shape == shape:
+                target[row] = value
+            else:
+                target[row] = _checked(leaf, value, shape, where)
 
     def read(self, obs: Any, where: str = "", rows: Any = ...) -> Obs:
         """A batched observation: writable, in the spec's dtypes, and copied only for that.
-
-        `rows`: those whose categories matter.
-        """
+        `rows` are those whose categories matter."""
         flat = {}
         for leaf, target, _ in self._leaves:
             array = np.asarray(_checked(leaf, leaf.of(obs), target.shape, where), leaf.dtype)
@@ -199,10 +161,7 @@ class ObsRows:
         return flat
 
     def check_choices(self, obs: Obs, rows: Any = ...) -> None:
-        """Refuse categories that their space does not have.
-
-        They would end a network, or pass for choices of the next item.
-        """
+        """Refuse categories that would end a network, or pass for choices of the next item."""
         for leaf, last in self._last_choices:
             values = obs[leaf.spec.name][rows]
             # Viewed as unsigned, a negative category is a huge one.
@@ -232,16 +191,10 @@ def _checked(leaf: ObsLeaf, value: Any, shape: tuple[int, ...], where: str) -> N
         return array
     if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
         raise _broken(leaf, where, f"{leaf.dtype}, it is {array.dtype}")
-    if _may_wrap(array.dtype, leaf.dtype):
-        beyond = array[array.astype(leaf.dtype) != array]
-        if beyond.size:
-            raise _broken(leaf, where, f"{leaf.dtype}, it has {beyond.flat[0]}")
+    # A whole number must not become another one.
+    if leaf.dtype.kind in "iu" and (beyond := array[array.astype(leaf.dtype) != array]).size:
+        raise _broken(leaf, where, f"{leaf.dtype}, it has {beyond[0]}")
     return array
-
-
-def _may_wrap(given: np.dtype[Any], kept: np.dtype[Any]) -> bool:
-    """Whether a whole number of the one may become another number in the other."""
-    return given.kind in "iu" and kept.kind in "iu" and not np.can_cast(given, kept)
 
 
 def _broken(leaf: ObsLeaf, where: str, what: str) -> EnvError:

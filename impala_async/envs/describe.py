@@ -1,13 +1,8 @@
-"""Says what an environment looks like, also to another process, and plays a few steps of it: what
-they find would else be found by the actors, which start again and again, or by the learner.
+"""Says what an environment looks like, also to another process, and plays a few steps of it.
 
-`python -m impala_async.envs.describe` reads JSON from stdin, `{"env": an EnvSection, "sampler": its
-name, "policies": a PoliciesSection}`, and writes a line of it: `{"obs": ..., "action": ...}` as a
-Schema has them, with `num_columns`, or `{"error": one line}` and exit code 2. The learner asks a
-short-lived child, so that an environment cannot leave anything behind in it: threads, memory, an
-OpenGL context, a changed random seed. `read_answer`, for the asking side, imports no gymnasium.
-
-    C columns, P choices
+`python -m impala_async.envs.describe` is the learner's short-lived child: an environment leaves
+nothing behind in the learner, and what is wrong with it is told before any actor starts. Who asks
+imports no gymnasium. C columns, P choices.
 """
 
 from __future__ import annotations
@@ -16,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -43,17 +39,11 @@ BUDGET_S = 2.0
 def describe(
     section: EnvSection, sampler: SamplerName = "auto", policies: PoliciesSection = ONE_POLICY
 ) -> dict[str, Any]:
-    """The answer on the environment as this sampler steps it; EnvError if it fails in a few steps.
-
-    The sampler matters: an environment's own vector code may preprocess what its single one shows.
-    """
+    """The answer on an environment as this sampler steps it; EnvError if it fails soon."""
     from impala_async.envs.make import build_envs
 
-    envs = build_envs(sampler, section, 1, policies)
-    try:
+    with closing(build_envs(sampler, section, 1, policies)) as envs:
         try_steps(envs)
-    finally:
-        envs.close()
     return look_of(envs)
 
 
@@ -107,17 +97,16 @@ def _items(spec: ActionSpec, values_CP: NDArray[Any]) -> list[NDArray[Any]]:
 
 def check_numbers(envs: EnvBatch, obs: Obs, rewards: NDArray[np.float32] | None = None) -> None:
     """EnvError for what a step or, without rewards, a reset gave, and a learner refuses."""
-    where = "reset" if rewards is None else "step"
-    if rewards is not None and not (is_moderate_C := are_moderate(rewards)).all():
-        refused = rewards[~is_moderate_C][:1]
-        raise EnvError(
-            f"{envs.name}: step gave a reward that is {how_large(refused)}: {refused[0]:g}"
-        )
+    given = {} if rewards is None else {"a reward": rewards}
     for leaf in envs.obs_spec.leaves:
-        name, values = leaf.name, obs[leaf.name]
-        if leaf.may_be_large and not are_moderate(values).all():
-            which = f"observation {name!r}" if name else "observation"
-            raise EnvError(f"{envs.name}: {where} gave an {which} that is {how_large(values)}")
+        if leaf.may_be_large:
+            which = f" {leaf.name!r}" if leaf.name else ""
+            given[f"an observation{which}"] = obs[leaf.name]
+    for what, values in given.items():
+        if not (is_moderate := are_moderate(values)).all():
+            where, refused = "reset" if rewards is None else "step", values[~is_moderate][:1]
+            size = f"{how_large(refused)}: {refused[0]:g}"
+            raise EnvError(f"{envs.name}: {where} gave {what} that is {size}")
 
 
 def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> None:
@@ -133,10 +122,8 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> No
 
 
 def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
-    """The spaces and the number of columns that a child wrote.
-
-    EnvError with the child's own error, or when it wrote no answer.
-    """
+    """The spaces and the number of columns that a child wrote; EnvError with what it has failed in,
+    or when it wrote no answer."""
     try:
         raw = json.loads(answer)
         if isinstance(raw, dict) and "error" in raw:
@@ -155,7 +142,11 @@ def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
 
 
 def main() -> int:
-    """Answer on the real stdout, while whatever the environment prints goes to stderr."""
+    """Read from stdin `{"env": EnvSection, "sampler": its name, "policies": PoliciesSection}`.
+
+    Write on the real stdout a line, the answer or `{"error": one line}`. Whatever the environment
+    prints goes to stderr.
+    """
     end_silently()
     processes.hold()
     answers = os.dup(1)

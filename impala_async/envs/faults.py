@@ -1,7 +1,7 @@
-"""Environments are foreign code: what goes wrong in a call of theirs is told here.
+"""Environments are foreign code: an error that they raise becomes an EnvError with its cause.
 
-An error that they raise becomes an EnvError with its cause. A watch tells of a call that lasts, as
-the thread that made it can say nothing meanwhile, and ends it at a limit.
+A watch tells of a call that lasts, as the thread that made it can say nothing meanwhile, and ends
+it at a limit.
 """
 
 import contextlib
@@ -11,13 +11,12 @@ import threading
 from collections.abc import Callable, Iterable
 from time import monotonic
 from traceback import walk_tb
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, ImpalaAsyncError
 from impala_async.output import AFTER_S, Wait
 from impala_async.user_code import UserCode, one_line
 
-AnyError = TypeVar("AnyError", bound=ImpalaAsyncError)
 WANTED = {
     "in step": "wants `def step(self, action)`, which returns (observation, reward, terminated, "
     "truncated, info)",
@@ -40,31 +39,23 @@ STDERR = 2
 class Running:
     """The call of an environment that this process is in, if it is in one: there is one of these.
 
-    Written by the thread that makes the call, read by any.
+    The thread that makes the call writes it, and any may read it.
     """
 
-    def __init__(self) -> None:
-        self.call: tuple[Blame, float] | None = None
-        """And since when."""
-        self.place = memoryview(bytearray(4)).cast("i")
-        """The number of the environment within its actor, from 1; 0 where it is not known."""
-        self.forked_in: Blame | None = None
-        """In a process that an environment has forked: the call from which only its parent may
-        return, as both would go on as one actor."""
-
-    def mark_fork(self) -> None:
-        if self.call is not None:
-            self.forked_in, _ = self.call
+    call: "tuple[Blame, float] | None" = None
+    """The second is since when."""
+    place = memoryview(bytearray(4)).cast("i")
+    """The number of the environment within its actor, from 1; 0 where it is not known."""
 
 
 class Blame(UserCode):
     """A call: a context in which every exception is the environment's.
 
-    `num_envs` are those it is about, if any, `first` the number of their first one. What is not
-    `is_here` is a call that another process makes.
+    It is about `num_envs` environments, if any, from number `first` on; where it is not `is_here`
+    another process makes it.
     """
 
-    __slots__ = ("_around", "first", "is_here", "num_envs")
+    __slots__ = ("_around", "_pid", "first", "is_here", "num_envs")
 
     def __init__(self, name: str, where: str, num_envs: int = 0, *, is_here: bool = True) -> None:
         super().__init__(name, where, EnvError, tells_place=False)
@@ -74,12 +65,12 @@ class Blame(UserCode):
 
     def __enter__(self) -> None:
         # A reset asks a user's function who plays whom, and goes on.
-        self._around = RUNNING.call
+        self._around, self._pid = RUNNING.call, os.getpid()
         RUNNING.call = (self, monotonic())
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         RUNNING.call = self._around
-        if RUNNING.forked_in is self:
+        if os.getpid() != self._pid:
             _end_fork(self, error)
         if error is not None:
             super().__exit__(kind, error, traceback)
@@ -101,18 +92,16 @@ class Blame(UserCode):
         return self.first, self.first + max(1, self.num_envs) - 1
 
     def describe(self, seconds: float, whose: str = "") -> str:
-        """One line on this call, which has lasted so long; `whose` are the environments."""
         if self.where not in WHERES:
             return f"{self.name} has taken {seconds:.0f} s so far {self.where}"
         return say_hang(self.where, *self.environments(), whose or self.name, seconds)
 
 
 RUNNING = Running()
-os.register_at_fork(after_in_child=RUNNING.mark_fork)
 
 
 def _end_fork(call: Blame, error: BaseException | None) -> NoReturn:
-    """End this process, a child of the environment's that has come back from its call."""
+    """End this process, which the environment forked in its call: only the parent may go on."""
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         os._exit(error.code)  # as it would end if it were nobody's child
     why = f" ({one_line(error)})" if error is not None else ""
@@ -128,7 +117,7 @@ def _is_raised_by_caller(error: BaseException) -> bool:
     return isinstance(error, TypeError | ValueError) and module.startswith(CALLERS)
 
 
-def with_id(error: AnyError, env_id: str) -> AnyError:
+def with_id(error: ImpalaAsyncError, env_id: str) -> ImpalaAsyncError:
     """The same error; from now on it says which environment it is about."""
     if env_id not in str(error):
         error.args = (f"{env_id}: {error}",)
@@ -136,13 +125,13 @@ def with_id(error: AnyError, env_id: str) -> AnyError:
 
 
 def env_name(env: Any) -> str:
-    """Return the name of an environment for an error: its id, or else its class."""
+    """The name of an environment for an error: its id, or else its class."""
     spec = getattr(env, "spec", None)
     return str(spec.id) if spec is not None else type(getattr(env, "unwrapped", env)).__name__
 
 
 def close_all(envs: Iterable[Any], name: str | None = None) -> None:
-    """Close all environments that can be, then raise the fault of the first one that failed to."""
+    """Close all environments, then raise the fault of the first one that failed to."""
     faults = []
     for env in envs:
         try:
@@ -168,12 +157,9 @@ def end_with_stacks(text: str) -> None:
 
 
 class Watch:
-    """Tells of a call that lasts, and ends it at a limit. Owns the thread that looks.
+    """Tells of a call that lasts, and ends this process at a limit. Owns the thread that looks.
 
-    Args:
-        tell: takes a line.
-        whose: says who has the environments.
-        end: takes a line at the limit, and ends this process.
+    `tell` and `end` take a line; `whose` says who has the environments.
     """
 
     def __init__(
@@ -197,12 +183,11 @@ class Watch:
         return self
 
     def limit(self, limit_s: float | None) -> None:
-        """From now on a step or a reset may take so long."""
+        """A step or a reset may take so long."""
         self._limit_s = limit_s
         self._arm()
 
     def close(self) -> None:
-        """Nothing is told of any more, or ended."""
         self._limit_s = None
         self._is_closed.set()
         faulthandler.cancel_dump_traceback_later()
@@ -240,12 +225,9 @@ class Watch:
 
 def hang_now() -> dict[str, float]:
     """The call that hangs, for a heartbeat; empty when there is none."""
-    call = RUNNING.call
-    if call is None or call[0].where not in WHERES:
-        return {}
-    blame, since = call
+    blame, since = RUNNING.call or (None, 0.0)
     seconds = monotonic() - since
-    if seconds < HANGS_AFTER_S:
+    if blame is None or blame.where not in WHERES or seconds < HANGS_AFTER_S:
         return {}
     first, last = blame.environments()
     where = WHERES.index(blame.where)

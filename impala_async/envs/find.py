@@ -34,23 +34,24 @@ Factory = Callable[..., Any]
 def find_env(env_id: str) -> str | Factory:
     """The gymnasium id, or the class or factory, that a name stands for."""
     _, has_module, name = env_id.rpartition(":")
-    if not has_module:
-        _load_namespace(env_id)
-        if registered(env_id) is None:
-            _explain_unknown(env_id)
-        return env_id
-    module = _import(env_id, env_id)
-    # The registered one goes first: it brings its time limit and wrappers.
-    if name in registration.registry:
-        return name
+    module = _import(env_id, env_id) if has_module else None
     entry = getattr(module, name, None)
-    if callable(entry):
-        _check_entry(env_id, entry)
+    # The registered one goes first: it brings its time limit and wrappers.
+    if module is not None and callable(entry) and name not in registration.registry:
+        has_both = all(callable(getattr(entry, each, None)) for each in ("reset", "step"))
+        # A learner may have sent the name: what cannot make an environment is not called.
+        if not has_both and (isinstance(entry, type) or is_of_python(entry)):
+            raise EnvError(
+                f"env.id {env_id!r} is no environment: name a subclass of gymnasium.Env, or a "
+                "function of your own that makes one"
+            )
         return entry  # type: ignore[no-any-return]
     _load_namespace(name)
-    if registered(name) is None:
+    if registered(name) is None and module is not None:
         close = close_name(name, module, registration.registry)
         raise EnvError(f"{env_id}: {module.__name__} neither has nor registers {name!r}.{close}")
+    if registered(name) is None:
+        _explain_unknown(name)
     return name
 
 
@@ -61,44 +62,24 @@ def find_callable(key: str, name: str) -> Factory:
 
 
 def registered(gym_id: str) -> registration.EnvSpec | None:
-    """Return gymnasium's spec of an id; an id without a version stands for the latest one."""
-    if spec := registration.registry.get(gym_id):
-        return spec
+    """gymnasium's spec of an id; an id without a version stands for the latest one."""
     try:
         namespace, name, version = registration.parse_env_id(gym_id)
     except gym.error.Error:
         return None
-    latest = registration.find_highest_version(namespace, name)
-    if version is not None or latest is None:
-        return None
-    return registration.registry.get(registration.get_env_id(namespace, name, latest))
+    if version is None:
+        version = registration.find_highest_version(namespace, name)
+    return registration.registry.get(registration.get_env_id(namespace, name, version))
 
 
 def makes_vectors(found: str | Factory) -> bool:
     """Whether a class or factory makes a whole vector of environments."""
-    if isinstance(found, str):
-        return False
-    if isinstance(found, type):
-        return issubclass(found, VectorEnv)
+    if isinstance(found, str | type):
+        return isinstance(found, type) and issubclass(found, VectorEnv)
     try:
         return "num_envs" in inspect.signature(found).parameters
     except (TypeError, ValueError):
         return False
-
-
-def _check_entry(env_id: str, entry: Factory) -> None:
-    """Refuse what cannot make an environment before it is called: a learner may have sent its name.
-
-    A function shows what it makes only when it is called.
-    """
-    has_both = all(callable(getattr(entry, name, None)) for name in ("reset", "step"))
-    if isinstance(entry, type) and not has_both:
-        raise EnvError(
-            f"env.id {env_id!r} names a class without reset and step, which is no environment: "
-            "name a subclass of gymnasium.Env, or a function that makes one"
-        )
-    if not has_both and is_of_python(entry):
-        raise EnvError(f"env.id {env_id!r} comes with Python, and is no environment")
 
 
 def _import(env_id: str, name: str) -> ModuleType:
@@ -118,7 +99,6 @@ def _load_namespace(gym_id: str) -> None:
 
 
 def _explain_unknown(gym_id: str) -> None:
-    """Raise what gymnasium has to say about an id that it does not know, and what may be meant."""
     try:
         gym.spec(gym_id)
     except gym.error.Error as error:

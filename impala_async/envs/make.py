@@ -1,9 +1,7 @@
 """Environments by name: one in its wrappers, or the batch that a sampler steps.
 
-Atari is preprocessed as the papers do it (DQN, with the sticky actions of Machado et al., 2018):
-84 x 84 grey, the last four frames stacked, each action for four frames of which the last two are
-merged, up to 30 no-ops at the start, whole games, rewards as they are. The vector code of ale_py
-does the same by itself.
+Atari is preprocessed as the papers do it (DQN, with the sticky actions of Machado et al., 2018).
+The vector code of ale_py does the same by itself.
 """
 
 import logging
@@ -49,10 +47,7 @@ ATARI = {
 
 
 def build_envs(
-    sampler: SamplerName,
-    section: EnvSection,
-    num_envs: int,
-    policies: PoliciesSection = ONE_POLICY,
+    sampler: SamplerName, section: EnvSection, num_envs: int, policies: PoliciesSection = ONE_POLICY
 ) -> EnvBatch:
     """The batch of environments that a sampler steps.
 
@@ -85,10 +80,6 @@ def build_usual(
 def _build(
     section: EnvSection, num_envs: int, policies: PoliciesSection, *, is_vector: bool
 ) -> EnvBatch:
-    """The batch of new environments, with the leaves that the settings ask for.
-
-    Frames are stacked where `auto` says so of Atari that nobody else has wrapped.
-    """
     made: list[Any] = []
     build: Callable[..., EnvBatch] = VectorEnvs
     try:
@@ -117,10 +108,7 @@ def _build(
 
 
 def make_env(section: EnvSection) -> Any:
-    """One environment, gymnasium's or PettingZoo's parallel one, in its wrappers.
-
-    EnvError says what is wrong with the name, the arguments or a wrapper.
-    """
+    """One environment in its wrappers, of one of the `KINDS`; EnvError says why there is none."""
     if _is_only_vector(section):
         raise EnvError(
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially, "
@@ -191,7 +179,6 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
 
 
 def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
-    """The environment's own vector; EnvError when it has none."""
     why_not = _why_no_vector(section)
     if why_not is not None:
         raise EnvError(f"{section.id} {why_not}: set actor.sampler to serial or auto")
@@ -215,7 +202,6 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
 
 
 def _why_no_vector(section: EnvSection) -> str | None:
-    """Why an environment cannot be stepped by vector code of its own, if it cannot."""
     found = find_env(section.id)
     if section.wrappers:
         return "has env.wrappers, which go around single environments"

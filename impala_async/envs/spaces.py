@@ -1,11 +1,8 @@
 """Gymnasium spaces to our spec, and our actions to those that an environment takes.
 
-Any nesting of Dict and Tuple is flat here: a leaf or part "a/b" for each space in it that is an
-array, in gymnasium's own order, and one with an empty name where there is no nesting.
-
-On our side every choice and every category counts from 0, a MultiBinary is a choice of two for each
-bit, and numbers are unbounded: they are clipped, or squashed by a tanh, only here, on their way to
-`env.step`.
+A nesting of Dict and Tuple is flat on our side, with a leaf or part "a/b" for each array. Choices
+and categories count from 0, a MultiBinary has two for each bit, and numbers are unbounded: they are
+clipped, or squashed by a tanh, only on their way to `env.step`.
 """
 
 import logging
@@ -15,6 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
 from impala_async.config.env import EnvSection
@@ -24,27 +22,21 @@ from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec
 
 logger = logging.getLogger(__name__)
 
-SUPPORTED_OBS = (
-    "supported are Box, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple of those"
-)
-SUPPORTED_ACTION = (
-    "supported are Discrete, MultiDiscrete, MultiBinary, Box of floats, and Dict and Tuple of those"
+SUPPORTED = (
+    "supported are Discrete, MultiDiscrete, MultiBinary, Box (for actions, one of floats), and "
+    "Dict and Tuple of those"
 )
 LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
 AUTO = "auto"
 USUAL_MASK = "action_mask"
 
 Path = tuple[Any, ...]
-Turn = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class Spaces:
     """Both spaces of one environment; EnvError for those that are not supported.
 
-    Images are stacks, windows over frames, where `env.frame_stack` is on.
-
-    Each call of `batch` and `each` makes new arrays, since environments keep the actions that they
-    are given.
+    `batch` and `each` make new arrays, since environments keep the actions that they are given.
     """
 
     def __init__(
@@ -53,7 +45,6 @@ class Spaces:
         is_stacked, is_squashed = section.frame_stack == "on", section.squash_actions
         self.leaves = obs_leaves(observation_space, is_stacked=is_stacked)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
-        self._action_space = action_space
         found = _arrays_of(action_space, "action space")
         parts = tuple(_part(name, part, is_squashed) for name, (_, part) in found.items())
         if is_squashed and all(part.kind == "discrete" for part in parts):
@@ -65,49 +56,37 @@ class Spaces:
         legal = self._legal(observation_space, num_choices, section.action_mask_key)
         self.action_spec = ActionSpec(parts, legal)
         self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}
-        is_nested = isinstance(action_space, Dict | Tuple)
-        self._turn = None if is_nested else self._turns[""]
+        self._action_space, self._batched = action_space, batch_space(action_space)
+        self._is_nested = isinstance(action_space, Dict | Tuple)
 
     def batch(self, actions: Actions) -> Any:
         """The environment's action, with an array of all columns at each leaf."""
-        if self._turn is not None:
-            return self._turn(actions[""])
+        if not self._is_nested:
+            return self._turns[""](actions[""])
         turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
         return _nest(self._action_space, (), turned)
 
     def each(self, actions: Actions) -> Iterable[Any]:
         """One action of the environment per column."""
-        if self._turn is not None:
-            return _columns(self._turn(actions[""]))
-        columns = [_columns(turn(actions[name])) for name, turn in self._turns.items()]
-        return [
-            _nest(self._action_space, (), dict(zip(self._turns, values, strict=True)))
-            for values in zip(*columns, strict=True)
-        ]
+        batch: Iterable[Any] = self.batch(actions)
+        return iterate(self._batched, batch) if self._is_nested else batch
 
     def _legal(self, space: Space[Any], num_choices: int, wanted: str | None) -> str | None:
         """The leaf that masks illegal actions: under the usual key only if it fits."""
-        key = USUAL_MASK if wanted == AUTO else wanted
-        leaf = next((leaf.spec for leaf in self.leaves if leaf.spec.name == key), None)
+        key, specs = USUAL_MASK if wanted == AUTO else wanted, [leaf.spec for leaf in self.leaves]
+        leaf = next((spec for spec in specs if spec.name == key), None)
         if key is None or (wanted == AUTO and leaf is None):
             return None
-        if num_choices == 0:
-            why_not = "there are no discrete actions"
-        elif leaf is None:
-            why_not = f"it is no key of {short(space)}"
-        elif leaf.num_items != num_choices or leaf.is_float or leaf.choices:
-            kind = "categories" if leaf.choices else leaf.dtype
-            why_not = f"it has shape {leaf.shape} of {kind}, and there are {num_choices} actions"
-        elif len(self.leaves) == 1:
-            why_not = "the observation has nothing else"
-        else:
+        is_flags = leaf is not None and not (leaf.is_float or leaf.choices)
+        if leaf is not None and is_flags and leaf.num_items == num_choices and len(specs) > 1:
             return key
+        must = (
+            f"must have an integer or a bool for each of {num_choices} discrete actions, and stand "
+            f"beside other keys of a Dict: the observation space is {short(space)}"
+        )
         if wanted != AUTO:
-            raise EnvError(
-                f"env.action_mask_key: {key!r} must be a key of a Dict observation with an integer "
-                f"or a bool for each discrete action, but {why_not}"
-            )
-        logger.warning("%r is taken for an input, not for a mask of actions: %s", key, why_not)
+            raise EnvError(f"env.action_mask_key: {key!r} {must}")
+        logger.warning("%r is taken for an input, not for a mask of actions, which %s", key, must)
         return None
 
 
@@ -134,7 +113,7 @@ def _obs_leaf(name: str, path: Path, space: Space[Any], is_stacked: bool) -> Obs
     if isinstance(space, Discrete | MultiDiscrete):
         choices, start = _choices_of(space), space.start
     elif not isinstance(space, Box | MultiBinary):
-        raise SpacesError(f"{SUPPORTED_OBS}; {LEAVE_OUT}" if path else SUPPORTED_OBS)
+        raise SpacesError(f"{SUPPORTED}; {LEAVE_OUT}" if path else SUPPORTED)
     dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
     is_stack = is_stacked and dtype == np.uint8 and len(shape) >= 3 and not choices
     spec = ArraySpec(name, shape, dtype.name, choices, is_stack)
@@ -143,48 +122,33 @@ def _obs_leaf(name: str, path: Path, space: Space[Any], is_stacked: bool) -> Obs
 
 def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
     whose = f"action space {short(space)}" + (f" at {name!r}" if name else "")
+    if 0 in (space.shape or ()):
+        raise EnvError(f"{whose} is empty")
     if isinstance(space, Discrete | MultiDiscrete | MultiBinary):
-        choices = _choices_of(space)
-        if not choices:
-            raise EnvError(f"{whose} has no items to choose")
-        return ActionPart(name, "discrete", choices, tuple(space.shape or ()))
+        return ActionPart(name, "discrete", _choices_of(space), tuple(space.shape or ()))
     if not isinstance(space, Box) or np.dtype(space.dtype).kind != "f":
-        raise EnvError(f"{whose}: {SUPPORTED_ACTION}")
-    if not all(space.shape):
-        raise EnvError(f"{whose} has no numbers")
+        raise EnvError(f"{whose}: {SUPPORTED}")
     if is_squashed and not space.is_bounded():
         raise EnvError(f"env.squash_actions: {whose} has no bounds to squash into")
     return ActionPart(name, "squashed" if is_squashed else "continuous", (), tuple(space.shape))
 
 
-def _turn(space: Any, is_squashed: bool) -> Turn:
+def _turn(space: Any, is_squashed: bool) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """From our values of one part to a new array of the space's."""
     dtype = np.dtype(space.dtype)
     if not isinstance(space, Box):
-        start = getattr(space, "start", 0)
-        if np.any(start):
-            # int32 to a narrower dtype: the values fit, being below the number of choices.
-            return lambda values: np.add(values, start, dtype=dtype, casting="unsafe")
-        return lambda values: values.astype(dtype)
+        if not np.any(start := getattr(space, "start", 0)):
+            return lambda values: values.astype(dtype)
+        # int32 to a narrower dtype: the values fit, being below the number of choices.
+        return lambda values: np.add(values, start, dtype=dtype, casting="unsafe")
     low, high = space.low, space.high
     if not is_squashed:
         return lambda values: np.minimum(np.maximum(values, low), high).astype(dtype, copy=False)
     # In float64, since the width of a wide space may be beyond float32.
     low, high = low.astype(np.float64), high.astype(np.float64)
     center, reach = high / 2 + low / 2, high / 2 - low / 2
-
-    def squash(values: NDArray[Any]) -> NDArray[Any]:
-        # The last bit of a product may lie beyond the bound.
-        squashed: NDArray[Any] = np.clip(center + reach * np.tanh(values), low, high)
-        return squashed.astype(dtype)
-
-    return squash
-
-
-def _columns(values: NDArray[Any]) -> Iterable[Any]:
-    # A Box wants arrays, also where they have no dimension.
-    is_scalar_box = values.dtype.kind == "f" and values.ndim == 1
-    return [values[i, ...] for i in range(len(values))] if is_scalar_box else values
+    # The last bit of a product may lie beyond the bound.
+    return lambda values: np.clip(center + reach * np.tanh(values), low, high).astype(dtype)
 
 
 def _nest(space: Space[Any], path: Path, values: Actions) -> Any:
@@ -196,12 +160,7 @@ def _nest(space: Space[Any], path: Path, values: Actions) -> Any:
 
 
 def _arrays_of(space: Space[Any], what: str) -> dict[str, tuple[Path, Space[Any]]]:
-    """The spaces in a nested one that are no Dict and no Tuple, with the keys that lead to them.
-
-    Args:
-        space: the space.
-        what: what an error calls it.
-    """
+    """The spaces in a nested one that are no Dict and no Tuple, with the keys that lead to them."""
     found: dict[str, tuple[Path, Space[Any]]] = {}
     for path, part in _walk(space, ()):
         name = _name_of(path)
@@ -227,7 +186,6 @@ def _name_of(path: Path) -> str:
 
 
 def _choices_of(space: "Discrete[Any] | MultiDiscrete[Any] | MultiBinary") -> tuple[int, ...]:
-    """How many categories each item has."""
     if isinstance(space, Discrete):
         return (int(space.n),)
     if isinstance(space, MultiDiscrete):

@@ -1,8 +1,7 @@
 """Gymnasium's environments as batches, and a batch that shows the last action and reward as well.
 
-`SerialEnvs` steps single ones in turn; `VectorEnvs` speaks to any gymnasium VectorEnv. The arrays
-that they return are the batch's, or the environment's own: good until the next `step` or `reset`,
-and then overwritten.
+The arrays that they return are the batch's, or the environment's own: good until the next `step` or
+`reset`, and then overwritten.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
 from impala_async.config.env import EnvSection
-from impala_async.envs.batch import (
-    BOOL,
-    FLAGS,
-    FLOAT,
-    REWARDS,
-    Actions,
-    EnvBatch,
-    Obs,
-    ObsRows,
-    Step,
-    as_numbers,
-    spread_seed,
-)
+from impala_async.envs.batch import BOOL, FLOAT, Actions, EnvBatch, Obs, ObsRows, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
 from impala_async.envs.spaces import Spaces
 from impala_async.errors import EnvError
@@ -40,8 +27,14 @@ LAST_ACTION = "last_action"
 LAST_REWARD = "last_reward"
 
 
+def spread_seed(seed: int) -> int:
+    """A seed far from those of the neighbours of `seed`: gymnasium adds the number of a column."""
+    word = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return word % (2**31 - 2**16)
+
+
 class OwnEnvs:
-    """The parts that all batches have which call environments themselves."""
+    """A batch that calls environments itself."""
 
     autoreset = AutoresetMode.NEXT_STEP
 
@@ -70,8 +63,21 @@ class OwnEnvs:
             truncated=np.zeros(num_columns, np.bool_),
         )
 
+    def reset(self, seed: int, first_env: int = 0) -> Obs:
+        """Environment i gets the seed that SyncVectorEnv would give it."""
+        first_seed = self._first_seed(seed, first_env)
+        with self._resetting:
+            for index in range(len(self._envs)):
+                RUNNING.place[0] = first_env + index + 1
+                self._reset_env(index, first_seed + index)
+            self._rows.check_choices(self._rows.arrays)
+        return self._rows.arrays
+
     def close(self) -> None:
         close_all(self._envs, self.name)
+
+    def _reset_env(self, index: int, seed: int | None) -> None:
+        raise NotImplementedError
 
     def _first_seed(self, seed: int, first_env: int) -> int:
         """The seed of the first environment, whose number among those of its actor is this."""
@@ -88,46 +94,28 @@ class SerialEnvs(OwnEnvs):
         num_envs = len(envs)
         look = attrgetter("observation_space", "action_space")
         super().__init__(envs, section, look, num_envs, num_envs)
-        self._adapt = self._spaces.each
         # A list is faster to look at, column by column.
         self._is_over = [False] * num_envs
         self._idle = np.zeros(num_envs, np.bool_)
-        self._with_idle = self._result._replace(idle=self._idle)
-
-    def reset(self, seed: int, first_env: int = 0) -> Obs:
-        """Start all columns anew; column i gets the seed that SyncVectorEnv would give it."""
-        first_seed = self._first_seed(seed, first_env)
-        with self._resetting:
-            for column in range(self.num_envs):
-                RUNNING.place[0] = first_env + column + 1
-                self._reset_column(column, first_seed + column)
-            self._rows.check_choices(self._rows.arrays)
-        return self._rows.arrays
 
     def step(self, actions: Actions) -> Step:
-        """Step every column, or reset it when its last step was the end of an episode."""
         obs, rewards, all_terminated, all_truncated, *_ = result = self._result
         is_over, write = self._is_over, self._rows.write
         if True in is_over:
             self._idle.fill(False)
-            result = self._with_idle
+            result = result._replace(idle=self._idle)
         place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
-            for column, action in enumerate(self._adapt(actions)):
+            for column, action in enumerate(self._spaces.each(actions)):
                 place[0] = first + column
                 if is_over[column]:
-                    self._reset_column(column, None)
+                    self._reset_env(column, None)
                     continue
                 shown, reward, terminated, truncated, _ = self._envs[column].step(action)
-                # Calls that are saved here are a twentieth of a step of CartPole.
-                if type(reward) not in REWARDS:
-                    reward = as_numbers(reward, "reward", FLOAT)
-                rewards[column] = reward
+                rewards[column] = as_numbers(reward, "reward", FLOAT)
                 write(column, shown, " in step")
-                if type(terminated) not in FLAGS:
-                    terminated = as_numbers(terminated, "terminated", BOOL)
-                if type(truncated) not in FLAGS:
-                    truncated = as_numbers(truncated, "truncated", BOOL)
+                terminated = as_numbers(terminated, "terminated", BOOL)
+                truncated = as_numbers(truncated, "truncated", BOOL)
                 if terminated or truncated:
                     is_over[column] = True
                     all_terminated[column] = terminated
@@ -135,26 +123,32 @@ class SerialEnvs(OwnEnvs):
             self._rows.check_choices(obs)
         return result
 
-    def _reset_column(self, column: int, seed: int | None) -> None:
-        obs, _ = self._envs[column].reset(seed=seed)
-        self._rows.write(column, obs)
-        self._result.rewards[column] = 0
-        self._result.terminated[column] = self._result.truncated[column] = False
-        self._is_over[column], self._idle[column] = False, True
+    def _reset_env(self, index: int, seed: int | None) -> None:
+        obs, _ = self._envs[index].reset(seed=seed)
+        self._rows.write(index, obs)
+        self._result.rewards[index] = 0
+        self._result.terminated[index] = self._result.truncated[index] = False
+        self._is_over[index], self._idle[index] = False, True
 
 
 class VectorEnvs(OwnEnvs):
     """A gymnasium VectorEnv that resets its own columns, NEXT_STEP or SAME_STEP."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], section: EnvSection | None = None) -> None:
-        self.autoreset = _autoreset_mode(env)
+        given = env.metadata.get("autoreset_mode")
+        modes = [mode for mode in SUPPORTED_MODES if given in (mode, mode.value)]
+        if not modes:
+            raise EnvError(
+                f"{env_name(env)}: metadata['autoreset_mode'] is {given or 'missing'}; set it to "
+                f"{' or '.join(map(str, SUPPORTED_MODES))}, whichever the environment does"
+            )
+        self.autoreset = modes[0]
         look = attrgetter("single_observation_space", "single_action_space")
         super().__init__([env], section, look, env.num_envs, env.num_envs)
         self._idle: NDArray[np.bool_] | None = None
         """Those that the next step only resets."""
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
-        """Start all columns anew."""
         RUNNING.place[0] = 0
         first_seed = self._first_seed(seed, first_env)
         with self._resetting:
@@ -208,23 +202,8 @@ class VectorEnvs(OwnEnvs):
         return rows.arrays
 
 
-def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    given = env.metadata.get("autoreset_mode")
-    for mode in SUPPORTED_MODES:
-        if given in (mode, mode.value):
-            return mode
-    raise EnvError(
-        f"{env_name(env)}: metadata['autoreset_mode'] is {given or 'missing'}; set it to "
-        f"{' or '.join(map(str, SUPPORTED_MODES))}, whichever the environment does"
-    )
-
-
 class WithHistory:
-    """A batch whose observations also hold the last action and the last reward.
-
-    They are leaves like any other, so acting and learning see the same numbers. On an episode's
-    first row they are 0.
-    """
+    """A batch that also shows the last action and reward, as leaves: 0 where an episode begins."""
 
     def __init__(self, envs: EnvBatch, *, has_action: bool, has_reward: bool) -> None:
         self._envs = envs
@@ -238,13 +217,13 @@ class WithHistory:
         if has_reward:
             added.append(ArraySpec(LAST_REWARD, (), "float32"))
         self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
-        for leaf in envs.obs_spec.leaves:
-            if leaf.name in {one.name for one in added}:
-                key = leaf.name.partition("/")[0]
-                raise EnvError(f"env.{key}: the observation has a key of that name already")
         self._added: Obs = {
             leaf.name: np.zeros((envs.num_envs, *leaf.shape), leaf.dtype) for leaf in added
         }
+        for leaf in envs.obs_spec.leaves:
+            if leaf.name in self._added:
+                key = leaf.name.partition("/")[0]
+                raise EnvError(f"env.{key}: the observation has a key of that name already")
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         for array in self._added.values():

@@ -1,18 +1,16 @@
-import pytest
-
 from tests.config.made import complaint, config_of
 
 
-@pytest.mark.parametrize("sampler", ["auto", "parallel"])
-def test_each_worker_has_an_environment(sampler):
-    settings = f"actor.sampler={sampler} actor.num_envs=4 actor.num_workers"
-    config_of(f"{settings}=4")
-    assert "num_workers (6) must not exceed num_envs (4)" in complaint(f"{settings}=6")
+def test_each_worker_has_an_environment():
+    for sampler in ("auto", "parallel"):
+        settings = f"actor.sampler={sampler} actor.num_envs=4 actor.num_workers"
+        config_of(f"{settings}=4")
+        assert "num_workers (6) must not exceed num_envs (4)" in complaint(f"{settings}=6")
 
 
-@pytest.mark.parametrize("key", ["actor.device", "learner.device"])
-def test_a_device_is_one_of_those_that_can_be(key):
-    for device in ("gpu", "meta", "cuda:", "cuda:x", "mps", ""):
-        wants = f"{key}: wants auto, cpu, cuda or cuda:N, got {device!r}"
-        assert complaint(f"{key}={device}") == f"--set: {wants}"
-    config_of(f"{key}=cuda:1")
+def test_a_device_is_one_of_those_that_can_be():
+    for key in ("actor.device", "learner.device"):
+        for device in ("gpu", "meta", "cuda:", "cuda:x", "mps", ""):
+            wants = f"{key}: wants auto, cpu, cuda or cuda:N, got {device!r}"
+            assert complaint(f"{key}={device}") == f"--set: {wants}"
+        config_of(f"{key}=cuda:1")

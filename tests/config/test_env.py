@@ -1,5 +1,3 @@
-import pytest
-
 from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.config.section import Named
@@ -15,9 +13,8 @@ def test_a_wrapper_is_a_name_or_a_table():
     assert mistake('env.wrappers=["C"]') == f"--set: env: {says}"
 
 
-@pytest.mark.parametrize(
-    ("env_id", "settings", "frames"),
-    [
+def test_frames_per_step_follow_the_frame_skip():
+    for env_id, settings, frames in (
         ("CartPole-v1", {}, 1),
         ("MyGame-v0", {"kwargs": {"frameskip": 9}}, 1),
         ("ALE/Pong-v5", {}, 4),
@@ -26,7 +23,5 @@ def test_a_wrapper_is_a_name_or_a_table():
         ("ALE/Pong-v5", {"kwargs": {"frameskip": [2, 5]}}, 1),
         ("ALE/Pong-v5", {"preprocess": "off"}, 4),
         ("ale_py:PongNoFrameskip-v4", {"preprocess": "off"}, 1),
-    ],
-)
-def test_frames_per_step_follow_the_frame_skip(env_id, settings, frames):
-    assert EnvSection(id=env_id, **settings).frames_per_step == frames
+    ):
+        assert EnvSection(id=env_id, **settings).frames_per_step == frames

@@ -1,34 +1,27 @@
 """What follows from the learner's limits, and where it listens: what is refused and warned of."""
 
-import pytest
-
 from impala_async.config.learner import LearnerSection
 from tests.config.made import complaint, config_of
 
 
-@pytest.mark.parametrize(
-    ("lease_s", "heartbeat_s", "starved_after_s"), [(1, 0.2, 0.5), (10, 2, 5), (1e9, 2, 5)]
-)
-def test_what_follows_a_lease(lease_s, heartbeat_s, starved_after_s):
-    learner = LearnerSection(lease_s=lease_s)
-    assert (learner.heartbeat_s, learner.starved_after_s) == (heartbeat_s, starved_after_s)
+def test_what_follows_a_lease():
+    for lease_s, *expected in ((1, 0.2, 0.5), (10, 2, 5), (1e9, 2, 5)):
+        learner = LearnerSection(lease_s=lease_s)
+        assert [learner.heartbeat_s, learner.starved_after_s] == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "meant"),
-    [
+def test_what_is_nearly_an_address_is_told_as_one():
+    for value, meant in (
         ("5555", "tcp://127.0.0.1:5555"),
         ("'5555'", "tcp://127.0.0.1:5555"),
         ("localhost:5555", "tcp://localhost:5555"),
         ("*:5555", "tcp://*:5555"),
         ("h:70000", None),
         ("tcp://::1:5555", None),
-    ],
-)
-def test_what_is_nearly_an_address_is_told_as_one(value, meant):
-    text = complaint(f"bind.data={value}")
-    assert "bind.data: wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where" in text
-    assert text.endswith(f"; did you mean {meant}?") == (meant is not None)
+    ):
+        text = complaint(f"bind.data={value}")
+        assert "bind.data: wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where" in text
+        assert text.endswith(f"; did you mean {meant}?") == (meant is not None)
 
 
 def test_what_is_no_address_is_refused():
@@ -43,19 +36,14 @@ def test_what_is_no_address_is_refused():
         assert config_of(bind={"weights": url}).bind.weights == url
 
 
-@pytest.mark.parametrize(
-    ("data", "weights", "told"),
-    [
-        ("0.0.0.0:5555", "10.0.0.1:*", ["bind.data =", "bind.weights ="]),
-        ("0.0.0.0:5555", "localhost:1", ["bind.data (tcp://0.0.0.0:5555)", "bind.data ="]),
-        ("*:1", "[::]:2", ["bind.data =", "bind.weights ="]),
-        ("example.org:1", "10.0.0.1:2", ["bind.data =", "bind.weights ="]),
-        ("127.9.9.9:1", "[::1]:2", []),
-    ],
-)
-def test_open_doors_are_warned_of(data, weights, told):
-    warnings = config_of(f"bind.data=tcp://{data} bind.weights=tcp://{weights}").warnings()
-    assert len(warnings) == len(told)
-    for warning, start in zip(warnings, told, strict=True):
-        assert warning.startswith(start)
-        assert warning.endswith("must reach both" if "(" in start else "that you trust")
+def test_open_doors_are_warned_of():
+    for data, weights, told in (
+        ("0.0.0.0:5555", "localhost:1", "tcp://0.0.0.0:5555"),
+        ("*:1", "[::]:2", "tcp://*:1 and tcp://[::]:2"),
+        ("127.0.0.1:1", "example.org:*", "tcp://example.org:*"),
+        ("127.9.9.9:1", "[::1]:2", None),
+    ):
+        warnings = config_of(f"bind.data=tcp://{data} bind.weights=tcp://{weights}").warnings()
+        assert len(warnings) == (told is not None)
+        for warning in warnings:
+            assert warning.startswith(f"bind: other hosts reach {told}, and")

@@ -35,16 +35,20 @@ def test_file_then_overrides_then_defaults(toml):
     assert load_config(toml).env.kwargs == {"size": 5}
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_file_that_is_not_there_and_one_with_a_byte_order_mark(tmp_path):
     missing = "No such file or directory"
     for name, why in (("x.toml", missing), ("x.json", missing), ("", "Is a directory")):
         path = tmp_path / name
         assert mistakes(path) == [f"{path}: cannot read this config file: {why}"]
+    for name, text in (("x.toml", 'env.id = "X"'), ("x.json", '{"config": {"env": {"id": "X"}}}')):
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8-sig")
+        assert load_config(path).env.id == "X"
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
+def test_a_file_that_is_not_toml(tmp_path):
+    path = tmp_path / "bad.toml"
+    for content, says in (
         (b"[env", ""),
         (b"a=1\na=2", ""),
         ("env.id = 'Some-v1'\n".encode("utf-16"), "codec can't decode"),
@@ -53,21 +57,11 @@ def test_a_file_that_is_not_there(tmp_path):
         (b"[env]\nkwargs.a = None", "and TOML has true, false and no none"),
         (b"env.id = 'X'\nseed = " + b"[" * 5000, "it is nested too deeply"),
         (b"env.id = 'X'\nseed = " + b"9" * 5000, "a number in it is too long"),
-    ],
-)
-def test_a_file_that_is_not_toml(tmp_path, content, says):
-    path = tmp_path / "bad.toml"
-    path.write_bytes(content)
-    (line,) = mistakes(path)
-    assert line.startswith(f"{path}: not a valid TOML file: ")
-    assert says in line
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path):
-    for name, text in (("x.toml", 'env.id = "X"'), ("x.json", '{"config": {"env": {"id": "X"}}}')):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8-sig")
-        assert load_config(path).env.id == "X"
+    ):
+        path.write_bytes(content)
+        (line,) = mistakes(path)
+        assert line.startswith(f"{path}: not a valid TOML file: ")
+        assert says in line
 
 
 # -------------------- --set
@@ -102,20 +96,16 @@ def test_the_last_override_wins_and_nothing_changes_that_was_given():
     assert (config.algorithm.lambda_, config.algorithm.rho_bar) == (0.9, None)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
+def test_what_python_has_otherwise_than_toml_is_no_text():
+    for override in (
         *("env.kwargs.x=True", "env.kwargs.x=FALSE", "env.kwargs.x.y= False ", "env.kwargs.x=-.5"),
         *("env.kwargs.x=[1, True]", 'env.kwargs.x={"a": 1}', "env.kwargs.x=" + "[" * 5000),
         *("env.kwargs={x = None}", "env.wrappers=[{name='a:b', kwargs={x=True}}]"),
         *("model.shared_torso=True", "report.sinks=[tensorboard]"),
-    ],
-    ids=lambda override: override[:40],
-)
-def test_what_python_has_otherwise_than_toml_is_no_text(override):
-    line = mistake(override)
-    assert line.startswith(f"--set: {override.partition('=')[0]}: wants a value as TOML has it")
-    assert line.endswith("if it is meant as text, put double quotes within single ones")
+    ):
+        line = mistake(override)
+        assert line.startswith(f"--set: {override.partition('=')[0]}: wants a value as TOML has it")
+        assert line.endswith("if it is meant as text, put double quotes within single ones")
 
 
 # -------------------- lockstep
@@ -145,14 +135,12 @@ def written(path, config):
     return path
 
 
-@pytest.mark.parametrize(
-    "overrides", [["pace.mode=lockstep"], ["algorithm.lambda=0.9", "env.kwargs={a=[1, 2]}"]]
-)
-def test_a_run_s_own_config_is_a_config(tmp_path, overrides):
-    config = load_config(None, ["env.id=X", *overrides])
-    path = written(tmp_path / "config.json", config.model_dump(mode="json", by_alias=True))
-    assert load_config(path) == config
-    assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
+def test_a_run_s_own_config_is_a_config(tmp_path):
+    for overrides in (["pace.mode=lockstep"], ["algorithm.lambda=0.9", "env.kwargs={a=[1, 2]}"]):
+        config = load_config(None, ["env.id=X", *overrides])
+        path = written(tmp_path / "config.json", config.model_dump(mode="json", by_alias=True))
+        assert load_config(path) == config
+        assert load_config(path, ["seed=3"]) == config.model_copy(update={"seed": 3})
 
 
 def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):

@@ -7,20 +7,15 @@ from tests.config.made import mistake, mistakes
 
 MEANT = {
     "learner.num_pases": "learner.num_passes",
-    "algorithm.gama": "algorithm.gamma",
     "algorithm.lambda_": "algorithm.lambda",
     "learner.num_envs": "actor.num_envs",
     "actor.batch_columns": "learner.batch_columns",
     "num_passes": "learner.num_passes",
     "stop.walls": "stop.wall_s",
-    "learner.batch_rows": "learner.batch_columns",
     "num_env": "actor.num_envs",
-    "num_actor": "train.num_actors",
     "learning_rate": "algorithm.lr",
-    "algorithm.learning_rate": "algorithm.lr",
     "total-timesteps": "stop.env_steps",
     "device": "learner.device",
-    "actor.devic": "actor.device",
     "env.name": "env.id",
     "algorithm.epochs": "learner.num_passes",
     "algorithm.Lr": "algorithm.lr",
@@ -54,21 +49,18 @@ def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
+def test_what_is_wanted_is_told_in_a_users_words():
+    for override, says in (
         ("model.hidden_sizes=64", "wants a list like [64, 64] that is not empty, or none, got 64"),
         ("model.hidden_sizes=[]", "wants a list like [64, 64] that is not empty, or none, got []"),
         ("policies.names=5", 'wants a list like ["main", "past"], got 5'),
         ("env.wrappers='a:C'", 'wants a list like ["package.module:Name"], got "a:C"'),
         ("learner.threads=1.5", "wants a whole number from 1 to 1024, got 1.5"),
-        ("learner.threads=none", "wants a whole number from 1 to 1024, got none"),
         ("learner.num_passes=x", 'wants a whole number from 1 up, got "x"'),
         ("seed=0x" + "9" * 5000, "to 2147483647, got one that is too long or too deep to be shown"),
         ("stop.env_steps=x", 'wants a whole number over 0, or none, got "x"'),
         ("algorithm.gamma=2", "wants a number from 0 to 1, got 2"),
         ("algorithm.lr=nan", "wants a number over 0, got NaN"),
-        ("stop.mean_return=true", "wants a number, or none, got true"),
         ("model.shared_torso=7", "wants true or false, or none, got 7"),
         ("model.activation=gelu", 'wants tanh or relu, or none, got "gelu"'),
         ("algorithm.optimizer=sgd", 'wants adam, adamw, rmsprop or rmsprop_tf, got "sgd"'),
@@ -78,23 +70,17 @@ def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():
         ("learner=5", "wants keys of its own, not a value, got 5"),
         ("algorithm=ppo", 'a value, got "ppo"; did you mean algorithm.name="ppo"?'),
         ("bind=5555", "not a value, got 5555; did you mean bind.data=5555?"),
-    ],
-    ids=lambda text: text[:40],
-)
-def test_what_is_wanted_is_told_in_a_users_words(override, says):
-    line = mistake(override)
-    assert line.startswith(f"--set: {override.partition('=')[0]}: ")
-    assert line.endswith(says)
+    ):
+        line = mistake(override)
+        assert line.startswith(f"--set: {override.partition('=')[0]}: ")
+        assert line.endswith(says)
 
 
 def test_a_place_within_a_value_is_named_and_a_long_value_cut_short():
     for override, says in (
         ("model.hidden_sizes=[64, 'x']", 'model.hidden_sizes[1]: wants a whole number, got "x"'),
         ("policies.copies={a=5}", "policies.copies.a: wants a string, got 5"),
-        (
-            "env.wrappers=[{name='a:C', kwargs=1}]",
-            "env.wrappers[0].kwargs: wants a dictionary, got",
-        ),
+        ("env.wrappers=[{name='a:C', kwargs=1}]", "env.wrappers[0].kwargs: wants a dictionary"),
         ("report.sinks=['wandb', {kwargs={}}]", "report.sinks[1].name: required"),
         ("report.sinks=[1]", "report.sinks[0]: wants keys of its own, not a value, got 1"),
     ):

@@ -1,21 +1,16 @@
-import pytest
-
 from impala_async.config.model import TORSOS
 from tests.config.made import complaint, config_of
 
 
-@pytest.mark.parametrize(
-    ("settings", "is_shared"),
-    [
+def test_only_a_plain_mlp_has_a_torso_each_by_default():
+    for settings, is_shared in (
         ("", False),
         ("model.core=gru", True),
         ("model.shared_torso=true model.core=lstm", True),
         *[(f"model.name={name}", True) for name in (*TORSOS[1:], "a.b:C")],
         ("model.name=nature_cnn model.shared_torso=false", False),
-    ],
-)
-def test_only_a_plain_mlp_has_a_torso_each_by_default(settings, is_shared):
-    assert config_of(settings).model.has_shared_torso == is_shared
+    ):
+        assert config_of(settings).model.has_shared_torso == is_shared
 
 
 def test_what_does_not_go_together_is_refused():

@@ -1,5 +1,3 @@
-import pytest
-
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from tests.config.made import complaint, config_of
 
@@ -7,28 +5,23 @@ COPIED = {"names": ["main", "past"], "copies": {"past": "main"}, "copy_every_upd
 THREE = {**COPIED, "names": ["main", "past", "new"]}
 
 
-@pytest.mark.parametrize(
-    ("settings", "trained"),
-    [
+def test_all_learn_that_are_no_copies_unless_they_are_named():
+    for settings, trained in (
         ({}, ()),
         ({"names": ["a", "b"], "mapping": "my.module:deal"}, ("a", "b")),
         ({"names": ["a", "b", "c"], "train": ["c", "a"]}, ("a", "c")),
         (COPIED, ("main",)),
         ({**COPIED, "train": ["main"]}, ("main",)),
         ({"names": [f"p{i}" for i in range(64)], "train": ["p7"]}, ("p7",)),
-    ],
-    ids=str,
-)
-def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
-    section = config_of(policies=settings).policies
-    assert section.trained == trained
-    assert PoliciesSection.model_validate_json(section.model_dump_json()) == section
-    assert (section == ONE_POLICY) == (not settings)
+    ):
+        section = config_of(policies=settings).policies
+        assert section.trained == trained
+        assert PoliciesSection.model_validate_json(section.model_dump_json()) == section
+        assert (section == ONE_POLICY) == (not settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
+def test_what_does_not_go_together_is_refused():
+    for settings, says in (
         ({"names": ["a"]}, "names must be 2 to 64 that differ, of letters, digits, _ and -, got"),
         ({"names": [f"p{i}" for i in range(65)]}, "names must be 2 to 64"),
         ({"names": ["a", "a"]}, "names must be 2 to 64 that differ"),
@@ -44,11 +37,8 @@ def test_all_learn_that_are_no_copies_unless_they_are_named(settings, trained):
         ({**THREE, "copies": {"past": "main", "new": "past"}}, "'new' cannot be a copy of 'past'"),
         ({**THREE, "train": ["new"]}, "must be of names, and the second learn, as new does"),
         ({**COPIED, "copy_every_updates": None}, "copies must be taken anew from time to time"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused(settings, says):
-    text = complaint(policies=settings)
-    assert text.startswith("config: policies: ")
-    assert says in text
-    assert len(text.splitlines()) == 1
+    ):
+        text = complaint(policies=settings)
+        assert text.startswith("config: policies: ")
+        assert says in text
+        assert len(text.splitlines()) == 1

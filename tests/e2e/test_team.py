@@ -21,7 +21,7 @@ def test_a_team_is_trained_saved_and_evaluated(site: Site) -> None:
     with safe_open(checkpoint / "model.safetensors", framework="np") as file:
         owners = {name.partition("/")[0] for name in file.keys()}  # noqa: SIM118
     assert owners == {"main", "past"}
-    told = site.open("evaluate", str(site.run_dir), "--episodes", "16")
+    told = site.open("evaluate", str(site.run_dir), "--episodes", "8")
     assert told.wait_exit(60) == 0, told.log
     assert "main: mean return of 8 greedy episodes" in told.log
     assert "past: mean return of 8 greedy episodes" in told.log

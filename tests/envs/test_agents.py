@@ -49,43 +49,39 @@ def test_an_own_function_says_who_plays(module):
         drawn("main", "past", of=f"{DEAL}l")
 
 
-MUST = "must give a dict with a policy (main, past) for each agent (left, right, keeper), it gave"
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (lambda agents, rng: dict.fromkeys(agents[:-1], "main"), f"{MUST} {{'left': 'main', 'rig"),
-        (lambda agents, rng: dict.fromkeys([*agents, "x"], "main"), f"{MUST} {{'keeper': 'main"),
-        (lambda agents, rng: dict.fromkeys(agents, "alice"), f"{MUST} {{'keeper': 'alice'"),
-        (lambda agents, rng: ["main"] * len(agents), f"{MUST} ['main', 'main', 'main']"),
+def test_a_wrong_answer_is_told_at_once(module):
+    must = (
+        "must give a dict with a policy (main, past) for each agent (left, right, keeper), it gave"
+    )
+    for answer, text in (
+        (lambda agents, rng: dict.fromkeys(agents[:-1], "main"), f"{must} {{'left': 'main', 'rig"),
+        (lambda agents, rng: dict.fromkeys([*agents, "x"], "main"), f"{must} {{'keeper': 'main"),
+        (lambda agents, rng: dict.fromkeys(agents, "alice"), f"{must} {{'keeper': 'alice'"),
+        (lambda agents, rng: ["main"] * len(agents), f"{must} ['main', 'main', 'main']"),
         (lambda agents, rng: agents[7], "failed to say who plays whom: IndexError"),
-    ],
-)
-def test_a_wrong_answer_is_told_at_once(module, answer, text):
-    module.deal = answer
-    with pytest.raises(EnvError) as caught:
-        make_deal(PoliciesSection(names=("main", "past"), mapping=DEAL), AGENTS)
-    assert str(caught.value).startswith(f"policies.mapping: {DEAL} {text}")
+    ):
+        module.deal = answer
+        with pytest.raises(EnvError) as caught:
+            make_deal(PoliciesSection(names=("main", "past"), mapping=DEAL), AGENTS)
+        assert str(caught.value).startswith(f"policies.mapping: {DEAL} {text}")
 
 
 class Lives:
     """Agents whose episodes have lengths of their own.
 
     Each shows (index, episode, step); the reward is the step's number from 1, plus 10 for action
-    1. `starts`: the step with which an agent comes, 0 being the reset.
+    1. `starts`: the step with which an agent comes, 0 being the reset. `change` does something to
+    it, and to what it shows, behind each reset and step.
     """
 
     def __init__(
-        self, lengths=(1, 3), starts=(0, 0), ends="terminated", action_space=None, shows_last=True
+        self, lengths=(1, 3), starts=None, ends="terminated", space=None, change=lambda *_: None
     ):
         self.possible_agents = [f"agent_{i}" for i in range(len(lengths))]
-        self.agents = []
         self.episode = -1
-        self.seeds, self.given, self.num_closed = [], [], 0
-        self._lengths, self._starts, self._ends = lengths, starts, ends
-        self._space = Discrete(2) if action_space is None else action_space
-        self._shows_last = shows_last
+        self.seeds, self.given = [], []
+        self._lengths, self._starts, self._ends = lengths, starts or [0] * len(lengths), ends
+        self._space, self._change = space or Discrete(2), change
 
     def observation_space(self, agent):
         return Box(-1, 99, (3,), np.float32)
@@ -98,7 +94,7 @@ class Lives:
         self.episode += 1
         self.num_steps = 0
         self.agents = self._coming()
-        return {agent: self._show(agent) for agent in self.agents}, {}
+        return self._show(self.agents), {}
 
     def step(self, actions):
         assert set(actions) == set(self.agents)
@@ -108,13 +104,9 @@ class Lives:
         ends = {a: self.num_steps == self._lengths[self._index(a)] for a in acted}
         rewards = {a: float(self.num_steps + 10 * (actions[a] == 1)) for a in acted}
         self.agents = [a for a in acted if not ends[a]] + self._coming()
-        shown = {*self.agents, *(acted if self._shows_last else ())}
         no = dict.fromkeys(acted, False)
         flags = (ends, no) if self._ends == "terminated" else (no, ends)
-        return {a: self._show(a) for a in shown}, rewards, *map(dict, flags), {}
-
-    def close(self):
-        self.num_closed += 1
+        return self._show({*self.agents, *acted}), rewards, *map(dict, flags), {}
 
     def _coming(self):
         starts = zip(self.possible_agents, self._starts, strict=True)
@@ -123,8 +115,11 @@ class Lives:
     def _index(self, agent):
         return self.possible_agents.index(agent)
 
-    def _show(self, agent):
-        return np.array([self._index(agent), self.episode, self.num_steps], np.float32)
+    def _show(self, agents):
+        row = [self.episode, self.num_steps]
+        obs = {agent: np.array([self._index(agent), *row], np.float32) for agent in agents}
+        self._change(self, obs)
+        return obs
 
 
 def ones(envs):
@@ -143,7 +138,7 @@ def rows(envs, num_steps):
 
 
 def test_agents_are_the_columns_of_their_environments_which_reset_each_in_its_own_time():
-    envs = AgentEnvs([Lives((1, 1, 1), (0, 0, 0)), Lives((2, 2, 2), (0, 0, 0))])
+    envs = AgentEnvs([Lives((1, 1, 1)), Lives((2, 2, 2))])
     assert (envs.num_envs, envs.name, envs.autoreset) == (6, "Lives", AutoresetMode.NEXT_STEP)
     assert envs.obs_spec.leaves[0].shape == (3,)
     assert envs.action_spec.parts[0].choices == (2,)
@@ -152,107 +147,12 @@ def test_agents_are_the_columns_of_their_environments_which_reset_each_in_its_ow
     assert idle == [[0, 0], [1, 0], [0, 1], [1, 0], [0, 0]]
 
 
-@pytest.mark.parametrize("ends", ["terminated", "truncated"])
-def test_one_that_ends_early_is_idle_until_all_have_ended(ends):
-    envs = AgentEnvs([Lives((1, 3), ends=ends)])
-    envs.reset(0)
-    no, first, last = [0, 0], [1, 0], [0, 1]
-    flags = [[no, no], [first, no], [last, no]]
-    if ends == "truncated":
-        flags = [[b, a] for a, b in flags]
-    assert rows(envs, 5) == [
-        [[0, 0], [11, 11], *flags[1], [(0, 1), (0, 1)]],
-        # The final observation's row, then a row of padding: its observation stays.
-        [[1, 0], [0, 12], *flags[0], [(0, 1), (0, 2)]],
-        [[1, 0], [0, 13], *flags[2], [(0, 1), (0, 3)]],
-        [[1, 1], [0, 0], *flags[0], [(1, 0), (1, 0)]],
-        [[0, 0], [11, 11], *flags[1], [(1, 1), (1, 1)]],
-    ]
-    # A reset in the midst of things forgets them.
-    envs.reset(0)
-    assert rows(envs, 1)[0][0] == [0, 0]
-
-
-def test_one_that_comes_later_is_idle_until_it_is_there():
-    envs = AgentEnvs([Lives((4, 3), starts=(0, 2))])
-    first = envs.reset(0)
-    assert first[""].tolist() == [[0, 0, 0], [0, 0, 0]], "nothing of it was seen yet"
-    assert rows(envs, 5) == [
-        [[0, 1], [11, 0], [0, 0], [0, 0], [(0, 1), (0, 0)]],
-        # Its first observation comes with a step in which it did nothing.
-        [[0, 1], [12, 0], [0, 0], [0, 0], [(0, 2), (0, 2)]],
-        [[0, 0], [13, 13], [0, 1], [0, 0], [(0, 3), (0, 3)]],
-        [[0, 1], [14, 0], [1, 0], [0, 0], [(0, 4), (0, 3)]],
-        [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (0, 3)]],
-    ]
-
-
-def test_one_that_shows_nothing_at_its_end_keeps_its_last_observation():
-    envs = AgentEnvs([Lives((2, 3), shows_last=False)])
-    envs.reset(0)
-    assert [row[4][0] for row in rows(envs, 3)] == [(0, 1), (0, 1), (0, 1)]
-
-
-def test_actions_go_to_those_who_are_there_in_their_own_space():
-    env = Lives((1, 2), action_space=Discrete(2, start=5))
-    envs = AgentEnvs([env])
-    envs.reset(0)
-    for _ in range(2):
-        envs.step({"": np.array([0, 1], np.int32)})
-    assert env.given == [{"agent_0": 5, "agent_1": 6}, {"agent_1": 6}]
-    env = Lives((2, 2), action_space=Tuple((Discrete(2), Box(0, 1, (1,)))))
-    envs = AgentEnvs([env])
-    envs.reset(0)
-    envs.step({"0": np.array([0, 1], np.int32), "1": np.array([[0.5], [7.0]], np.float32)})
-    assert env.action_space("").contains(env.given[0]["agent_1"])
-    assert env.given[0]["agent_1"][1].tolist() == [1.0]
-
-
-class Different(Lives):
-    def observation_space(self, agent):
-        return Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)
-
-
-class Attributed(Lives):
-    """Has its spaces as gymnasium has them."""
-
-    observation_space = Box(-1, 99, (3,), np.float32)
-
-
-class Leaving(Lives):
-    def step(self, actions):
-        result = super().step(actions)
-        self.agents = self.agents[1:]
-        return result
-
-
-class Nobody(Lives):
-    def reset(self, seed=None, options=None):
-        return {}, {}
-
-
-class Stranger(Lives):
-    def reset(self, seed=None, options=None):
-        obs, infos = super().reset(seed)
-        self.agents.append("stranger")
-        return obs, infos
-
-
-class Returning(Lives):
-    """`agent_0` is listed again after its end, though not in the step thereafter."""
-
-    def step(self, actions):
-        result = super().step(actions)
-        if self.num_steps > 2:
-            self.agents = ["agent_0", *self.agents]
-            result[0]["agent_0"] = result[0][self.agents[-1]]
-        return result
-
-
 class StaysListed(Lives):
     """An agent is listed until all are over; `tells` says whether its flags go on to say so."""
 
-    tells = True
+    def __init__(self, lengths, tells=True):
+        super().__init__(lengths)
+        self.tells = tells
 
     def step(self, actions):
         alive = {agent: actions[agent] for agent in self.agents if agent not in self.over}
@@ -270,40 +170,110 @@ class StaysListed(Lives):
         return super().reset(seed)
 
 
-class SaysNoMore(StaysListed):
-    tells = False
+EARLY = [
+    [[0, 0], [11, 11], [1, 0], [0, 0], [(0, 1), (0, 1)]],
+    # The final observation's row, then a row of padding: its observation stays.
+    [[1, 0], [0, 12], [0, 0], [0, 0], [(0, 1), (0, 2)]],
+    [[1, 0], [0, 13], [0, 1], [0, 0], [(0, 1), (0, 3)]],
+    [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (1, 0)]],
+    [[0, 0], [11, 11], [1, 0], [0, 0], [(1, 1), (1, 1)]],
+]
+# Those that show nothing at their end keep their last observation.
+SILENT = [[(0, 0), (0, 1)], [(0, 0), (0, 2)], [(0, 0), (0, 2)], [(1, 0), (1, 0)], [(1, 0), (1, 1)]]
+LATE = [
+    [[0, 1], [11, 0], [0, 0], [0, 0], [(0, 1), (0, 0)]],
+    # Its first observation comes with a step in which it did nothing.
+    [[0, 1], [12, 0], [0, 0], [0, 0], [(0, 2), (0, 2)]],
+    [[0, 0], [13, 13], [0, 1], [0, 0], [(0, 3), (0, 3)]],
+    [[0, 1], [14, 0], [1, 0], [0, 0], [(0, 4), (0, 3)]],
+    [[1, 1], [0, 0], [0, 0], [0, 0], [(1, 0), (0, 3)]],
+]
 
 
-def test_one_that_stays_listed_after_its_end_does_not_come_back():
-    plain, listed = AgentEnvs([Lives((1, 3))]), AgentEnvs([StaysListed((1, 3))])
-    for envs in (plain, listed):
-        envs.reset(0)
-    assert rows(plain, 9) == rows(listed, 9)
+def show_no_more(env, obs):
+    for agent in obs.keys() - env.agents:
+        del obs[agent]
 
 
 @pytest.mark.parametrize(
-    ("env", "text"),
+    ("env", "expected"),
     [
-        (Returning((1, 9)), "agent_0 comes back after its end, and may do so only after a reset"),
-        (SaysNoMore((1, 9)), "agent_0 comes back after its end"),
-        (Lives(()), "Lives has no possible_agents"),
-        (Different(), r"observation space of agent_0 is Box.* and that of agent_1 is Box"),
-        (Attributed(), "failed to say what its spaces are: TypeError: 'Box' object is not call"),
-        (Leaving((9, 9)), "agent_0 is gone, neither terminated nor truncated"),
-        (Nobody(), "no agents after a reset"),
-        (Stranger(), "stranger is not among its possible_agents"),
+        (Lives((1, 3)), EARLY),
+        (Lives((1, 3), change=show_no_more), [[*EARLY[i][:4], s] for i, s in enumerate(SILENT)]),
+        (StaysListed((1, 3)), EARLY),
+        (Lives((1, 3), ends="truncated"), [[a, b, d, c, e] for a, b, c, d, e in EARLY]),
+        (Lives((4, 3), starts=(0, 2)), LATE),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=["early", "silent", "listed", "truncated", "late"],
 )
-def test_what_does_not_fit_is_refused(env, text):
-    def play():
-        envs = AgentEnvs([env])
-        envs.reset(0)
-        rows(envs, 3)
+def test_one_is_idle_after_its_end_until_all_have_ended_and_before_it_comes(env, expected):
+    envs = AgentEnvs([env])
+    first = envs.reset(0)
+    assert first[""].tolist() == [[0, 0, 0], [float(expected is not LATE), 0, 0]]
+    assert rows(envs, 5) == expected
+    # A reset in the midst of things forgets them. One policy masks only idle rows.
+    envs.reset(0)
+    step = envs.step(ones(envs))
+    assert step.idle.tolist() == expected[0][0]
+    assert step.masked is step.fresh is step.idle
+    assert step.untrained is None
 
-    with pytest.raises(EnvError, match=text) as caught:
-        play()
-    assert "\n" not in str(caught.value)
+
+def test_actions_go_to_those_who_are_there_in_their_own_space():
+    env = Lives((1, 2), space=Discrete(2, start=5))
+    envs = AgentEnvs([env])
+    envs.reset(0)
+    for _ in range(2):
+        envs.step({"": np.array([0, 1], np.int32)})
+    assert env.given == [{"agent_0": 5, "agent_1": 6}, {"agent_1": 6}]
+    env = Lives((2, 2), space=Tuple((Discrete(2), Box(0, 1, (1,)))))
+    envs = AgentEnvs([env])
+    envs.reset(0)
+    envs.step({"0": np.array([0, 1], np.int32), "1": np.array([[0.5], [7.0]], np.float32)})
+    assert env.action_space("").contains(env.given[0]["agent_1"])
+    assert env.given[0]["agent_1"][1].tolist() == [1.0]
+
+
+def leave(env, obs):
+    if env.num_steps:
+        env.agents.pop(0)
+
+
+def come_back(env, obs):
+    """`agent_0` is listed again after its end, though not in the step thereafter."""
+    if env.num_steps > 2:
+        env.agents.insert(0, "agent_0")
+        obs["agent_0"] = obs[env.agents[-1]]
+
+
+def with_spaces(look):
+    return type("Odd", (Lives,), {"observation_space": look})()
+
+
+def test_what_does_not_fit_is_refused():
+    for env, text in (
+        (Lives((1, 9), change=come_back), "agent_0 comes back after its end without a reset"),
+        (StaysListed((1, 9), tells=False), "agent_0 comes back after its end"),
+        (Lives(()), "Lives has no possible_agents"),
+        (
+            with_spaces(lambda _, agent: Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)),
+            "observation space of agent_0 is Box.* and that of agent_1 is Box",
+        ),
+        # As gymnasium has them.
+        (with_spaces(Box(-1, 99)), "failed to say what its spaces are: TypeError: 'Box' object is"),
+        (Lives((9, 9), change=leave), "agent_0 is gone, neither terminated nor truncated"),
+        (Lives(change=lambda env, _: env.agents.clear()), "no agents after a reset"),
+        (Lives(change=lambda env, _: env.agents.append("x")), "x is not among its possible_ag"),
+    ):
+
+        def play(env=env):
+            envs = AgentEnvs([env])
+            envs.reset(0)
+            rows(envs, 3)
+
+        with pytest.raises(EnvError, match=text) as caught:
+            play()
+        assert "\n" not in str(caught.value)
 
 
 def test_parallel_environments_are_told_from_others():
@@ -342,14 +312,6 @@ def test_a_leaf_says_who_plays_from_an_episodes_first_row_to_its_last(module):
     players = [first] * 3 + [first[::-1]] * 4 + [first] * 2
     idle = [[0, 0], [1, 0], [1, 0], [1, 1]]
     assert seen == [[row, row, idle[n % 4]] for n, row in enumerate(players)]
-
-
-def test_where_there_is_one_policy_only_idle_rows_are_masked():
-    envs = AgentEnvs([Lives((1, 3))])
-    envs.reset(0)
-    step = envs.step(ones(envs))
-    assert step.untrained is None
-    assert step.masked is step.fresh is step.idle
 
 
 def test_a_key_that_is_called_policy_is_in_the_way():

@@ -35,66 +35,48 @@ def test_an_id_stands_for_itself_and_a_name_in_a_module_for_what_it_names(module
 
 
 def test_ids_without_a_version_are_their_latest():
-    latest = registered("CartPole")
-    assert latest is not None
-    assert latest.id == "CartPole-v1"
-    assert registered("CartPole-v9") is None
-    assert registered("not an id") is None
+    found = [registered(each) for each in ("CartPole", "CartPole-v0", "CartPole-v9", "not an id")]
+    assert [spec and spec.id for spec in found] == ["CartPole-v1", "CartPole-v0", None, None]
 
 
 def test_vectors_are_told_from_single_environments():
-    assert makes_vectors(CountingVector)
-    assert makes_vectors(lambda num_envs: None)
-    assert not makes_vectors(Counting)
-    assert not makes_vectors(lambda size: None)
-    assert not makes_vectors(dict.fromkeys)
+    assert all(map(makes_vectors, (CountingVector, lambda num_envs: None)))
+    single = (Counting, lambda size: None, dict.fromkeys, "CartPole-v1")
+    assert not any(map(makes_vectors, single))
 
 
 EXTRA = "It is {0}:{1}, with pip install 'impala-async[{0}]'."
-PACKAGE = (
-    "Write package:{} for an environment that is registered when its package is imported, and "
-    "package.module:Name for a class or a function."
-)
-MISSING = (
-    "; Python looks for {} among what is installed on this host, in the current folder, and on "
-    "PYTHONPATH"
-)
-PYTHONS = "comes with Python, and is no environment"
+PYTHONS = "name a subclass of gymnasium.Env, or a function of your own that makes one"
 GAME = "If it is one of Atari's games, it is ALE/{}-v5."
 
 
-@pytest.mark.parametrize(
-    ("env_id", "text"),
-    [
+def test_an_unknown_name_is_an_error_that_helps():
+    for env_id, text in (
         ("CartPoe-v1", "Did you mean: `CartPole`?"),
         ("CartPole-v7", "versioned environments: [ `v0`, `v1` ]."),
         ("Nothing-v0", "`Nothing` doesn't exist."),
         ("not an id", "(namespace is optional))"),
         ("MiniGrid-NoSuch-v0", EXTRA.format("minigrid", "MiniGrid-NoSuch-v0")),
         ("MinAtar/NoSuch-v1", EXTRA.format("minatar", "MinAtar/NoSuch-v1")),
-        ("nowhere/Thing-v0", PACKAGE.format("nowhere/Thing-v0")),
-        ("json.decoder.Maze", PACKAGE.format("json.decoder.Maze")),
+        ("nowhere/Thing-v0", "Write package:nowhere/Thing-v0 for an env"),
+        ("json.decoder.Maze", "and package.module:Name for a class"),
         ("Pong-v5", GAME.format("Pong")),
-        ("PongNoFrameskip-v4", GAME.format("Pong")),
-        ("SpaceInvaders-v4", GAME.format("SpaceInvaders")),
+        ("SpaceInvadersNoFrameskip-v4", GAME.format("SpaceInvaders")),
         ("Cartpole-v4", "Did you mean: `CartPole`?"),
         ("CartPole-v5", "versioned environments: [ `v0`, `v1` ]."),
         (f"{PROBES}:Countng", "Did you mean: `Counting`?"),
         (f"{PROBES}:Nothing-v0", "neither has nor registers 'Nothing-v0'."),
-        ("no_such:Thing-v0", MISSING.format("no_such")),
+        ("no_such:Thing-v0", "; Python looks for no_such among what is installed"),
         (":Thing", "Empty module name"),
         ("my/odd:Ok", "write my.odd:Ok, and have it in the current folder or on PYTHONPATH"),
-        ("subprocess:Popen", "name a subclass of gymnasium.Env, or a function that makes one"),
+        ("subprocess:Popen", PYTHONS),
         ("os:system", PYTHONS),
-        ("shutil:rmtree", PYTHONS),
         ("builtins:exec", PYTHONS),
-    ],
-)
-def test_an_unknown_name_is_an_error_that_helps(env_id, text):
-    with pytest.raises(EnvError) as caught:
-        find_env(env_id)
-    assert str(caught.value).endswith(text)
-    assert "\n" not in str(caught.value)
+    ):
+        with pytest.raises(EnvError) as caught:
+            find_env(env_id)
+        assert text in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_missing_package_of_an_extra_is_told_with_the_extra(monkeypatch):
@@ -112,7 +94,7 @@ def test_a_missing_package_of_an_extra_is_told_with_the_extra(monkeypatch):
         assert str(caught.value).endswith(f"; pip install 'impala-async[{extra}]'")
 
 
-def test_a_wrapper_is_found_by_the_same_rules():
+def test_what_is_no_environment_or_no_wrapper_is_not_called(module):
     for name, text in (
         (f"{PROBES}:Countig", "Did you mean: `Counting`"),
         ("math:pi", r"^env.wrappers: math:pi is of type float, and cannot be called"),
@@ -120,9 +102,7 @@ def test_a_wrapper_is_found_by_the_same_rules():
     ):
         with pytest.raises(EnvError, match=text):
             find_callable("env.wrappers", name)
-
-
-def test_what_is_no_environment_is_not_called_by_way_of_a_module_of_ones_own(module):
+    # By way of a module of one's own.
     module.run = os.system
     module.later = partial(partial(subprocess.run), "true")
     module.Thing = type("Thing", (), {"step": print})

@@ -8,10 +8,10 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bench.probes import Counting, CountingVector, Failing, NotFinite
+from bench.probes import Counting, CountingVector, Failing
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.faults import RUNNING
-from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
+from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory, spread_seed
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 from tests.envs.test_agents import Lives
@@ -64,11 +64,6 @@ def run(envs, seed, num_steps):
     return seen
 
 
-def pair(kind):
-    """One environment, single and as a vector."""
-    return SerialEnvs([kind()]), VectorEnvs(SyncVectorEnv([kind]))
-
-
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Acrobot-v1", "MountainCar-v0", "nested"])
 def test_serial_envs_are_bit_equal_to_gymnasiums_own_vector(env_id):
     def single():
@@ -85,16 +80,6 @@ def test_serial_envs_are_bit_equal_to_gymnasiums_own_vector(env_id):
         assert serial[1].obs["a/b"].dtype == np.uint8
 
 
-def test_a_dict_of_one_box_is_not_a_plain_array():
-    class OneKey(gym.wrappers.TransformObservation):
-        def __init__(self):
-            super().__init__(Counting(), lambda obs: {"": obs}, Dict({"": Box(0, 9, (3,))}))
-
-    envs = SerialEnvs([OneKey()])
-    envs.reset(0)
-    assert envs.step(acts(0)).obs[""].tolist() == [[0, 0, 1]]
-
-
 class Paying(CountingVector):
     """Gives a reward in the step that resets, too."""
 
@@ -103,119 +88,103 @@ class Paying(CountingVector):
         return obs, np.where(rewards == 0, 99, rewards), *rest
 
 
-@pytest.mark.parametrize("kind", ["serial", "vector"])
-def test_the_step_after_an_end_resets_and_ignores_the_action(kind):
-    envs = SerialEnvs([Counting(1, column=0), Counting(2, column=1)])
-    if kind == "vector":
-        envs = VectorEnvs(Paying(2, (1, 2)))
-    assert envs.autoreset is Mode.NEXT_STEP
-    assert envs.reset(0)[""].tolist() == [[0, 0, 0], [1, 0, 0]]
-    seen = []
-    for _ in range(4):
-        step = envs.step(acts(1, 1))
-        assert not step.truncated.any()
-        assert step.rewards.dtype == np.float32
-        assert step.masked is step.fresh is step.idle
-        idle = None if step.idle is None else step.idle.tolist()
-        shown, rewards = step.obs[""][:, 1:].tolist(), step.rewards.tolist()
-        seen.append((shown, rewards, step.terminated.tolist(), idle))
-    assert seen == [
-        ([[0, 1], [0, 1]], [11, 11], [True, False], None),
-        ([[1, 0], [0, 2]], [0, 12], [False, True], [True, False]),
-        ([[1, 1], [1, 0]], [11, 0], [True, False], [False, True]),
-        ([[2, 0], [1, 1]], [0, 11], [False, False], [True, False]),
-    ]
-    # A reset in the midst of things forgets them.
-    while not envs.step(acts(0, 0)).terminated.any():
-        pass
-    envs.reset(0)
-    step = envs.step(acts(0, 0))
-    assert step.obs[""][:, 2].tolist() == [1, 1], "this must not be another reset"
-    assert step.idle is None
-
-
-@pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
-def test_both_flags_come_through(ends):
-    for envs in (SerialEnvs([Counting(1, ends)]), VectorEnvs(CountingVector(1, (1,), ends=ends))):
+def test_the_step_after_an_end_resets_and_ignores_the_action():
+    serial = SerialEnvs([Counting(1, column=0), Counting(2, column=1)])
+    for envs in (serial, VectorEnvs(Paying(2, (1, 2)))):
+        assert envs.autoreset is Mode.NEXT_STEP
+        assert envs.reset(0)[""].tolist() == [[0, 0, 0], [1, 0, 0]]
+        seen = []
+        for _ in range(4):
+            step = envs.step(acts(1, 1))
+            assert not step.truncated.any()
+            assert step.rewards.dtype == np.float32
+            assert step.masked is step.fresh is step.idle
+            idle = None if step.idle is None else step.idle.tolist()
+            shown, rewards = step.obs[""][:, 1:].tolist(), step.rewards.tolist()
+            seen.append((shown, rewards, step.terminated.tolist(), idle))
+        assert seen == [
+            ([[0, 1], [0, 1]], [11, 11], [True, False], None),
+            ([[1, 0], [0, 2]], [0, 12], [False, True], [True, False]),
+            ([[1, 1], [1, 0]], [11, 0], [True, False], [False, True]),
+            ([[2, 0], [1, 1]], [0, 11], [False, False], [True, False]),
+        ]
+        # A reset in the midst of things forgets them.
+        while not envs.step(acts(0, 0)).terminated.any():
+            pass
         envs.reset(0)
-        step = envs.step(acts(0))
-        assert bool(step.terminated[0]) == (ends != "truncated")
-        assert bool(step.truncated[0]) == (ends != "terminated")
+        step = envs.step(acts(0, 0))
+        assert step.obs[""][:, 2].tolist() == [1, 1], "this must not be another reset"
+        assert step.idle is None
 
 
-def test_serial_envs_write_into_the_same_arrays_every_time_and_leave_nan_to_ingest():
-    envs = SerialEnvs([NotFinite(after=1)])
-    envs.reset(0)
-    first, second = envs.step(acts(0)), envs.step(acts(0))
-    assert second.obs[""] is first.obs[""]
-    assert second.rewards is first.rewards
-    assert np.isnan(second.obs[""]).all()
+def test_both_flags_come_through():
+    for ends, flags in (("terminated", (1, 0)), ("truncated", (0, 1)), ("both", (1, 1))):
+        vector = CountingVector(1, (1,), ends=ends)
+        for envs in (SerialEnvs([Counting(1, ends)]), VectorEnvs(vector)):
+            envs.reset(0)
+            step = envs.step(acts(0))
+            assert (step.terminated[0], step.truncated[0]) == flags
 
 
 def test_the_environment_of_a_call_is_known_by_its_number():
-    def looking(kind):
-        class Looking(kind):
-            def reset(self, **given):
-                seen.append(RUNNING.place[0])
-                return super().reset(**given)
+    def note(obs, *_):
+        seen.append(RUNNING.place[0])
+        return obs
 
-            def step(self, action):
-                seen.append(RUNNING.place[0])
-                return super().step(action)
-
-        return Looking
-
-    for kind, batch, num_columns in ((Counting, SerialEnvs, 3), (Lives, AgentEnvs, 6)):
+    singles = [gym.wrappers.TransformObservation(Counting(), note, None) for _ in range(3)]
+    for envs in (SerialEnvs(singles), AgentEnvs([Lives(change=note) for _ in range(3)])):
         seen = []
-        envs = batch([looking(kind)() for _ in range(3)])
         envs.reset(0, first_env=4)
-        envs.step(acts(*[0] * num_columns))
+        envs.step(acts(*[0] * envs.num_envs))
         assert seen == [5, 6, 7, 5, 6, 7]
 
 
-def test_what_an_environment_raises_is_an_env_error_with_its_cause():
-    class NoReset(Counting):
+def test_what_an_environment_raises_is_an_env_error_and_so_is_what_its_close_does():
+    class Faulty(Failing):
         def _first(self):
-            raise LookupError("no level left")
+            if closed:
+                raise LookupError("no level left")
+            return super()._first()
 
-    for envs in pair(lambda: Failing(after=1, length=9)):
+        def close(self):
+            closed.append(self)
+            raise OSError("device is busy")
+
+    for batch in (SerialEnvs, lambda envs: VectorEnvs(SyncVectorEnv([lambda: envs[0]]))):
+        closed = []
+        envs = batch([Faulty(after=1, length=9)])
         envs.reset(0)
         envs.step(acts(0))
         with pytest.raises(EnvError, match="in step: RuntimeError: this probe") as caught:
             envs.step(acts(0))
         assert isinstance(caught.value.__cause__, RuntimeError)
-    for envs in pair(NoReset):
+        with pytest.raises(EnvError, match="in close: OSError: device is busy"):
+            envs.close()
+        assert len(closed) == 1
         with pytest.raises(EnvError, match="in reset: LookupError: no level left"):
             envs.reset(0)
 
 
-def test_all_environments_are_closed_and_a_failure_is_told():
-    closed = []
+def test_columns_differ_and_a_part_has_the_seeds_of_the_whole():
+    for is_vector in (False, True):
 
-    class Closing(Counting):
-        def close(self):
-            closed.append(self)
-            if len(closed) == 1:
-                raise OSError("device is busy")
+        def started(num_envs, *seed, is_vector=is_vector):
+            kinds = [lambda: gym.make("CartPole-v1")] * num_envs
+            single = SerialEnvs([k() for k in kinds])
+            envs = VectorEnvs(SyncVectorEnv(kinds)) if is_vector else single
+            return envs.reset(*seed)[""].copy()
 
-    with pytest.raises(EnvError, match="device is busy"):
-        SerialEnvs([Closing(), Closing()]).close()
-    assert len(closed) == 2
-    vector = CountingVector(2)
-    VectorEnvs(vector).close()
-    assert vector.closed
+        whole = started(5, 7)
+        assert len(np.unique(whole, axis=0)) == 5
+        np.testing.assert_array_equal(whole[3:], started(2, 7, 3))
 
 
-@pytest.mark.parametrize("is_vector", [False, True])
-def test_columns_and_neighbouring_seeds_differ_and_a_part_has_the_seeds_of_the_whole(is_vector):
-    def started(num_envs, *seed):
-        kinds = [lambda: gym.make("CartPole-v1")] * num_envs
-        envs = VectorEnvs(SyncVectorEnv(kinds)) if is_vector else SerialEnvs([k() for k in kinds])
-        return envs.reset(*seed)[""].copy()
-
-    np.testing.assert_array_equal(started(4, 3), started(4, 3))
-    assert len(np.unique(np.concatenate([started(4, 3), started(4, 4)]), axis=0)) == 8
-    np.testing.assert_array_equal(started(5, 7)[3:], started(2, 7, 3))
+def test_spread_seeds_leave_room_for_columns():
+    seeds = [spread_seed(seed) for seed in range(500)]
+    assert np.diff(np.sort(seeds)).min() > 4
+    assert min(seeds) >= 0
+    assert max(seeds) + 4096 < 2**31
+    assert isinstance(seeds[0], int)
 
 
 # -------------------- vector envs
@@ -239,16 +208,10 @@ def test_the_resetting_mode_is_read_from_the_metadata():
 def test_final_observations_are_read_one_per_column_and_nested():
     """A column that ends after its second step, and one that does after its third."""
 
-    class Showing(gym.Wrapper):
+    class Showing(NestedObs):
         # SyncVectorEnv keeps the environment's own arrays, so let each show new ones.
-        def __init__(self, length):
-            super().__init__(gym.wrappers.TimeLimit(NestedObs(length), 9))
-
-        def reset(self, **kwargs):
-            return deepcopy(self.env.reset(**kwargs))
-
-        def step(self, action):
-            return deepcopy(self.env.step(action))
+        def _show(self):
+            return deepcopy(super()._show())
 
     kinds = [lambda: Showing(2), lambda: Showing(3)]
     envs = VectorEnvs(SyncVectorEnv(kinds, autoreset_mode=Mode.SAME_STEP))
@@ -257,26 +220,24 @@ def test_final_observations_are_read_one_per_column_and_nested():
     assert step.final_obs is step.fresh is step.idle is None
     for ended, length in ((0, 2), (1, 3)):
         step = envs.step(acts(0, 0))
-        assert np.flatnonzero(step.terminated).tolist() == [ended]
-        assert step.fresh.tolist() == step.terminated.tolist()
+        assert step.fresh.tolist() == step.terminated.tolist() == [ended == 0, ended == 1]
         assert step.final_obs["count"][ended] == length
         assert step.final_obs["a/b"][ended].tolist() == [[7 + length] * 2] * 2
         assert step.obs["count"][ended] == 0
         assert step.idle is None
 
 
-@pytest.mark.parametrize(
-    "infos", [{}, {"final_obs": np.array([None, None])}, {"final_obs": []}, [{}, {}], None]
-)
-def test_same_step_without_final_observations_is_refused(infos):
+def test_same_step_without_final_observations_is_refused():
     class Forgetful(CountingVector):
         def step(self, actions):
-            return *super().step(actions)[:4], infos
+            return *super().step(actions)[:4], self.infos
 
-    envs = VectorEnvs(Forgetful(2, (1, 2), autoreset="SameStep"))
-    envs.reset(0)
-    with pytest.raises(EnvError, match=r"SAME_STEP, which needs infos\['final_obs'\]"):
-        envs.step(acts(0, 0))
+    for infos in ({}, {"final_obs": np.array([None, None])}, {"final_obs": []}, [{}, {}], None):
+        vector = Forgetful(2, (1, 2), autoreset="SameStep")
+        envs, vector.infos = VectorEnvs(vector), infos
+        envs.reset(0)
+        with pytest.raises(EnvError, match=r"SAME_STEP, which needs infos\['final_obs'\]"):
+            envs.step(acts(0, 0))
 
 
 def test_an_end_on_the_step_that_must_only_reset_is_refused():
@@ -299,22 +260,15 @@ def with_both(envs):
     return WithHistory(envs, has_action=True, has_reward=True)
 
 
-class Composite(gym.Env):
-    """A Dict observation, and an action of several parts; ends with its second step."""
+class Composite(NestedObs):
+    """An action of several parts."""
 
-    observation_space = Dict({"a": Box(0, 9, (1,)), "b": Discrete(3)})
     action_space = Tuple((Discrete(4, start=5), Box(-1, 1, (2,)), MultiDiscrete([2, 3])))
-
-    def reset(self, *, seed=None, options=None):
-        return {"a": np.zeros(1, np.float32), "b": 0}, {}
-
-    def step(self, action):
-        return {"a": np.ones(1, np.float32), "b": 1}, -2.5, False, False, {}
 
 
 def test_they_are_leaves_like_any_other_of_the_unclipped_sample_and_the_index():
     envs = with_both(SerialEnvs([Composite()]))
-    assert [leaf.name for leaf in envs.obs_spec.leaves][:2] == ["a", "b"]
+    assert [leaf.name for leaf in envs.obs_spec.leaves][:2] == ["a/b", "count"]
     assert envs.obs_spec.leaves[2:] == (
         ArraySpec("last_action/0", (), "int32", (4,)),
         ArraySpec("last_action/1", (2,), "float32"),
@@ -330,42 +284,40 @@ def test_they_are_leaves_like_any_other_of_the_unclipped_sample_and_the_index():
     }
     obs = envs.step(given).obs
     assert {name: array.tolist() for name, array in obs.items()} == {
-        "a": [[1.0]],
-        "b": [1],
+        "count": [1],
+        "a/b": [[[8, 8], [8, 8]]],
         "last_action/0": [3],
         "last_action/1": [[7.0, -0.5]],
         "last_action/2": [[1, 2]],
-        "last_reward": [-2.5],
+        "last_reward": [0.5],
     }
     dtypes = {leaf.name: leaf.dtype for leaf in envs.obs_spec.leaves}
     assert {name: array.dtype.name for name, array in obs.items()} == dtypes
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
+def test_next_step_shows_them_in_the_final_row_and_not_in_the_first():
+    for envs, expected in (
+        # Column 0 ends with the second step, and column 1 with the third.
         (
-            lambda: SerialEnvs([Counting(2, column=0), Counting(3, column=1)]),
-            # Column 0 ends with the second step, and column 1 with the third.
+            SerialEnvs([Counting(2, column=0), Counting(3, column=1)]),
             [(1, 1, 11, 11), (1, 1, 12, 12), (0, 1, 0, 13), (1, 0, 11, 0), (1, 1, 12, 11)],
         ),
+        # The first agent's episode ends with the first step, and it is idle until the reset.
         (
-            lambda: AgentEnvs([Lives((1, 3))]),
-            # The first agent's episode ends with the first step, and it is idle until the reset.
+            AgentEnvs([Lives((1, 3))]),
             [(1, 1, 11, 11), (0, 1, 0, 12), (0, 1, 0, 13), (0, 0, 0, 0), (1, 1, 11, 11)],
         ),
-    ],
-    ids=["serial", "agents"],
-)
-def test_next_step_shows_them_in_the_final_row_and_not_in_the_first(make, expected):
-    envs = with_both(make())
-    first = envs.reset(0)
-    assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
-    rows = []
-    for _ in range(5):
-        obs = envs.step(acts(1, 1)).obs
-        rows.append((*obs["last_action"].tolist(), *obs["last_reward"].tolist()))
-    assert rows == expected
+    ):
+        shown = with_both(envs)
+        # A reset in the midst of things forgets them.
+        for _ in range(2):
+            first = shown.reset(0)
+            assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
+            rows = []
+            for _ in range(5):
+                obs = shown.step(acts(1, 1)).obs
+                rows.append((*obs["last_action"].tolist(), *obs["last_reward"].tolist()))
+            assert rows == expected
 
 
 def test_same_step_shows_them_in_the_final_observation():
@@ -383,15 +335,5 @@ def test_same_step_shows_them_in_the_final_observation():
     assert after.obs["last_reward"].tolist() == [11, 0]
     assert after.final_obs["last_reward"][1] == 13
     assert final["last_reward"] == step.final_obs["last_reward"][0], "it is a copy"
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_a_reset_in_the_midst_of_things_forgets_them(mode):
-    envs = with_both(VectorEnvs(CountingVector(2, (1, 3), autoreset=mode)))
-    envs.reset(0)
-    assert envs.step(acts(1, 1)).terminated[0]
     first = envs.reset(0)
     assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
-    obs = envs.step(acts(0, 1)).obs
-    assert obs["last_reward"][1] == 11
-    assert obs["last_action"][1] == 1

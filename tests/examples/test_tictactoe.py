@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from examples.tictactoe import NUM_PLACES, WAIT, TicTacToe
 from impala_async.config.env import EnvSection
@@ -21,23 +20,20 @@ def play(*places):
     return game, result
 
 
-@pytest.mark.parametrize(
-    ("places", "rewards"),
-    [
+def test_a_line_wins_and_a_full_board_is_a_draw():
+    for places, rewards in (
         ((0, 3, 1, 4, 2), (1, -1)),
         ((0, 3, 1, 4, 8, 5), (-1, 1)),
         ((0, 1, 4, 2, 8), (1, -1)),
         ((0, 1, 2, 4, 3, 5, 7, 6, 8), (0, 0)),
         ((1, 0, 3, 2, 4, 5, 6, 7, 8), (0, 0)),
-    ],
-)
-def test_a_line_wins_and_a_full_board_is_a_draw(places, rewards):
-    game, (_, given, terminated, truncated, _) = play(*places)
-    assert (given["first"], given["second"]) == rewards
-    assert list(terminated.values()) == [True, True]
-    assert list(truncated.values()) == [False, False]
-    assert game.agents == []
-    assert game.num_illegal == 0
+    ):
+        game, (_, given, terminated, truncated, _) = play(*places)
+        assert (given["first"], given["second"]) == rewards
+        assert list(terminated.values()) == [True, True]
+        assert list(truncated.values()) == [False, False]
+        assert game.agents == []
+        assert game.num_illegal == 0
 
 
 def test_each_side_sees_the_board_as_its_own_and_moves_in_turn():
@@ -57,21 +53,18 @@ def test_each_side_sees_the_board_as_its_own_and_moves_in_turn():
     assert np.flatnonzero(second["action_mask"]).tolist() == free
 
 
-@pytest.mark.parametrize(
-    ("sides", "rewards", "num_illegal"),
-    [
+def test_what_is_not_legal_loses_and_is_counted():
+    for sides, rewards, num_illegal in (
         ((0, WAIT), (-1, 1), 1),
         ((WAIT, WAIT), (-1, 1), 1),
         ((2, 3), (1, -1), 1),
         ((0, 3), (-1, 1), 2),
-    ],
-)
-def test_what_is_not_legal_loses_and_is_counted(sides, rewards, num_illegal):
-    game, _ = play(0, 4)
-    _, given, terminated, _, _ = game.step(dict(zip(game.agents, sides, strict=True)))
-    assert game.num_illegal == num_illegal
-    assert (given["first"], given["second"]) == rewards
-    assert all(terminated.values())
+    ):
+        game, _ = play(0, 4)
+        _, given, terminated, _, _ = game.step(dict(zip(game.agents, sides, strict=True)))
+        assert game.num_illegal == num_illegal
+        assert (given["first"], given["second"]) == rewards
+        assert all(terminated.values())
 
 
 def test_the_package_takes_its_mask():
