@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from impala_async.processes import (
     REQUESTS,
     VARIABLE,
     Lifeline,
-    deaf_children,
     quit_at_once,
 )
 from impala_async.runs.folder import RunFolder
@@ -78,16 +76,12 @@ while True:
 """
 # The one whose death they follow: it starts a member for each argument and then only waits.
 PARENT = """
-import subprocess, sys, time, os
+import sys, time
 from impala_async.processes import Lifeline
 
 line = Lifeline()
 for manner in sys.argv[2:]:
-    subprocess.Popen(
-        [sys.executable, sys.argv[1], manner, "1"],
-        env={**os.environ, **line.environment},
-        pass_fds=line.fds,
-    )
+    line.start([sys.executable, sys.argv[1], manner, "1"])
 time.sleep(1000)
 """
 
@@ -302,23 +296,28 @@ def test_a_door_that_is_interrupted_early_ends_with_a_word(door, delay_s, number
     assert (tmp_path / "new" / "config.json").exists() == has_result
 
 
-def told(code, number=signal.SIGINT, *, deaf=False):
+def told(code, number=signal.SIGINT, *, child=False):
     """A process that sends itself a signal where the code says so, and then says that it lives."""
     head = "import os, signal\nfrom impala_async.processes import *\n"
     sent = code.replace("TELL", f"os.kill(os.getpid(), {int(number)})")
-    with deaf_children() if deaf else nullcontext():
-        return run(f"{head}{sent}\nprint('alive')\n")
+    code = f"{head}{sent}\nprint('alive')\n"
+    if not child:
+        return run(code)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = Lifeline().start([sys.executable, "-c", code], **streams)
+    out, err = started.communicate(timeout=PATIENCE_S)
+    return started.returncode, out, err
 
 
 def test_a_signal_is_a_word_and_a_code_or_nothing_at_all():
     assert told("with quit_at_once(): TELL") == (130, "", "interrupted\n")
     assert told("with quit_at_once(): TELL", signal.SIGTERM) == (0, "", "terminated\n")
-    assert told("end_silently(); TELL", deaf=True) == (-signal.SIGINT, "", "")
+    assert told("end_silently(); TELL", child=True) == (-signal.SIGINT, "", "")
 
 
-def test_a_deaf_child_hears_it_later():
-    assert told("TELL", deaf=True) == (0, "alive\n", "")
-    assert told("TELL\nwith quit_at_once(): pass", deaf=True) == (130, "", "interrupted\n")
+def test_a_child_hears_ctrl_c_once_its_door_is_open():
+    assert told("TELL", child=True) == (0, "alive\n", "")
+    assert told("TELL\nwith quit_at_once(): pass", child=True) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -354,8 +353,7 @@ def test_afterwards_all_is_as_before():
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with quit_at_once():
         assert set(map(signal.getsignal, REQUESTS)).isdisjoint(handlers)
-    with deaf_children():
-        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    Lifeline().start(["true"]).wait()
     assert list(map(signal.getsignal, REQUESTS)) == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 

@@ -16,7 +16,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import with_id
 from impala_async.errors import EnvError, SpacesError, how_it_ended
-from impala_async.processes import Lifeline, deaf_children
+from impala_async.processes import Lifeline
 from impala_async.schema import Schema, recurrent_state
 
 PROBE_TIMEOUT_S = 120.0
@@ -40,14 +40,7 @@ def begin_probe(
     }
     # No pipe: what the environment forks may hold that open for ever.
     answer_fd = os.memfd_create("impala-async-spaces")
-    with deaf_children():
-        child = subprocess.Popen(
-            DESCRIBE,
-            stdin=subprocess.PIPE,
-            stdout=answer_fd,
-            env={**os.environ, **lifeline.environment},
-            pass_fds=lifeline.fds,
-        )
+    child = lifeline.start(DESCRIBE, stdin=subprocess.PIPE, stdout=answer_fd)
     assert child.stdin is not None
     child.stdin.write(json.dumps(asked).encode())
     child.stdin.close()
