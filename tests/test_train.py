@@ -10,7 +10,7 @@ import pytest
 
 from impala_async import train
 from impala_async.config.load import load_config
-from impala_async.doors import default_config_path
+from impala_async.doors import packaged_configs
 from impala_async.errors import how_it_ended
 from impala_async.runs.folder import RunFolder
 from tests.e2e.zygote import Forked
@@ -66,9 +66,9 @@ def started(*flags, code=0):
 
 def test_without_arguments_it_trains_cartpole_at_free_ports():
     run = started()
-    config = load_config(default_config_path())
+    config = load_config(packaged_configs()["cartpole"])
     assert run.num_actors == config.train.num_actors
-    assert run.values("--config") == [str(default_config_path())]
+    assert run.values("--config") == [str(packaged_configs()["cartpole"])]
     (run_dir,) = run.values("--run-dir")
     assert Path(run_dir).parent == Path("runs")
     assert run.run_dir == Path(run_dir)
@@ -148,12 +148,12 @@ def test_wrong_settings_start_nothing(capsys):
 def begin(*overrides):
     """What a learner writes down at its start, before it has a port."""
     folder = RunFolder(Path("here"))
-    folder.begin(load_config(default_config_path(), overrides))
+    folder.begin(load_config(packaged_configs()["cartpole"], overrides))
     folder.let_go()
 
 
 def write_down(folder):
-    folder.begin(load_config(default_config_path()))
+    folder.begin(load_config(packaged_configs()["cartpole"]))
     folder.let_go()
 
 
@@ -183,7 +183,7 @@ def test_an_end_that_was_told_is_not_told_again(ends, caplog):
 def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsys):
     """Not even a log is opened there."""
     folder = RunFolder(Path("here"))
-    folder.begin(load_config(default_config_path()))
+    folder.begin(load_config(packaged_configs()["cartpole"]))
     before = sorted(Path("here").iterdir())
     assert train.main(["--resume", "--run-dir", "here"]) == 2
     assert "here is in use by another learner" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_the_epoch_grows_by_one_at_every_start_that_could_write_it(folder, caplo
 
 def test_an_epoch_that_is_no_number_is_refused_and_not_guessed(folder):
     epoch = folder.path / "epoch"
-    told = r"epoch: wants a whole number from 0 to .*: write the number of starts"
+    told = r"epoch: wants a whole number of at most 8 digits, got .*: write the number of starts"
     for torn in ("", "two", "1.5", "nan", "-1", "9" * 9, "9" * 20, "9" * 70):
         epoch.write_text(torn)
         with pytest.raises(CheckpointError, match=told):
@@ -199,7 +199,7 @@ def test_where_nothing_can_be_made_or_written_the_flag_is_wrong(tmp_path, monkey
         RunFolder(tmp_path / "run").begin(CONFIG)
 
 
-def test_to_resume_there_must_be_a_run_with_its_checkpoints_and_a_place_for_reports(folder):
+def test_to_resume_there_must_be_a_run_with_its_checkpoints(folder):
     with pytest.raises(CheckpointError, match="holds no run"):
         RunFolder(folder.path.parent).check_resumable()
     # A disk that was full when a checkpoint should be noted has not lost one.
@@ -207,22 +207,19 @@ def test_to_resume_there_must_be_a_run_with_its_checkpoints_and_a_place_for_repo
         folder.note_saved("ckpt-1-1")
     folder.check_resumable()
     folder.note_saved("ckpt-1-2")
-    gone = r"checkpoints: the checkpoints of this run are gone \(ckpt-1-2 was the last\): put them"
+    gone = r"checkpoints: the checkpoints of this run are gone, or cannot be read: put them back"
     with pytest.raises(CheckpointError, match=gone):
         folder.check_resumable()
     (folder.checkpoints / "ckpt-1-2").mkdir()
     folder.check_resumable()
-    folder.metrics.symlink_to("nowhere/metrics.jsonl")
-    with pytest.raises(ConfigError, match=r"cannot write to .*metrics\.jsonl: No such.*: move it"):
-        folder.check_resumable()
-    folder.metrics.unlink()
     shutil.rmtree(folder.checkpoints)
-    # Checkpoints that cannot be read are not said to be gone.
+    # A link to itself cannot be read.
     folder.checkpoints.symlink_to("checkpoints")
-    with pytest.raises(CheckpointError, match=r"checkpoints: cannot be read: Too many levels"):
+    with pytest.raises(CheckpointError, match=gone):
         folder.check_resumable()
     folder.checkpoints.unlink()
-    with pytest.raises(CheckpointError, match="are gone"):
+    (folder.path / "last_checkpoint").unlink()
+    with pytest.raises(CheckpointError, match=gone):
         folder.check_resumable()
 
 
