@@ -24,7 +24,6 @@ DOORS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Open a door with the rest of the arguments."""
     args = list(sys.argv[1:] if argv is None else argv)
     return run_door(lambda: _open(args))
 

@@ -178,9 +178,8 @@ def learner_url(where: str, within_s: float) -> str:
 def packaged_configs() -> dict[str, Path]:
     """The configs by their names: they are in the package, or beside it in a checkout."""
     package = Path(__file__).parent
-    folders = (package / "configs", package.parent / "configs")
-    found = next((each for each in folders if (each / "cartpole.toml").exists()), folders[0])
-    return {path.stem: path for path in sorted(found.glob("*.toml"))}
+    packaged = sorted(package.glob("configs/*.toml"))
+    return {path.stem: path for path in packaged or sorted(package.parent.glob("configs/*.toml"))}
 
 
 def _config_file(name: str) -> Path:

@@ -45,10 +45,7 @@ class SpacesError(ConfigError):
 
 
 class EnvError(ImpalaAsyncError):
-    """The environment cannot be made, or broke its own contract.
-
-    `is_death`: its process died, which the next one may not.
-    """
+    """The environment cannot be made, or broke its contract; `is_death`: its process has died."""
 
     exit_code = EXIT_CONFIG
 

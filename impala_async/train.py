@@ -22,7 +22,6 @@ from impala_async.processes import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the settings, then run the processes."""
     parser = new_parser(
         "train",
         "Train on this machine: one learner and train.num_actors actors. Without arguments: "

@@ -115,10 +115,7 @@ class _Actor:
 
 
 class LocalRun:
-    """Owns the processes of one run on this machine.
-
-    The actors load what they need while the learner does, and wait for its `service.json`.
-    """
+    """Owns the processes of one run. Actors load while the learner does, and find its folder."""
 
     def __init__(self, learner_flags: Sequence[str], run_dir: Path) -> None:
         self._run_dir = run_dir

@@ -22,16 +22,10 @@ LINE_EVERY_S = 10.0
 
 
 class ConsoleSink:
-    """Shows each report on the console through which log lines go, and stays below them.
-
-    Without a terminal the first one is a line, then at most one each `LINE_EVERY_S`.
-    """
+    """Shows reports below the log lines of its console; without a terminal a line now and then."""
 
     def __init__(
-        self,
-        stop: StopSection,
-        console: Console,
-        clock: Callable[[], float] = time.monotonic,
+        self, stop: StopSection, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stop = stop
         self._stream = console.file

@@ -224,9 +224,6 @@ class RunTimes:
         return whole | {"num_actors": None} if self._had_actors else whole
 
 
-# -------------------- for people
-
-
 def format_return(value: float | None, goal: float | None = None) -> str:
     """A return, with as many digits more as it takes to tell one below the goal from the goal."""
     if value is None:

@@ -166,10 +166,7 @@ class RunFolder:
         return bytes.fromhex(self._read_config()["run_id"])
 
     def next_epoch(self, saved: int = 0) -> int:
-        """Count this start, durably: no two starts of a run ever share an epoch.
-
-        `saved` is the highest of its checkpoints, which a file that was put back may be behind.
-        """
+        """Count this start, durably: no two share an epoch. `saved` is that of its checkpoints."""
         last = self._last_epoch()
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)

@@ -157,9 +157,7 @@ def read_reports(path: Path) -> list[dict[str, float]]:
     return kept
 
 
-def draw_learning_curve(
-    reports: Sequence[dict[str, float]], title: str, goal: float | None
-) -> bytes:
+def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float | None) -> bytes:
     """Return over env steps, with the lag beneath it, as PNG."""
     # It is read at the import, and may name what is not installed here.
     os.environ["MPLBACKEND"] = "agg"
