@@ -103,21 +103,16 @@ for module, flags in json.loads(sys.argv[1]):
 """
 WRONG = [
     ("train", ["--set", "no.such=1"]),
-    ("train", ["--set", "env.id=X", "--set", "learner.num_passes=0"]),
     ("train", ["--config", "/nowhere.toml"]),
     ("train", ["--resume"]),
     ("train", ["--run-dir", "/proc/nowhere"]),
-    ("learner", ["--set", "nonsense", "--set", "env.id=X"]),
     ("learner", []),
     ("learner", ["--run-dir", "/nowhere", "--resume"]),
     ("learner", ["--run-dir", "/proc/nowhere", "--set", "env.id=CartPole-v1"]),
     ("actor", ["--learner", "somewhere"]),
-    ("actor", ["--learner", "tcp://h:0"]),
-    ("actor", ["--learner", "tcp://h:65536"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),
-    ("train", ["--record", "/x", "--set", "no.such=1"]),
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
     ("replay", ["/dev/null"]),
@@ -188,16 +183,12 @@ def test_where_a_learner_may_be():
 # -------------------- ends
 
 
-def error_of(name):
-    return getattr(errors, name)("first line\nsecond line")
-
-
 BUG = "error: this is a bug of impala-async; please report it with the lines above"
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a-file")
 ENDS = [
-    *((error_of(name), code, ["error: first line", "error: second line"])
+    *((getattr(errors, name)("first\nsecond"), code, ["error: first", "error: second"])
       for name, code in EXIT_CODES.items() if code != 0),
-    (RunOver("first line\nsecond line"), 0, ["first line", "second line"]),
+    (RunOver("first\nsecond"), 0, ["first", "second"]),
     (KeyboardInterrupt(), 130, ["interrupted"]),
     (Interrupted(signal.SIGTERM), 0, ["terminated"]),
     (FULL, 75, ["error: [Errno 28] No space left on device: 'a-file'"]),
@@ -219,10 +210,6 @@ def test_a_door_ends_with_the_code_and_the_words_of_its_error(error, code, last,
     is_bug = code == 70 and not isinstance(error, errors.EnvHangsError)
     assert ("ZeroDivisionError: the cause" in said.err) == ("Traceback" in said.err) == is_bug
     assert is_bug or lines == last
-
-
-def test_a_door_that_does_its_work_ends_with_its_own_code():
-    assert [run_door(lambda code=code: code) for code in (0, 130)] == [0, 130]
 
 
 def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(monkeypatch, capsys):
@@ -268,7 +255,7 @@ def test_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsy
     assert parse("--config", "nosuch.toml").config == Path("nosuch.toml")
 
 
-def test_without_a_config_an_env_gets_generic_settings(tmp_path):
+def test_without_a_config_an_env_gets_generic_settings(tmp_path, monkeypatch):
     args = parse("--set", "env.id=Acrobot-v1", "--run-dir", str(tmp_path / "run"))
     config, folder = check_run(args)
     assert config == RunConfig.model_validate({"env": {"id": "Acrobot-v1"}})
@@ -277,9 +264,7 @@ def test_without_a_config_an_env_gets_generic_settings(tmp_path):
     config, folder = check_run(parse("--config", "cartpole", "--set", "seed=7"))
     assert config == load_config(packaged_configs()["cartpole"], ["seed=7"])
     assert folder.path.parent == Path("runs")
-
-
-def test_a_home_folder_is_found_behind_an_equals_sign_too(tmp_path, monkeypatch):
+    # A home folder is found behind an equals sign, too.
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse("--run-dir=~/run").run_dir == tmp_path / "run"
     assert parse("--run-dir=~nobody-at-all/run").run_dir == Path("~nobody-at-all/run")

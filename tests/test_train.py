@@ -73,66 +73,42 @@ def test_without_arguments_it_trains_cartpole_at_free_ports():
     assert Path(run_dir).parent == Path("runs")
     assert run.run_dir == Path(run_dir)
     assert run.settings == {"bind.data": ANY, "bind.weights": ANY}
+    assert "--record" not in run.flags
 
 
-def test_settings_go_on_to_the_learner():
+def test_flags_go_on_to_the_learner():
     overrides = ("--set", "train.num_actors=5", "--set", 'env.kwargs={a="b=c"}')
-    run = started(*overrides, "--run-dir", "here")
+    run = started(*overrides, "--run-dir", "here", "--record", "a file")
     assert run.num_actors == 5
     assert run.values("--set")[:2] == ["train.num_actors=5", 'env.kwargs={a="b=c"}']
-    assert run.values("--run-dir") == ["here"]
-    assert started("--record", "a file").values("--record") == ["a file"]
-    assert "--record" not in run.flags
+    assert (run.values("--run-dir"), run.values("--record")) == (["here"], ["a file"])
     # What the learner makes of it is what was checked here.
     (path,) = run.values("--config")
     assert load_config(Path(path), run.values("--set")).env.kwargs == {"a": "b=c"}
 
 
 def test_what_is_trained_is_named_by_a_setting_or_a_file(tmp_path):
-    run = started("--set", "env.id=Acrobot-v1")
-    assert run.values("--config") == []
-    assert run.settings["env.id"] == "Acrobot-v1"
     (tmp_path / "my.toml").write_text('env.id = "Acrobot-v1"\ntrain.num_actors = 3\n')
     run = started("--config", "my.toml")
-    assert run.values("--config") == ["my.toml"]
-    assert run.num_actors == 3
-
-
-@pytest.mark.parametrize(
-    ("setting", "is_named"),
-    [
-        ("env.kwargs={a=1}", False),
-        (" env.id = Acrobot-v1", True),
+    assert (run.values("--config"), run.num_actors) == (["my.toml"], 3)
+    for setting, is_named in (
+        *(("env.kwargs={a=1}", False), (" env.id = Acrobot-v1", True)),
         ('env={id="Acrobot-v1"}', True),
-    ],
-)
-def test_the_default_config_is_for_who_names_no_env(setting, is_named):
-    assert (started("--set", setting).values("--config") == []) == is_named
+    ):
+        assert (started("--set", setting).values("--config") == []) == is_named, setting
 
 
 def test_ports_that_are_named_are_kept():
-    run = started("--set", "bind.data=tcp://0.0.0.0:7001", "--set", "bind.weights=tcp://0.0.0.0:*")
-    assert run.settings == {"bind.data": "tcp://0.0.0.0:7001", "bind.weights": "tcp://0.0.0.0:*"}
     # The default one, too, is one that is named.
-    run = started("--set", "bind.data=tcp://127.0.0.1:5555")
-    assert run.settings == {"bind.data": "tcp://127.0.0.1:5555", "bind.weights": ANY}
-
-
-def test_the_learner_alone_is_told_where_to_record():
-    assert started("--record", "some file").values("--record") == ["some file"]
-    assert "--record" not in started().flags
-
-
-def test_a_resumed_run_takes_new_ports_but_keeps_those_of_the_user():
-    first = started("--run-dir", "here", "--set", "bind.weights=tcp://127.0.0.1:7002")
-    begin(*first.values("--set"), "train.num_actors=4")
+    for data in ("tcp://0.0.0.0:7001", "tcp://127.0.0.1:5555"):
+        run = started("--set", f"bind.data={data}")
+        assert run.settings == {"bind.data": data, "bind.weights": ANY}
+    begin(*run.values("--set"), "train.num_actors=4")
     run = started("--resume", "--run-dir", "here")
     assert run.num_actors == 4
     assert "--resume" in run.flags
-    assert run.values("--config") == []
     # What is written down says so.
-    assert run.settings == {}
-    assert first.settings == {"bind.data": ANY, "bind.weights": "tcp://127.0.0.1:7002"}
+    assert run.values("--config") == run.values("--set") == []
 
 
 def test_wrong_settings_start_nothing(capsys):
@@ -147,13 +123,11 @@ def test_wrong_settings_start_nothing(capsys):
 
 def begin(*overrides):
     """What a learner writes down at its start, before it has a port."""
-    folder = RunFolder(Path("here"))
+    write_down(RunFolder(Path("here")), *overrides)
+
+
+def write_down(folder, *overrides):
     folder.begin(load_config(packaged_configs()["cartpole"], overrides))
-    folder.let_go()
-
-
-def write_down(folder):
-    folder.begin(load_config(packaged_configs()["cartpole"]))
     folder.let_go()
 
 

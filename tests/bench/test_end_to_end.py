@@ -51,15 +51,6 @@ def test_shares_and_ratios_are_of_their_rounds():
         assert sum("PSS" in each.name for each in figures) == num_rows
 
 
-def test_bare_environments_are_stepped(monkeypatch):
-    monkeypatch.setattr(end_to_end, "BARE_S", 0.05)
-    assert end_to_end.bare_cartpole()["per_s"] > 1000
-    pytest.importorskip("ale_py")
-    pytest.importorskip("cv2")
-    monkeypatch.setattr(end_to_end, "PONG_BARE_S", 0.05)
-    assert end_to_end.bare_pong()["per_s"] > 10
-
-
 def test_what_is_not_installed_is_skipped_and_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(end_to_end.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["bench", "--only", "pong", "--write", str(tmp_path)])

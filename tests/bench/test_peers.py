@@ -6,20 +6,17 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
 from bench.peers import __main__ as command
 from bench.peers import measure, venvs
-from bench.peers.games import make
 from bench.peers.measure import (
     A2C,
     OURS,
     RLLIB_APPO,
     SF,
     SYSTEMS,
-    command_of,
     solving,
     speed_of,
 )
@@ -143,11 +140,8 @@ def test_rows_of_speed_and_of_the_goal():
 def test_other_versions_than_the_pinned_ones_are_named(tmp_path, capsys):
     flags = argparse.Namespace(venvs=tmp_path, install=False)
     assert command.present(SYSTEMS, flags) == [OURS]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 5
-    assert said[0].startswith("skipped: Sample Factory APPO: ")
+    assert capsys.readouterr().err.startswith("skipped: Sample Factory APPO: ")
     pins = venvs.pins_of("rllib")
-    assert pins["ray"] == "2.60.0"
     assert {venvs.pins_of(each.venv)["torch"] for each in SYSTEMS if each.venv} == {"2.13.0"}
     # Distributions spell their names as they like.
     installed = pins | {"torch": "2.13.0+cpu", "Opencv_Python.headless": "5.0.0.93"}
@@ -158,28 +152,3 @@ def test_other_versions_than_the_pinned_ones_are_named(tmp_path, capsys):
         python.write_text(f"#!/bin/sh\necho '{json.dumps(installed | change)}'\n")
         python.chmod(0o755)
         assert str(venvs.fault_of(tmp_path, "rllib")).endswith(fault)
-
-
-def test_the_games_are_those_that_ours_are_trained_in():
-    assert make("cartpole").observation_space.shape == (4,)
-    pytest.importorskip("ale_py")
-    env = make("pong")
-    first, _ = env.reset(seed=0)
-    assert first.shape == (4, 84, 84)
-    assert first.dtype == np.uint8
-    assert not first[:3].any()
-    before = first.copy()
-    second = env.step(0)[0]
-    assert (second[2] == first[3]).all()
-    assert (first == before).all(), "what was given away has changed"
-    assert env.action_space.n == 6
-    env.close()
-
-
-@pytest.mark.e2e
-def test_ours_say_what_they_have_trained_on(forks):
-    told = command_of(OURS, Path(), "cartpole", 0)
-    turn = run_turn(told, lambda turn: turn.has_trained(0.2), limit_s=90)
-    trained = [each.trained for each in turn.progress]
-    assert trained == sorted(trained)
-    assert trained[-1] > trained[0] >= 0

@@ -32,12 +32,9 @@ def test_rewards_are_what_the_probes_say():
         play(by_action, [0])
     match = probes.MatchObservation()
     match.reset(seed=1)
-    seen = set()
     for action in (0, 1) * 15:
         (obs, _), (reward,), *_ = play(match, [action])
         assert reward == (action == (obs[0] > 0))
-        seen.add(float(obs[0]))
-    assert seen == {-1.0, 1.0}
 
 
 def test_a_value_of_1_is_the_fixed_point_of_endless_unless_it_terminates():

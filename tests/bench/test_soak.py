@@ -1,7 +1,6 @@
 """The soak looks at all processes of a run, and growth of any kind is seen."""
 
 import json
-import sys
 
 import pytest
 
@@ -45,16 +44,11 @@ def test_nothing_grows():
     assert len(figures) == 4 * 4 + 2
 
 
-def test_a_large_process_may_grow_by_its_share():
-    def large(second):
-        return {10: Held("learner", 1000 * MB + max(0, second - 120) * MB // 9, 30, 7)}
-
-    growth = judge(recorded(large), Times.of(WHOLE_S))[1]
-    assert (growth.at_most, growth.is_held) == (20, True)
-    assert 15 < growth.median < 20
-
-
 def test_growth_of_one_process_is_seen():
+    # A large one may grow by its share.
+    large = recorded(lambda second: {10: Held("learner", (1000 + second // 20) * MB, 30, 7)})
+    growth = judge(large, Times.of(WHOLE_S))[1]
+    assert (growth.at_most, growth.is_held) == (20, True)
     for what, grown in (
         ("RSS", lambda second: Held("actor", (150 + second // 10) * MB, 16, 6)),
         ("descriptors", lambda second: Held("actor", 150 * MB, 16 + second // 150, 6)),
@@ -106,10 +100,3 @@ def test_a_run_is_watched_while_it_trains(tmp_path, monkeypatch):
     assert written["processes"]["actor 1"]["rss_mb"] == [150] * 5
     with pytest.raises(RuntimeError, match="ended by itself"):
         watch(Running(), whole_s=7)
-
-
-def test_less_than_three_minutes_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bench", "--minutes", "2"])
-    with pytest.raises(SystemExit):
-        soak.main()
-    assert "wants at least 3" in capsys.readouterr().err

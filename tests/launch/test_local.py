@@ -132,14 +132,6 @@ def test_the_learner_decides_the_exit_code(end, code):
     assert run(f"wait_for(lambda: count('actor') == 1)\n{end}\n") == code
 
 
-def test_an_actor_that_ignores_the_end_is_killed(monkeypatch):
-    monkeypatch.setattr(local, "ACTOR_END_S", 0.05)
-    monkeypatch.setattr(local, "ASKED_END_S", 0.05)
-    ignore = "signal.signal(signal.SIGTERM, lambda *_: note(told=True))\n"
-    assert run("wait_for(lambda: count('actor') == 1)", ignore + ACTOR_UNTIL_KILLED) == 0
-    assert len(events("actor", "told")) == 1
-
-
 def test_what_cannot_begin_is_told_in_a_line(monkeypatch):
     log = Path("run/actors/actor-0.log")
     for make, why in (
@@ -217,14 +209,6 @@ wait_for(lambda: count("actor") >= 12)
     assert run(learner, ONE_IS_DONE, num_actors=2) == 0
     (at,) = (n for n, text in enumerate(caplog.messages) if "the run goes on" in text)
     assert at >= 3
-
-
-def test_actors_that_the_learner_said_goodbye_to_are_not_started_again(caplog):
-    # The other one comes again three times before the learner has ended.
-    learner = "serve()\nwait_for(lambda: count('actor') == 5)"
-    assert run(learner, ONE_IS_DONE, num_actors=2) == 0
-    assert "ended with exit code 75" in caplog.text
-    assert "the run goes on" not in caplog.text
 
 
 def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(monkeypatch, caplog):

@@ -46,15 +46,12 @@ def test_counts_by_reason_with_zeros_shown():
     assert rejected.snapshot() == before | {"rejected/stale": 5}
 
 
-def test_merge_keeps_everything_in_order_and_leaves_snapshots_alone():
+def test_merge_keeps_everything_in_order_and_refuses_two_owners_and_an_undeclared_name():
     snapshot: dict[str, object] = {"updates": 7, "loss/total": math.nan}
     report = merge(snapshot, {"lag/quantiles": [1.0, math.inf]}, {"bottleneck": "learner"})
     assert list(report) == ["updates", "loss/total", "lag/quantiles", "bottleneck"]
     assert list(report.values()) == [7, None, [1.0, None], "learner"]
     assert math.isnan(snapshot["loss/total"])
-
-
-def test_two_owners_of_a_name_and_an_undeclared_one_are_bugs():
     with pytest.raises(AssertionError, match=r"two owners.*\['updates'\]"):
         merge({"updates": 7, "time_s": 0}, {"updates": 7})
     with pytest.raises(AssertionError, match="loss/totl"):
