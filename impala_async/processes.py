@@ -46,9 +46,7 @@ class Lifeline:
     """
 
     def __init__(self) -> None:
-        read_fd, self._write_fd = os.pipe()
-        self.fds = (read_fd,)
-        self.environment = {VARIABLE: str(read_fd)}
+        self._read_fd, self._write_fd = os.pipe()
 
     def start(
         self, command: Sequence[str], fds: tuple[int, ...] = (), **how: Any
@@ -57,14 +55,14 @@ class Lifeline:
         answer with a traceback."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
         try:
-            environment = {**ONE_THREAD, **os.environ, **self.environment}
-            return subprocess.Popen(command, pass_fds=(*fds, *self.fds), env=environment, **how)
+            environment = {**ONE_THREAD, **os.environ, VARIABLE: str(self._read_fd)}
+            return subprocess.Popen(command, pass_fds=(*fds, self._read_fd), env=environment, **how)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        for fd in (self._write_fd, *self.fds):
-            os.close(fd)
+        os.close(self._write_fd)
+        os.close(self._read_fd)
 
 
 def inherited_fds() -> tuple[int, ...]:

@@ -65,8 +65,9 @@ def test_the_console_command_is_this():
     assert project["scripts"] == {"impala-async": "impala_async.__main__:console"}
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("module", ["impala_async", "impala_async.train"])
+@pytest.mark.parametrize(
+    ("module", "unbuffered"), [("impala_async", "1"), ("impala_async.train", "")]
+)
 def test_a_reader_that_has_gone_is_no_error(module, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)

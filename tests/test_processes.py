@@ -40,32 +40,19 @@ def run(code, *args, **how):
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def until(condition, within_s=PATIENCE_S):
-    give_up_at = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < give_up_at, f"not within {within_s} s"
-        time.sleep(0.005)
-
-
 # -------------------- with the parent
 
-# A process that holds its lifeline, says its id, and stays until it is ended. Arguments: how it
-# takes a request to end, and how many generations follow.
+# A process that holds its lifeline, says its id, and stays until it is ended, in its own manner.
 MEMBER = """
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, signal, sys, time
 from impala_async import processes
 
-manner, generations = sys.argv[1], int(sys.argv[2])
+manner = sys.argv[1]
 if manner in ("stubborn", "busy"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 elif manner == "orderly":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 processes.hold()
-if generations:
-    arguments = [manner, str(generations - 1)]
-    child = subprocess.Popen(
-        [sys.executable, sys.argv[0], *arguments], pass_fds=processes.inherited_fds()
-    )
 os.write(1, b"%d\\n" % os.getpid())
 if manner == "busy":
     time.sleep(0.3)
@@ -73,79 +60,28 @@ if manner == "busy":
 while True:
     time.sleep(0.01)
 """
-# The one whose death they follow: it starts a member for each argument and then only waits.
-PARENT = """
-import sys, time
-from impala_async.processes import Lifeline
-
-line = Lifeline()
-for manner in sys.argv[2:]:
-    line.start([sys.executable, sys.argv[1], manner, "1"])
-time.sleep(1000)
-"""
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Starts members; those that are left are ended by their ids."""
-    started = []
-    for name, program in (("member.py", MEMBER), ("parent.py", PARENT)):
-        (tmp_path / name).write_text(program)
-
-    def start(*args, environment=None, fds=(), num_pids=1):
-        process = subprocess.Popen(
-            [sys.executable, *args],
-            env=ENVIRONMENT | (environment or {}),
-            pass_fds=fds,
-            stdout=subprocess.PIPE,
-            cwd=tmp_path,
-        )
-        started.append(process)
-        process.pids = [int(process.stdout.readline()) for _ in range(num_pids)]
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def is_gone(pid):
-    """Ended; nobody may have asked for its exit code yet."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return status.rpartition(")")[2].split()[0] in "ZX"
-
-
-def test_children_and_grandchildren_end_with_the_parent(start):
-    parent = start("parent.py", "member.py", "default", "orderly", "stubborn", num_pids=6)
-    assert not any(map(is_gone, parent.pids))
-    parent.kill()
-    try:
-        until(lambda: all(map(is_gone, parent.pids)), within_s=GONE_S)
-    finally:
-        for pid in parent.pids:
-            if not is_gone(pid):
-                os.kill(pid, signal.SIGKILL)
-
-
-def test_letting_go_ends_a_child_in_good_order_or_anyway(start):
+def test_letting_go_ends_a_child_in_good_order_or_anyway():
     line = Lifeline()
-    bound = {
-        manner: start("member.py", manner, "0", environment=line.environment, fds=line.fds)
-        for manner in ("default", "orderly", "stubborn", "busy")
-    }
-    free = start("member.py", "default", "0")
-    assert not any(process.poll() for process in bound.values())
-    line.close()
-    codes = {manner: process.wait(2 * GONE_S) for manner, process in bound.items()}
+    command = [sys.executable, "-c", MEMBER]
+    manners = ("default", "orderly", "stubborn", "busy")
+    bound = {name: line.start([*command, name], stdout=subprocess.PIPE) for name in manners}
+    free = subprocess.Popen([*command, "default"], stdout=subprocess.PIPE, env=ENVIRONMENT)
+    with free:
+        for process in (free, *bound.values()):
+            process.stdout.readline()
+        assert not any(process.poll() for process in bound.values())
+        line.close()
+        codes = {}
+        for manner, process in bound.items():
+            with process:
+                codes[manner] = process.wait(2 * GONE_S)
+        assert free.poll() is None
+        free.kill()
     # Only the kernel can end one that lets no thread run, as an interpreter that is torn down.
     assert codes.pop("busy") in (-signal.SIGALRM, EXIT_TRY_AGAIN)
     assert codes == {"default": -signal.SIGTERM, "orderly": 7, "stubborn": EXIT_TRY_AGAIN}
-    assert free.poll() is None
 
 
 @pytest.mark.parametrize("kind", ["file", "closed", "no number"])

@@ -1,9 +1,5 @@
-import os
-import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +9,7 @@ from impala_async.config.load import load_config
 from impala_async.doors import packaged_configs
 from impala_async.errors import how_it_ended
 from impala_async.runs.folder import RunFolder
-from tests.e2e.zygote import Forked
 
-ROOT = Path(__file__).resolve().parents[1]
 ANY = "tcp://127.0.0.1:*"
 SUMMARY = {"exit_reason": "mean_return", "env_steps_trained": 123456}
 LOST = "; what it trained since its last checkpoint is lost"
@@ -199,47 +193,3 @@ def test_an_end_without_a_summary_is_told_with_the_command_that_resumes(
     if resume:
         ends(0)
         started(*shlex.split(resume)[-3:])
-
-
-PICKY = """
-import sys
-from pathlib import Path
-import gymnasium
-
-class Picky(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
-    action_space = gymnasium.spaces.Discrete(2)
-    def __init__(self):
-        if "impala_async.actor" in sys.argv[0].replace("/", "."):
-            raise RuntimeError("there is no display here")
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
-"""
-
-
-@pytest.mark.e2e
-def test_an_actor_that_cannot_run_ends_the_run_with_its_reason(tmp_path):
-    (tmp_path / "picky.py").write_text(PICKY)
-    flags = ["--set", "env.id=picky:Picky", "--run-dir", str(tmp_path / "run")]
-    out, error = tmp_path / "out", tmp_path / "error"
-    with out.open("w") as stdout, error.open("w") as stderr:
-        door = Forked(
-            [sys.executable, "-m", "impala_async.train", *flags],
-            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-        )
-    assert door.wait(60) == 78
-    error = error.read_text()
-    reason = error.splitlines()[-1]
-    assert re.search("actor [01] cannot run: it ended with exit code 78 ", reason)
-    assert "(picky:Picky failed to be made: RuntimeError: there is no display" in reason
-    log = Path(reason.partition("its log: ")[2])
-    assert log.parent == tmp_path / "run" / "actors"
-    assert "there is no display here" in log.read_text()
-    # No table of what was never trained.
-    assert out.read_text() == ""
-    assert "Traceback" not in error

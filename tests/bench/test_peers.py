@@ -1,6 +1,5 @@
 """The peers' benchmark reads what runners say, ends all they started, and names who is missing."""
 
-import argparse
 import json
 import sys
 import time
@@ -9,14 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.peers import __main__ as command
-from bench.peers import measure, venvs
+from bench.peers import measure
 from bench.peers.measure import (
     A2C,
     OURS,
     RLLIB_APPO,
     SF,
-    SYSTEMS,
     solving,
     speed_of,
 )
@@ -135,20 +132,3 @@ def test_rows_of_speed_and_of_the_goal():
     ]
     assert (goals[3].is_held, goals[3].at_most) == (True, 1.0)
     assert (goals[4].smallest, goals[4].largest, goals[4].at_most) == (0.05, 0.1, None)
-
-
-def test_other_versions_than_the_pinned_ones_are_named(tmp_path, capsys):
-    flags = argparse.Namespace(venvs=tmp_path, install=False)
-    assert command.present(SYSTEMS, flags) == [OURS]
-    assert capsys.readouterr().err.startswith("skipped: Sample Factory APPO: ")
-    pins = venvs.pins_of("rllib")
-    assert {venvs.pins_of(each.venv)["torch"] for each in SYSTEMS if each.venv} == {"2.13.0"}
-    # Distributions spell their names as they like.
-    installed = pins | {"torch": "2.13.0+cpu", "Opencv_Python.headless": "5.0.0.93"}
-    del installed["opencv-python-headless"]
-    python = venvs.python_of(tmp_path, "rllib")
-    python.parent.mkdir(parents=True)
-    for change, fault in (({}, "None"), ({"ray": "2.9.0"}, "ray 2.9.0 and should have 2.60.0")):
-        python.write_text(f"#!/bin/sh\necho '{json.dumps(installed | change)}'\n")
-        python.chmod(0o755)
-        assert str(venvs.fault_of(tmp_path, "rllib")).endswith(fault)

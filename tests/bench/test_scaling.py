@@ -2,44 +2,8 @@
 
 import json
 import sys
-from contextlib import nullcontext
-
-import pytest
 
 from bench import scaling
-from bench.scaling import ASLEEP, measure
-
-
-class Leaving:
-    """A run with so many actors in its reports, of which there is one every second."""
-
-    def __init__(self, *num_actors):
-        self._num_actors = num_actors
-
-    def moments(self, every_s):
-        for now in range(len(self._num_actors)):
-            self._now = now
-            yield now
-
-    def last_report(self):
-        return {
-            **{"num_actors": self._num_actors[self._now], "updates": 1},
-            **{"time_s": self._now, "learner/wall_s": self._now},
-            **{"env_steps_trained": self._now**2, "weights/bytes": 3 * self._now**2},
-            "bottleneck": "learner: it is busy",
-        }
-
-
-def test_what_is_counted_begins_when_all_are_there(monkeypatch):
-    def measured(*num_actors):
-        monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
-        return measure(ASLEEP, 2, "two", {})
-
-    with pytest.raises(RuntimeError, match="two: the run ended before it was measured"):
-        measured(1, 2, 2)
-    monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
-    for num_actors, per_s in (((1, 1, 2, 2, 2), 6.0), ((2, 2, 1, 2, 2, 2), 8.0)):
-        assert measured(*num_actors) == {"per_s": per_s, "weights_bytes_per_step": 3.0}
 
 
 def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from bench import weights
-from bench.weights import encode, figures_of, one_turn, sample_of
+from bench.weights import figures_of, one_turn, sample_of
 
 OUTCOME = {
     "published_at": {str(update): 10.0 + update for update in range(11)},
@@ -22,13 +21,6 @@ def test_delays_run_from_a_version_s_own_publication():
     assert sample["update_ms"] == pytest.approx(300)
     # Without clients nothing is installed.
     assert "installed_ms" not in sample_of(OUTCOME, [])
-
-
-def test_one_encoding_serves_all(monkeypatch):
-    monkeypatch.setattr(weights, "NUM_REPLIES", 5)
-    sample = encode("mlp")
-    # The first one takes a checksum of it all.
-    assert sample["first_us"] > sample["later_us"] > 0
 
 
 def test_every_number_of_clients_has_its_rows():
