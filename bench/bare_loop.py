@@ -24,9 +24,9 @@ from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.build import build_step, pick_device
 from impala_async.learner.loader import make_current
-from impala_async.learner.slots import keep_freed_memory
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
+from impala_async.processes import keep_freed_memory
 from impala_async.replay.index import RecordingIndex
 from impala_async.training.batch import Batch
 from impala_async.training.optimizer import build_optimizer

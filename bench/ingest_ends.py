@@ -23,7 +23,8 @@ from impala_async.actor.unroll import Finished
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.ledger import Settlement
 from impala_async.learner.loop.server import ActorServer
-from impala_async.learner.slots import allocate_slots, keep_freed_memory
+from impala_async.learner.slots import allocate_slots
+from impala_async.processes import keep_freed_memory
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Lineage, Version, Weights, WeightsLayout
 from impala_async.wire.messages import Welcome

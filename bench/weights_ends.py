@@ -22,10 +22,11 @@ from impala_async.actor.client import Client, RunFinished
 from impala_async.config.run import RunConfig
 from impala_async.learner.handoff import Mailbox, on_thread
 from impala_async.learner.loop.server import ActorServer
-from impala_async.learner.slots import Slot, allocate_slots, keep_freed_memory
+from impala_async.learner.slots import Slot, allocate_slots
 from impala_async.models.flat import Snapshot
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
+from impala_async.processes import keep_freed_memory
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep

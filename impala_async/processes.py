@@ -4,6 +4,7 @@ Modules that are being imported answer an exception from nowhere with long trace
 behind a door a signal ends the process at once, with one word, until a service takes it over.
 """
 
+import ctypes
 import os
 import signal
 import stat
@@ -36,6 +37,11 @@ GRACE_S = 2.0
 # Small tensors gain nothing from more threads, and the processes share the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _undoings: list[Callable[[], object]] = []
+# These are options of mallopt, from malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_NEVER = (1 << 31) - 1
+# More than this an older glibc refuses.
+_LARGE = 32 << 20
 
 
 class Lifeline:
@@ -203,3 +209,25 @@ def _left() -> list[Any]:
     if "multiprocessing" in sys.modules:
         found += sys.modules["multiprocessing"].active_children()
     return [each for each in found if not each.daemon and each is not threading.main_thread()]
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory for the next batch; before the first thread, which would get an arena.
+
+    glibc would unmap a large block at once, and a learner pay for each in page faults. The top of
+    another thread's arena is never given back. Another C library is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    mallopt(_ARENA_MAX, 1)
+    # Without the first, the second would only end glibc's own adapting, for the worse.
+    if mallopt(_MMAP_THRESHOLD, _NEVER) or mallopt(_MMAP_THRESHOLD, _LARGE):
+        mallopt(_TRIM_THRESHOLD, _NEVER)
+
+
+def give_back_freed_memory() -> None:
+    """Give what is free now to the kernel, after a flood that will not come again."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

@@ -1,6 +1,7 @@
 """Real processes: none outlives its parent, and each that is told to end does, with a word."""
 
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from impala_async import processes
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import EXIT_TRY_AGAIN
@@ -314,3 +316,95 @@ def test_a_signal_cuts_it_short_with_the_same_code(number):
         "threading.Thread(target=tell).start()"
     )
     assert leave(130, 60.0, body) == (130, "", "")
+
+
+# -------------------- freed memory
+
+MMAP, TRIM, ARENAS = -3, -1, -8
+NUM_ROUNDS = 20
+CHURN = f"""
+import resource, sys
+import numpy as np
+from impala_async.processes import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+def churn():
+    # A block beside it is freed last, as an activation is: so the heap could shrink each time.
+    first, second = np.ones(24 << 20, np.uint8), np.ones(40 << 20, np.uint8)
+churn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range({NUM_ROUNDS}):
+    churn()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults(how: str) -> int:
+    ran = subprocess.run(
+        [sys.executable, "-c", CHURN, how], capture_output=True, text=True, check=True
+    )
+    return int(ran.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+def test_what_is_allocated_again_faults_no_more():
+    kept, given_back = page_faults("keep"), page_faults("as it is")
+    assert kept < 100 * NUM_ROUNDS
+    # Otherwise this test shows nothing.
+    assert given_back > 10 * kept
+
+
+FLOOD = """
+import threading
+import numpy as np, psutil
+from impala_async.processes import give_back_freed_memory, keep_freed_memory
+keep_freed_memory()
+rss = psutil.Process().memory_info
+flood = []
+before = rss().rss
+fill = lambda: flood.extend(np.ones(16 << 10, np.uint8) for _ in range(3000))
+thread = threading.Thread(target=fill)
+thread.start()
+thread.join()
+flood.clear()
+kept = rss().rss
+give_back_freed_memory()
+print(kept - before, rss().rss - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+def test_memory_of_a_flood_in_another_thread_can_be_given_back() -> None:
+    ran = subprocess.run([sys.executable, "-c", FLOOD], capture_output=True, text=True, check=True)
+    kept, left = map(int, ran.stdout.split())
+    assert kept > 40e6
+    assert left < 10e6
+
+
+class Library:
+    """A C library that refuses thresholds over a limit, and one that knows none."""
+
+    def __init__(self, largest: int) -> None:
+        self.set: dict[int, int] = {}
+
+        def mallopt(option: int, value: int) -> int:
+            if option == MMAP and value > largest:
+                return 0
+            self.set[option] = value
+            return 1
+
+        if largest >= 0:
+            self.mallopt = mallopt
+
+
+@pytest.mark.parametrize(
+    ("largest", "options"),
+    [(1 << 40, {MMAP, TRIM, ARENAS}), (32 << 20, {MMAP, TRIM, ARENAS}), (0, {ARENAS}), (-1, set())],
+    ids=["new", "old", "stubborn", "another"],
+)
+def test_both_thresholds_or_none(largest, options, monkeypatch):
+    library = Library(largest)
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda name: library)
+    processes.keep_freed_memory()
+    assert library.set.keys() == options
+    assert library.set.get(MMAP, 0) <= largest or largest < 0

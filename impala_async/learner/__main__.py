@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def body() -> int:
+        processes.keep_freed_memory()
         config, folder = check_run(args)
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:
@@ -67,7 +68,6 @@ def _serve(
 ) -> int:
     from impala_async.learner.probe import begin_probe
     from impala_async.learner.recorder import Recorder
-    from impala_async.learner.slots import keep_freed_memory
 
     console = start_logging()
     with ExitStack() as stack:
@@ -80,7 +80,6 @@ def _serve(
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(undone(recorder.withdraw))
-        keep_freed_memory()
         probe = schema = None
         if config.env.probe == "learner":
             sections = config.env, config.actor, config.model, config.policies

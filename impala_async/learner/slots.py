@@ -8,7 +8,6 @@ is what moves between queues; nothing else ever holds a batch.
 Runs on: event loop; the learner thread reads a slot between `full` and its release.
 """
 
-import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,35 +27,6 @@ from impala_async.wire.session import SessionTable
 Allocate = Callable[[int], NDArray[np.uint8]]
 Episodes = NDArray[np.void]
 """The episodes that ended in one message."""
-
-# These are options of mallopt, from malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_NEVER = (1 << 31) - 1
-# More than this an older glibc refuses.
-_LARGE = 32 << 20
-
-
-def keep_freed_memory() -> None:
-    """Keep the C library from giving freed memory back to the kernel between batches.
-
-    By its own rules glibc unmaps a large block as soon as it is freed, and every message and every
-    activation is paid for in page faults. Another C library is left as it is.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return
-    # The top of another thread's arena is never given back, not even by malloc_trim.
-    mallopt(_ARENA_MAX, 1)
-    # Without the first, the second would only end glibc's own adapting, for the worse.
-    if mallopt(_MMAP_THRESHOLD, _NEVER) or mallopt(_MMAP_THRESHOLD, _LARGE):
-        mallopt(_TRIM_THRESHOLD, _NEVER)
-
-
-def give_back_freed_memory() -> None:
-    """Give what is free now to the kernel, after a flood that will not come again."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if malloc_trim is not None:
-        malloc_trim(0)
 
 
 def touched_memory(num_bytes: int) -> NDArray[np.uint8]:

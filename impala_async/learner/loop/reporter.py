@@ -18,11 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
-from impala_async.learner.slots import Episodes, give_back_freed_memory
+from impala_async.learner.slots import Episodes
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import RETURN_EPISODES, RunTimes, assemble, judge
 from impala_async.metrics.sinks import Sink
 from impala_async.metrics.window import WindowStat
+from impala_async.processes import give_back_freed_memory
 
 logger = logging.getLogger(__name__)
 
