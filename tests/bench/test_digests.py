@@ -68,12 +68,6 @@ def test_a_training_that_fails_is_not_recorded_and_another_torch_is_said(compare
     assert "recorded with another torch: 1.0, here it is " in said
 
 
-def test_a_word_that_no_case_has_is_refused(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["--only", "nonsense"])
-    assert "no case has 'nonsense' in its name" in capsys.readouterr().err
-
-
 def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu():
     configs = [load_config(None, [*EVERYWHERE, *settings]) for settings in CASES.values()]
     assert {config.algorithm.name for config in configs} == set(ALGORITHMS)

@@ -8,13 +8,11 @@ import torch
 
 from bench import learner_ends
 from bench.bare_loop import BareLoop
-from bench.learner import CARTPOLE, CONFIGS, ENDLESS, NO_ATARI, cases, figures_of, loop
+from bench.learner import CARTPOLE, CONFIGS, ENDLESS, cases, figures_of, loop
 from bench.learner_ends import rates, record, serve
-from bench.sliding import Sliding
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
-from impala_async.envs.make import build_envs
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
@@ -91,19 +89,6 @@ def test_floors_are_of_the_service_over_the_bare_loop():
     assert not found["the same: waits for copies, share of the time"].is_held
     assert found["the same: over PCIe to it"].median == 3.0
     assert "the same: over PCIe from it" not in found
-
-
-def test_images_without_atari_are_sent_once_each():
-    config = load_config(CONFIGS / "pong_impala.toml", NO_ATARI)
-    assert config.env.frame_stack == "on"
-    (leaf,) = build_envs("serial", config.env, 1).obs_spec.leaves
-    assert (leaf.shape, leaf.is_stack) == ((4, 84, 84), True)
-    env = Sliding()
-    first, _ = env.reset(seed=0)
-    for _ in range(150):
-        second, *_ = env.step(np.int64(0))
-        assert np.array_equal(first[1:], second[:-1])
-        first = second
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from bench.peers.measure import (
     OURS,
     RLLIB_APPO,
     SF,
-    solving,
     speed_of,
 )
 from bench.peers.one_turn import Progress, Tail, Turn, run_turn
@@ -92,23 +91,6 @@ def test_a_runner_s_words_are_read_by_whole_lines(tmp_path, monkeypatch, capsys)
             file.write(piece)
             file.flush()
             assert tail.new_lines() == lines
-
-
-def test_each_seed_once_and_the_limit_for_one_that_takes_longer(monkeypatch):
-    commands = []
-
-    def fake_turn(command, *_):
-        commands.append(command)
-        return TURN
-
-    monkeypatch.setattr(measure, "run_turn", fake_turn)
-    in_six = solving(A2C, Path("/venvs"), limit_s=6.0)
-    assert in_six() == {"goal_s": 6.0, "in_time": True}
-    assert solving(A2C, Path("/venvs"), limit_s=5.0)() == {"goal_s": 5.0, "in_time": False}
-    in_six()
-    python = "/venvs/sb3/bin/python"
-    told = [python, "-m", "bench.peers.run_sb3", "cartpole", "a2c"]
-    assert commands == [[*told, seed] for seed in ("0", "0", "1")]
 
 
 def test_rows_of_speed_and_of_the_goal():

@@ -135,7 +135,6 @@ HANG = "environment 3 of actor 2 has been in step for 12 s"
 CASES: list[tuple[Report, str]] = [
     # Before measurements, or when no time has passed.
     ({}, "unknown: no update has been measured yet"),
-    ({UPDATE_MS: None, BATCH_WAIT_MS: None}, "unknown: no update…"),
     ({BATCH_WAIT_MS: 5}, "unknown: no update…"),
     ({UPDATE_MS: 0.0, BATCH_WAIT_MS: 0.0}, "unknown: …"),
     # A fifth of waiting is still the learner.

@@ -1,8 +1,5 @@
 """Where reports go: whole lines in metrics.jsonl whatever the disk does, and sinks by name, none of
-which keeps a run waiting or ends it.
-
-The package of Weights & Biases is played by a module with the part of its API that is used.
-"""
+which keeps a run waiting or ends it."""
 
 import contextlib
 import json
@@ -13,8 +10,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -326,41 +323,21 @@ def test_numbers_are_written_by_env_steps_beside_those_of_earlier_starts(tmp_pat
         TensorBoardSink(run, log_folder="x")
 
 
-class Played(ModuleType):
-    """The module `wandb` and its one run, as far as the sink needs them: their calls, in order."""
-
-    def __init__(self):
-        super().__init__("wandb")
-        self.calls: list[Any] = []
-
-    def init(self, *, project, name, id, resume, dir, config, settings, mode=None, tags=None):
-        usual = {"project": project, "name": name, "id": id, "resume": resume, "dir": dir}
-        self.calls.append(usual | {"config": config, "settings": settings, "tags": tags})
-        return self
-
-    def define_metric(self, name, step_metric=None):
-        self.calls.append((name, step_metric))
-
-    def log(self, data):
-        self.calls.append(data)
-
-    def finish(self):
-        self.calls.append("finish")
-
-
 RUN = Run(Path("runs/first"), "ab" * 16, {"seed": 3}, 0)
 
 
 def test_a_run_begins_with_the_first_report_and_is_finished(monkeypatch):
-    played = Played()
+    played = MagicMock()
     monkeypatch.setitem(sys.modules, "wandb", played)
     sink = WandbSink(RUN, tags=["small"], project="mine")
     sink.close()
-    assert not played.calls
+    assert not played.mock_calls
     for _ in range(2):
         sink.write(REPORT)
     sink.close()
     usual = {"name": "first", "id": "ab" * 16, "resume": "allow", "dir": "runs/first"}
     told = {"config": {"seed": 3}, "settings": {"console": "off"}}
-    begun = {**usual, **told, "project": "mine", "tags": ["small"]}
-    assert played.calls == [begun, ("*", "env_steps_trained"), NUMBERS, NUMBERS, "finish"]
+    begun = call.init(**usual, **told, project="mine", tags=["small"])
+    run = call.init()
+    named = run.define_metric("*", step_metric="env_steps_trained")
+    assert played.mock_calls == [begun, named, run.log(NUMBERS), run.log(NUMBERS), run.finish()]
