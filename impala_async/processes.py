@@ -185,7 +185,8 @@ def end_at_signal(code: int) -> None:
 def leave(code: int) -> NoReturn:
     """End this process within `GRACE_S`: many a simulator leaves what Python would wait for."""
     end_at_signal(code)
-    threading.Thread(target=_insist, args=(code,), name="leave", daemon=True).start()
+    if _left():
+        threading.Thread(target=_insist, args=(code,), name="leave", daemon=True).start()
     sys.exit(code)
 
 
