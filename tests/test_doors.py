@@ -76,22 +76,6 @@ def test_flags_are_frozen_and_each_door_says_its_command_and_version(door, monke
     assert said("--version") == f"impala-async {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("door", "flags"),
-    [
-        ("train", ["--config", "cartpole", "--config=pong_impala"]),
-        ("learner", ["--record", "a", "--record", "a"]),
-        ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
-    ],
-)
-def test_no_value_of_a_flag_is_dropped_for_a_second_one(door, flags, capsys):
-    with pytest.raises(SystemExit) as end:
-        importlib.import_module(DOORS[door][0]).main(flags)
-    assert end.value.code == 2
-    flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
-    assert f"error: argument {flag}: takes one value, and has 2\n" in capsys.readouterr().err
-
-
 _MAIN = """
 import importlib, json, sys
 for module, flags in json.loads(sys.argv[1]):
@@ -137,20 +121,24 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "meant"),
+    ("flags", "told"),
     [
-        ("--seed 1", "--set seed=VALUE"),
-        ("--lr 1e-3 --ent-coef=0.1", "--set algorithm.lr=VALUE"),
-        ("env.id=CartPole-v1", "--set env.id=VALUE"),
-        ("CartPole-v1 --seed=1", "--set env.id=CartPole-v1"),
-        ("my.games:Chess", "--set env.id=my.games:Chess"),
-        ("cartpole_pp", "--config cartpole_ppo"),
-        ("mine/cartpole.toml", "--config mine/cartpole.toml"),
-        ("--xyzzy 7", None),
-        ("xyzzy", None),
+        ("--seed 1", "did you mean --set seed=VALUE?"),
+        ("--lr 1e-3 --ent-coef=0.1", "did you mean --set algorithm.lr=VALUE?"),
+        ("env.id=CartPole-v1", "did you mean --set env.id=VALUE?"),
+        ("CartPole-v1 --seed=1", "did you mean --set env.id=CartPole-v1?"),
+        ("my.games:Chess", "did you mean --set env.id=my.games:Chess?"),
+        ("cartpole_pp", "did you mean --config cartpole_ppo?"),
+        ("mine/cartpole.toml", "did you mean --config mine/cartpole.toml?"),
+        ("--xyzzy 7", "unrecognized arguments: --xyzzy 7"),
+        ("xyzzy", "unrecognized arguments: xyzzy"),
+        # argparse would drop the first value.
+        ("--record a --record=b", "argument --record: takes one value, and has 2"),
     ],
 )
-def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monkeypatch, capsys):
+def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(
+    flags, told, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/cartpole.toml").touch()
@@ -159,9 +147,7 @@ def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monke
     with pytest.raises(SystemExit) as end:
         parser.parse_args(flags.split())
     assert end.value.code == 2
-    told = capsys.readouterr().err
-    assert "unrecognized arguments: " in told
-    assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else flags)
+    assert capsys.readouterr().err.rstrip().endswith(told)
 
 
 def test_where_a_learner_may_be():
