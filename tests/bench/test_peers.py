@@ -9,13 +9,7 @@ import psutil
 import pytest
 
 from bench.peers import measure
-from bench.peers.measure import (
-    A2C,
-    OURS,
-    RLLIB_APPO,
-    SF,
-    speed_of,
-)
+from bench.peers.measure import A2C, OURS, RLLIB_APPO, SF, solving, speed_of
 from bench.peers.one_turn import Progress, Tail, Turn, run_turn
 from bench.peers.say import LAUNCHED_AT, mean_of, say
 from bench.peers.table import goal_rows, speed_rows
@@ -91,6 +85,15 @@ def test_a_runner_s_words_are_read_by_whole_lines(tmp_path, monkeypatch, capsys)
             file.write(piece)
             file.flush()
             assert tail.new_lines() == lines
+
+
+def test_each_seed_once_and_the_limit_for_one_that_takes_longer(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(measure, "run_turn", lambda command, *_: seeds.append(command[-1]) or TURN)
+    in_six = solving(A2C, Path("/venvs"), limit_s=6.0)
+    assert in_six() == in_six() == {"goal_s": 6.0, "in_time": True}
+    assert solving(A2C, Path("/venvs"), limit_s=5.0)() == {"goal_s": 5.0, "in_time": False}
+    assert seeds == ["0", "1", "0"]
 
 
 def test_rows_of_speed_and_of_the_goal():

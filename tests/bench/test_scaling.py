@@ -2,8 +2,31 @@
 
 import json
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
 
 from bench import scaling
+from bench.scaling import ASLEEP, measure
+
+
+def test_what_is_counted_begins_when_all_are_there(monkeypatch):
+    def measured(*num_actors):
+        told = [
+            {"time_s": n, "learner/wall_s": n, "env_steps_trained": n**2, "weights/bytes": 3 * n**2}
+            | {"updates": 1, "num_actors": num, "bottleneck": "learner: it is busy"}
+            for n, num in enumerate(num_actors)
+        ]
+        run = SimpleNamespace(moments=lambda every_s: told, last_report=iter(told).__next__)
+        monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(run))
+        return measure(ASLEEP, 2, "two", {})
+
+    with pytest.raises(RuntimeError, match="two: the run ended before it was measured"):
+        measured(1, 2, 2)
+    monkeypatch.setattr(scaling, "COUNTED_S", 2.0)
+    for num_actors, per_s in (((1, 1, 2, 2, 2), 6.0), ((2, 2, 1, 2, 2, 2), 8.0)):
+        assert measured(*num_actors) == {"per_s": per_s, "weights_bytes_per_step": 3.0}
 
 
 def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):

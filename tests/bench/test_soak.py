@@ -1,7 +1,12 @@
 """The soak looks at all processes of a run, and growth of any kind is seen."""
 
+from types import SimpleNamespace
+
+import pytest
+
+from bench import soak
 from bench.processes import Held
-from bench.soak import Record, Times, judge
+from bench.soak import Record, Times, judge, watch
 
 WHOLE_S = 300
 MB = 1_000_000
@@ -69,3 +74,19 @@ def test_processes_that_come_and_go_are_seen_after_the_first_minute():
     assert list(record.processes) == ["train", "learner", "actor 1", "actor 2", "actor 3"]
     assert missed(record) == ["processes that came or went after minute one"]
     assert missed(recorded(probed)) == []
+
+
+def test_a_run_is_watched_from_its_first_update(monkeypatch):
+    def running():
+        """With reports from the second one on, and updates from the third one on."""
+        told = [{"learner/wall_s": n, "env_steps_trained": 100 * n} for n in range(7)]
+        reports = iter([None, {"learner/wall_s": None}, *told])
+        run = SimpleNamespace(pid=9, last_report=lambda: next(reports))
+        run.moments = lambda *args, **how: range(9)
+        return run
+
+    monkeypatch.setattr(soak, "held_by_each", lambda pid: steady(0) if pid == 9 else {})
+    record = watch(running(), whole_s=4)
+    assert record.seconds == record.processes["actor 1"].seconds == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="ended by itself"):
+        watch(running(), whole_s=7)
