@@ -102,9 +102,10 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
     """The module of a package.module:Name; arguments as of `import_callable`."""
     module_name, _, attribute = name.rpartition(":")
     if module_name.endswith(".py") or module_name.startswith(".") or "/" in module_name:
+        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise kind(
             f"{what}: a file is named as Python imports it, without a path: write "
-            f"package.module:{attribute}, and have it in the current folder or on PYTHONPATH"
+            f"{meant}:{attribute}, and have it in the current folder or on PYTHONPATH"
         )
     if module_name == "__main__":
         raise kind(

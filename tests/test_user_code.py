@@ -97,8 +97,8 @@ def test_what_no_name_stands_for_is_told(folder, monkeypatch, source, name, says
 @pytest.mark.parametrize(
     ("typed", "says"),
     [
-        ("net.py:Net", "a file is named as Python imports it, .* package.module:Net, "),
-        ("./my/net:Net", "a file is named as Python imports it, .* package.module:Net, "),
+        ("net.py:Net", "a file is named as Python imports it, .* net:Net, "),
+        ("./my/net.py:Net", "a file is named as Python imports it, .* my.net:Net, "),
         ("__main__:Net", "every process .*: put Net into a module of its own$"),
     ],
 )
