@@ -64,10 +64,10 @@ def test_a_reader_that_stops_holds_up_no_writer_and_is_told_how_much_it_missed(p
     unhurried.drain(60.0)
     unhurried.write("and on it goes\n")
     reader.join(60.0)
-    *lines, missing, last = found[0].splitlines()
-    assert last == "and on it goes"
-    told = re.fullmatch(r"\((\d+) lines are missing here: nobody read them in time\)", missing)
-    assert 0 < int(told[1]) == num_lines - len(lines)
+    missing = r"\((\d+) lines are missing here: nobody read them in time\)\n"
+    # The thread may have made room in between.
+    num_missing = sum(map(int, re.findall(missing, found[0])))
+    assert 0 < num_missing == num_lines - found[0].count(line)
 
 
 def test_a_reader_that_is_gone_is_an_error_of_the_next_write(pipe):
