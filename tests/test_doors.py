@@ -356,7 +356,7 @@ def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path):
 def test_the_wait_for_a_run_folder_is_told(tmp_path, at_once, caplog):
     caplog.set_level("INFO")
     with pytest.raises(UnreachableError):
-        learner_url(str(tmp_path), 0.1)
+        learner_url(str(tmp_path), 0.5)
     assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
 
 
