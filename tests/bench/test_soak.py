@@ -1,5 +1,6 @@
 """The soak looks at all processes of a run, and growth of any kind is seen."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -76,7 +77,7 @@ def test_processes_that_come_and_go_are_seen_after_the_first_minute():
     assert missed(recorded(probed)) == []
 
 
-def test_a_run_is_watched_from_its_first_update(monkeypatch):
+def test_a_run_is_watched_from_its_first_update(tmp_path, monkeypatch):
     def running():
         """With reports from the second one on, and updates from the third one on."""
         told = [{"learner/wall_s": n, "env_steps_trained": 100 * n} for n in range(7)]
@@ -88,5 +89,7 @@ def test_a_run_is_watched_from_its_first_update(monkeypatch):
     monkeypatch.setattr(soak, "held_by_each", lambda pid: steady(0) if pid == 9 else {})
     record = watch(running(), whole_s=4)
     assert record.seconds == record.processes["actor 1"].seconds == [0, 1, 2, 3, 4]
+    record.write(tmp_path / "series.json")
+    assert json.loads((tmp_path / "series.json").read_text())["seconds"] == record.seconds
     with pytest.raises(RuntimeError, match="ended by itself"):
         watch(running(), whole_s=7)
