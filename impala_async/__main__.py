@@ -24,7 +24,6 @@ DOORS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Open a door with the rest of the arguments."""
     args = list(sys.argv[1:] if argv is None else argv)
     return run_door(lambda: _open(args))
 
@@ -43,8 +42,6 @@ def _open(args: list[str]) -> int:
         return EXIT_DONE
     if args[0] not in DOORS:
         near = difflib.get_close_matches(args[0], DOORS, n=1)
-        # Flags alone are meant for the door that most people want.
-        near = [" ".join(["impala-async train", *args])] if args[0].startswith("-") else near
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"error: there is no door {args[0]!r}{hint}\n\n{_help()}", file=sys.stderr)
         return EXIT_CONFIG
@@ -53,8 +50,7 @@ def _open(args: list[str]) -> int:
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
-    module = importlib.import_module(DOORS[args[0]][0])
-    code: int = module.main(args[1:])
+    code: int = importlib.import_module(DOORS[args[0]][0]).main(args[1:])
     return code
 
 

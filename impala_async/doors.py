@@ -4,7 +4,6 @@ A door imports modules that take long behind `run_door`, where Ctrl-C is taken c
 """
 
 import argparse
-import contextlib
 import difflib
 import errno
 import logging
@@ -16,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +24,6 @@ from impala_async.errors import (
     EXIT_BUG,
     EXIT_DONE,
     EXIT_TRY_AGAIN,
-    CheckpointError,
     ConfigError,
     EnvHangsError,
     ImpalaAsyncError,
@@ -34,7 +32,7 @@ from impala_async.errors import (
     how_it_ended,
 )
 from impala_async.files import find_object
-from impala_async.output import Wait, flush_output, told_of, write_any_text, write_unhurried
+from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 
 if TYPE_CHECKING:
@@ -48,13 +46,12 @@ FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
 FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
 # How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
 LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
-# The keys of `stop` that end a run for good, and how the summary calls what it came to.
+# The keys of `stop` that end a run for good, not only this start, and what the summary calls them.
 REACHED = {
     "env_steps": "env_steps_trained",
     "updates": "updates",
     "mean_return": "mean_return_100",
 }
-CONSOLE_COMMAND = "impala-async"
 POLL_S = 0.02
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
@@ -67,22 +64,18 @@ class DoorParser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         given = [word.partition("=")[0] for word in (sys.argv[1:] if args is None else args)]
         parsed, unknown = self.parse_known_args(args, namespace)
-        for action in self._actions:
-            name = "/".join(action.option_strings)
-            # argparse would drop the first value without a word.
-            if isinstance(action, argparse._StoreAction) and given.count(name) > 1:
-                hint = "; change single settings with --set" if name == "--config" else ""
-                self.error(f"argument {name}: takes one value, and has {given.count(name)}{hint}")
         if unknown:
-            meant = filter(None, map(_meant, unknown))
-            hint = next((f"; did you mean {flag}?" for flag in meant), "")
-            hint = hint if "--set" in self._option_string_actions else ""
+            meant = map(_meant, unknown if "--set" in self._option_string_actions else ())
+            hint = next((f"; did you mean {flag}?" for flag in meant if flag), "")
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        for flag in given:
+            # argparse would drop the first value without a word.
+            if flag.startswith("--") and flag != "--set" and given.count(flag) > 1:
+                self.error(f"argument {flag}: takes one value, and has {given.count(flag)}")
         return parsed
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        if message:
-            self._print_message(message, sys.stderr)
+        self._print_message(message or "", sys.stderr)
         flush_output()
         sys.exit(status)
 
@@ -103,8 +96,8 @@ def _meant(word: str) -> str:
 
 def command_of(door: str) -> str:
     """How to open a door in the way in which this one was opened."""
-    is_console = Path(sys.argv[0]).name == CONSOLE_COMMAND
-    return f"{CONSOLE_COMMAND} {door}" if is_console else f"python -m impala_async.{door}"
+    is_console = Path(sys.argv[0]).name == "impala-async"
+    return f"impala-async {door}" if is_console else f"python -m impala_async.{door}"
 
 
 def new_parser(door: str, description: str) -> argparse.ArgumentParser:
@@ -172,12 +165,11 @@ def learner_url(where: str, within_s: float) -> str:
     if not os.path.isdir(where):
         return where
     give_up_at = time.monotonic() + within_s
-    wait = Wait(logger.info)
-    while (service := find_object(Path(where) / "service.json")) is None:
-        if time.monotonic() > give_up_at:
-            raise UnreachableError(f"{where}: no learner has said there where it listens")
-        wait.look(lambda s: f"waiting for a learner to say in {where} where it listens ({s:.0f} s)")
-        time.sleep(POLL_S)
+    with told_of(f"waiting for a learner to say in {where} where it listens", logger.info):
+        while (service := find_object(Path(where) / "service.json")) is None:
+            if time.monotonic() > give_up_at:
+                raise UnreachableError(f"{where}: no learner has said there where it listens")
+            time.sleep(POLL_S)
     url = str(service.get("data_url"))
     check_learner(url)
     return url
@@ -186,26 +178,17 @@ def learner_url(where: str, within_s: float) -> str:
 def packaged_configs() -> dict[str, Path]:
     """The configs by their names: they are in the package, or beside it in a checkout."""
     package = Path(__file__).parent
-    folders = (package / "configs", package.parent / "configs")
-    found = next((each for each in folders if (each / "cartpole.toml").exists()), folders[0])
-    return {path.stem: path for path in sorted(found.glob("*.toml"))}
-
-
-def default_config_path() -> Path:
-    """The config of `train` without arguments."""
-    return packaged_configs()["cartpole"]
+    packaged = sorted(package.glob("configs/*.toml"))
+    return {path.stem: path for path in packaged or sorted(package.parent.glob("configs/*.toml"))}
 
 
 def _config_file(name: str) -> Path:
-    """A file by that name goes first."""
     path, packaged = typed_path(name), packaged_configs()
-    near = difflib.get_close_matches(path.stem, packaged, n=1)
-    if path.exists() or (name not in packaged and name != path.stem and not near):
-        return path
-    if name in packaged:
-        return packaged[name]
-    hint = f"; did you mean {near[0]}?" if near else f", and in the package {', '.join(packaged)}"
-    raise argparse.ArgumentTypeError(f"there is no file {name}{hint}")
+    # Its reader says that it is not there.
+    near = [] if path.exists() else difflib.get_close_matches(path.stem, packaged, n=1)
+    if near and name not in packaged:
+        raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
+    return packaged[name] if near else path
 
 
 def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
@@ -253,17 +236,10 @@ def _fixed(config: "RunConfig") -> dict[str, Any]:
 
 
 def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
-    """Raise RunOver for a run that has had all it was to have: it would only go on too long.
-
-    `stop.wall_s` is of each start anew, and never over at the next one.
-    """
+    """Raise RunOver for a run that has had all it was to have: it would only go on too long."""
     for key, done in REACHED.items():
         limit, made = getattr(config.stop, key), summary.get(done)
-        if limit is None or made is None:
-            continue
-        if not isinstance(made, int | float):
-            raise CheckpointError(f"summary.json: {done}: wants a number, got {made!r}: remove it")
-        if made >= limit:
+        if limit is not None and isinstance(made, int | float) and made >= limit:
             raise RunOver(
                 f"the run is over: stop.{key} is {limit:,.12g}, and it came to {made:,.12g}; to go "
                 "on set more or none of it by --set, a later end of its schedules "
@@ -299,16 +275,12 @@ def tell_death(code: int, folder: "RunFolder", door: str) -> None:
 def start_told_of(
     what: str, tell: Callable[[str], None] = logger.info
 ) -> AbstractContextManager[None]:
-    """Tell of what is done in here to start this process, unless a process of ours started it: that
-    one tells of it."""
+    """Tell of what this process does to start, unless one of ours that has started it tells."""
     return nullcontext() if inherited_fds() else told_of(f"starting: {what}", tell)
 
 
 def run_door(body: Callable[[], int]) -> int:
-    """The exit code of a door. A user's mistake is told in a line, a bug of ours by its traceback.
-
-    Ctrl-C ends it at once, until the body takes that over.
-    """
+    """The exit code of a door. A user's mistake is told in a line, our bug by its traceback."""
     begin()
     write_any_text()
     said = ""
@@ -330,16 +302,13 @@ def run_door(body: Callable[[], int]) -> int:
             said, code = "", EXIT_DONE
         elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             said, code = f"error: {error}\n", EXIT_TRY_AGAIN
-    if sys.stderr is not None:  # as it is where it was closed before
-        with contextlib.suppress(OSError):
-            sys.stderr.write(said)
+    with suppress(OSError):
+        sys.stderr.write(said)
     flush_output()
     return code
 
 
-def _has_reader(stream: IO[str] | None) -> bool:
-    if stream is None:
-        return True
+def _has_reader(stream: IO[str]) -> bool:
     poll = select.poll()
     # For nothing: that there is nobody at the other end is told in any case.
     poll.register(stream.fileno(), 0)

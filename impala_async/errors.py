@@ -22,8 +22,6 @@ def how_it_ended(code: int) -> str:
     if code == -signal.SIGKILL:
         by = "by hand, or by the system when memory or a limit of processor time ran out"
         return f"was killed (SIGKILL), {by}"
-    if code == -signal.SIGXCPU:
-        return "reached a limit of processor time (SIGXCPU)"
     if code < 0:
         known = code in [-number for number in signal.Signals]
         return f"died of {signal.Signals(-code).name if known else f'signal {-code}'}"
@@ -43,17 +41,11 @@ class ConfigError(ImpalaAsyncError):
 
 
 class SpacesError(ConfigError):
-    """Nothing can be built for these spaces with these settings, or there is no memory for it.
-
-    Where an actor has told of the spaces, the learner refuses that actor and goes on.
-    """
+    """Nothing can be built for the spaces. A learner refuses an actor that told of them."""
 
 
 class EnvError(ImpalaAsyncError):
-    """The environment cannot be made, or broke its own contract.
-
-    `is_death`: its process died, which the next one may not.
-    """
+    """The environment cannot be made, or broke its contract; `is_death`: its process has died."""
 
     exit_code = EXIT_CONFIG
 

@@ -1,8 +1,7 @@
 """The files of a run folder, written whole and read as if a stranger had written them.
 
-Readers see a file whole or not at all: it is written beside its place, then renamed. On a full
-disk the former one stays. A pipe is not waited for, a file that is too long is not parsed, and
-whatever is wrong with a file is one error that names it.
+A pipe is not waited for, a file that is too long is not parsed, and whatever is wrong with a file
+is one error that names it.
 """
 
 import contextlib
@@ -22,7 +21,7 @@ MOST_INT, MOST_FLOAT = 2**62, 1e100
 
 
 def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
-    """Write through to the disk; raises OSError."""
+    """Write through to the disk, beside its place at first; raises OSError, and leaves the old."""
     written = beside(path)
     try:
         written.unlink(missing_ok=True)
@@ -65,7 +64,7 @@ def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
 
 
 def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None:
-    """The JSON object in a small file, None if there is no such file; raises CheckpointError.
+    """The JSON object in a small file, None if there is none; raises CheckpointError.
 
     Strict: every number in it is finite and can be computed with, as a checkpoint's are.
     """
@@ -79,18 +78,10 @@ def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None
     try:
         content = json.loads(data, **hooks)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, why_unreadable(error)) from None
+        raise _unreadable(path, str(error)) from None
     if not isinstance(content, dict):
         raise _unreadable(path, "it holds no JSON object")
     return content
-
-
-def why_unreadable(error: Exception) -> str:
-    """The words of a parser, but where they would be about Python."""
-    if isinstance(error, RecursionError):
-        return "it is nested too deeply"
-    # Python says so when it converts a whole number from text.
-    return "a number in it is too long" if "set_int_max_str_digits" in str(error) else str(error)
 
 
 def open_at_once(path: str, flags: int) -> int:

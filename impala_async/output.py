@@ -1,12 +1,12 @@
 """The output of a process: it never waits for its reader, and tells of what is waited for.
 
 A terminal that is stopped by Ctrl-S, a pager, or a line that stalls makes a write wait until it is
-read, and every thread that logs waits with it. So a thread of its own writes to a terminal or a
-pipe. The rest is lost, and counted.
+read, and every thread that logs waits with it. So a thread of its own writes to such a stream.
 """
 
 import io
 import os
+import queue
 import stat
 import sys
 import threading
@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-# Characters that wait to be read.
-MOST_WAITING = 1 << 18
+# Pieces of text that wait to be read; what comes beyond them is lost, and counted.
+MOST_WAITING = 2048
 # At the end of a process; then what nobody has read is lost.
 GRACE_S = 2.0
-# The thread that writes.
 WRITER = "stderr"
 # A wait is told of not at once, then now and then.
 AFTER_S = 3.0
@@ -32,11 +31,10 @@ class Unhurried:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._pieces: list[str] = []
-        self._num_waiting = self._num_lost = 0
+        # Unlike other queues, a signal's handler may use it.
+        self._waiting: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+        self._num_lost = 0
         self._error: OSError | ValueError | None = None
-        # Reentrant: a signal's handler may write too.
-        self._changed = threading.Condition()
         threading.Thread(target=self._serve, name=WRITER, daemon=True).start()
 
     def __getattr__(self, name: str) -> Any:
@@ -44,15 +42,16 @@ class Unhurried:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            if self._num_waiting + len(text) > MOST_WAITING:
-                self._num_lost += text.count("\n")
-            else:
-                self._pieces.append(text)
-                self._num_waiting += len(text)
-                self._changed.notify_all()
+        if self._error is not None:
+            raise self._error
+        if self._waiting.qsize() >= MOST_WAITING:
+            self._num_lost += text.count("\n")
+            return len(text)
+        if self._num_lost:
+            missing = f"({self._num_lost} lines are missing here: nobody read them in time)\n"
+            self._num_lost = 0
+            self._waiting.put(missing)
+        self._waiting.put(text)
         return len(text)
 
     def flush(self) -> None:
@@ -60,32 +59,21 @@ class Unhurried:
 
     def drain(self, within_s: float) -> None:
         """Wait until all of it is read, or nobody reads it in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._num_waiting or bool(self._error), within_s)
+        is_read = threading.Event()
+        self._waiting.put(is_read)
+        is_read.wait(within_s)
 
     def _serve(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._pieces)
-                text = "".join(self._pieces)
-                self._pieces.clear()
-            error: OSError | ValueError | None = None
+            piece = self._waiting.get()
+            if isinstance(piece, threading.Event):
+                piece.set()
+                continue
             try:
-                self._stream.write(text)
+                self._stream.write(piece)
                 self._stream.flush()
-            except (OSError, ValueError) as failed:
-                error = failed
-            with self._changed:
-                self._num_waiting -= len(text)
+            except (OSError, ValueError) as error:
                 self._error = error
-                if self._num_lost and not self._pieces:
-                    told = f"({self._num_lost} lines are missing here: nobody read them in time)\n"
-                    self._pieces.append(told)
-                    self._num_waiting += len(told)
-                    self._num_lost = 0
-                self._changed.notify_all()
-                if error is not None:
-                    return
 
 
 def write_any_text() -> None:
@@ -118,9 +106,9 @@ def flush_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _has_reader(stream: TextIO | None) -> bool:
+def _has_reader(stream: TextIO) -> bool:
     try:
-        mode = 0 if stream is None else os.fstat(stream.fileno()).st_mode
+        mode = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError):
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -1,30 +1,18 @@
 """How our processes begin, are asked to end, and end.
 
-**With the one that started them.** The parent holds the write end of a pipe that it never writes
-to; its children, and theirs, hold the read end. When the parent is gone, even by SIGKILL, the pipe
-is closed and every child sees it. (The kernel's parent-death signal would follow the thread that
-started the child.)
-
-**By a signal.** Modules that are being imported answer an exception from nowhere with long
-tracebacks, or worse. So behind a door a signal ends the process at once, with one word, until a
-service takes it over, and what was begun by then is taken back. A child hears no Ctrl-C before its
-own door is open, because a starting interpreter would answer with a traceback as well.
-
-**In time.** Python waits at its end for threads that are no daemons, and multiprocessing for such
-processes. Many a simulator leaves one that never ends, so `leave` waits no longer than a moment.
-
-**With the memory it had.** glibc unmaps a large block as soon as it is freed, so that a learner
-would pay for every message and every activation in page faults; `keep_freed_memory` forbids it.
+Modules that are being imported answer an exception from nowhere with long tracebacks, or worse. So
+behind a door a signal ends the process at once, with one word, until a service takes it over.
 """
 
 import ctypes
 import os
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -46,6 +34,8 @@ REQUESTS = (
 GIVE_UP = signal.SIGRTMIN + 1
 # Threads that end by themselves once Python ends, as those of an idle pool do, need much less.
 GRACE_S = 2.0
+# Small tensors gain nothing from more threads, and the processes share the cores.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _undoings: list[Callable[[], object]] = []
 # These are options of mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -55,17 +45,30 @@ _LARGE = 32 << 20
 
 
 class Lifeline:
-    """The parent's side: pass `fds` and `environment` to every child."""
+    """The parent's side of a pipe: its children end with it, and theirs.
+
+    Nothing is written to it. When the parent is gone, even by SIGKILL, it is closed and every child
+    sees it. (The kernel's parent-death signal would follow the thread that started the child.)
+    """
 
     def __init__(self) -> None:
-        read_fd, self._write_fd = os.pipe()
-        self.fds = (read_fd,)
-        self.environment = {VARIABLE: str(read_fd)}
+        self._read_fd, self._write_fd = os.pipe()
+
+    def start(
+        self, command: Sequence[str], fds: tuple[int, ...] = (), **how: Any
+    ) -> "subprocess.Popen[bytes]":
+        """A child. It hears no Ctrl-C before its own door is open: a starting interpreter would
+        answer with a traceback."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
+        try:
+            environment = {**ONE_THREAD, **os.environ, VARIABLE: str(self._read_fd)}
+            return subprocess.Popen(command, pass_fds=(*fds, self._read_fd), env=environment, **how)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        """Let go: every child ends."""
-        for fd in (self._write_fd, *self.fds):
-            os.close(fd)
+        os.close(self._write_fd)
+        os.close(self._read_fd)
 
 
 def inherited_fds() -> tuple[int, ...]:
@@ -97,7 +100,7 @@ def _watch(fd: int) -> None:
 
 
 def begin() -> None:
-    """Before anything is opened or started. Twice does no harm."""
+    """Before anything is opened or started."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Those in process groups of their own say something too, where a terminal has `stty tostop`.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -111,12 +114,11 @@ def begin() -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """One of `REQUESTS`, as our own handlers raise it with its number: foreign code may raise a
-    KeyboardInterrupt too."""
+    """One of `REQUESTS` with its number: foreign code may raise a KeyboardInterrupt too."""
 
 
 def interrupt(number: int, frame: object) -> None:
-    """A handler of all; Python's own of Ctrl-C raises what foreign code could have raised."""
+    """A handler of all of them."""
     raise Interrupted(number)
 
 
@@ -161,16 +163,6 @@ def end_silently() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
 
 
-@contextmanager
-def deaf_children() -> Iterator[None]:
-    """A process that is started in here hears no Ctrl-C before it calls one of the others."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _quit(number: int, frame: object) -> None:
     for each in REQUESTS:
         signal.signal(each, signal.SIG_IGN)  # another one must not cut this short
@@ -191,7 +183,7 @@ def end_at_signal(code: int) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with that exit code, within `GRACE_S`; a signal ends it at once."""
+    """End this process within `GRACE_S`: many a simulator leaves what Python would wait for."""
     end_at_signal(code)
     if _left():
         threading.Thread(target=_insist, args=(code,), name="leave", daemon=True).start()
@@ -223,7 +215,8 @@ def _left() -> list[Any]:
 def keep_freed_memory() -> None:
     """Keep freed memory for the next batch; before the first thread, which would get an arena.
 
-    The top of another thread's arena is never given back. Another C library is left as it is.
+    glibc would unmap a large block at once, and a learner pay for each in page faults. The top of
+    another thread's arena is never given back. Another C library is left as it is.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from impala_async.doors import (
     add_run_flags,
     check_run,
-    default_config_path,
     new_parser,
+    packaged_configs,
     run_door,
     start_logging,
     tell_death,
@@ -22,7 +22,6 @@ from impala_async.processes import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the settings, then run the processes."""
     parser = new_parser(
         "train",
         "Train on this machine: one learner and train.num_actors actors. Without arguments: "
@@ -41,7 +40,7 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     env = merge_overrides({}, args.overrides)[0].get("env")
     names_an_env = isinstance(env, dict) and "id" in env
     if not (args.resume or args.config or names_an_env):
-        args.config = default_config_path()
+        args.config = packaged_configs()["cartpole"]
         flags += ["--config", str(args.config)]
     config, folder = check_run(args)
     folder.check_free()

@@ -1,16 +1,12 @@
-"""A user's code, named `package.module:Name` in a setting: how it is imported, and its errors.
-
-Environments, wrappers, networks, algorithms and sinks are named so. All that such code raises
-becomes an error of ours, which names the setting.
-"""
+"""A user's code, named `package.module:Name` in a setting: how it is imported, and its errors."""
 
 import contextlib
 import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
 from traceback import walk_tb
 from types import ModuleType
 from typing import Any
@@ -18,6 +14,7 @@ from typing import Any
 from impala_async.errors import ConfigError, ImpalaAsyncError
 from impala_async.processes import is_ctrl_c
 
+# Packages that we can use, each with the extra that brings it.
 EXTRAS = {
     "Box2D": "box2d",
     "ale_py": "atari",
@@ -29,7 +26,6 @@ EXTRAS = {
     "tensorboardX": "tensorboard",
     "wandb": "wandb",
 }
-"""Packages that we can use, each with the extra that brings it."""
 
 
 def one_line(error: BaseException) -> str:
@@ -48,31 +44,21 @@ def is_of_python(found: Any) -> bool:
     return str(module).partition(".")[0] in sys.stdlib_module_names
 
 
+@dataclass(eq=False, slots=True)
 class UserCode:
     """A context in which every exception is that of a user's code; one instance serves many times.
 
     So are SystemExit and GeneratorExit, which would else end a process of ours as if all were well.
-    A class, because a generator's context costs as much as a step of a small environment.
-
-    Args:
-        name: the setting and its value, which name the code.
-        where: in words, where the code failed.
-        kind: the error of ours that an exception becomes; one that is such already passes.
-        tells_place: whether the error says in which file and line it was raised.
     """
 
-    __slots__ = ("_kind", "_tells_place", "name", "where")
-
-    def __init__(
-        self,
-        name: str,
-        where: str,
-        kind: type[ImpalaAsyncError] = ConfigError,
-        *,
-        tells_place: bool = True,
-    ) -> None:
-        self.name, self.where = name, where
-        self._kind, self._tells_place = kind, tells_place
+    name: str
+    """The setting and its value, which name the code."""
+    where: str
+    """In words, where the code failed."""
+    kind: type[ImpalaAsyncError] = ConfigError
+    """The error of ours that an exception becomes; one that is such already passes."""
+    tells_place: bool = True
+    """Whether the error says in which file and line it was raised."""
 
     def __enter__(self) -> None:
         return None
@@ -83,14 +69,14 @@ class UserCode:
 
     def blame(self, error: BaseException) -> ImpalaAsyncError | None:
         """The error of ours that says whose fault it was; None if it says so itself."""
-        if isinstance(error, self._kind):
+        if isinstance(error, self.kind):
             return None
         place = ""
-        if self._tells_place:
+        if self.tells_place:
             *_, (frame, line) = walk_tb(error.__traceback__)
             place = f", at {frame.f_code.co_filename}:{line}"
-        advice = missing_advice(error)
-        return self._kind(f"{self.name} failed {self.where}{place}: {one_line(error)}{advice}")
+        said = f"{one_line(error)}{_missing_advice(error)}"
+        return self.kind(f"{self.name} failed {self.where}{place}: {said}")
 
 
 def import_callable(
@@ -98,10 +84,7 @@ def import_callable(
 ) -> Callable[..., Any]:
     """The class or function of a package.module:Name, which Python itself has not brought.
 
-    Args:
-        what: the setting and its value, with which an error begins that says what is wrong.
-        name: package.module:Name.
-        kind: this error.
+    An error of that `kind` begins with `what`, the setting and its value.
     """
     module_name, _, attribute = name.rpartition(":")
     module = import_module(what, name, kind)
@@ -119,12 +102,10 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
     """The module of a package.module:Name; arguments as of `import_callable`."""
     module_name, _, attribute = name.rpartition(":")
     if module_name.endswith(".py") or module_name.startswith(".") or "/" in module_name:
-        path = PurePosixPath(module_name.removesuffix(".py"))
-        is_elsewhere = path.is_absolute() or ".." in path.parts
-        stem = ".".join(path.parts[-1:] if is_elsewhere else path.parts).strip(".")
+        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
         raise kind(
             f"{what}: a file is named as Python imports it, without a path: write "
-            f"{stem}:{attribute}, and have it in the current folder or on PYTHONPATH"
+            f"{meant}:{attribute}, and have it in the current folder or on PYTHONPATH"
         )
     if module_name == "__main__":
         raise kind(
@@ -135,10 +116,10 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
         return importlib.import_module(module_name)
 
 
-def missing_advice(error: BaseException | None) -> str:
+def _missing_advice(error: BaseException) -> str:
     """For what a missing module has caused: a clause that says what to do about it."""
     # gymnasium has errors of its own for what is missing, caused by the import's.
-    missing = error if isinstance(error, ModuleNotFoundError) else error and error.__cause__
+    missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     if not isinstance(missing, ModuleNotFoundError) or not missing.name:
         return ""
     package = missing.name.partition(".")[0]

@@ -31,22 +31,18 @@ TITLES = {
 def picture() -> str:
     """A Mermaid chart: a box for each room on its floor, an arrow for each import between two."""
     house = House(Path(__file__).resolve().parents[1])
-    arrows = {(module, target) for module, target, _ in inner_imports(house)}
-    between = sorted(
-        {
-            (_name(module), _name(target))
-            for module, target in arrows
-            if target.floor != GROUND and _name(module) != _name(target)
-        }
-    )
+    arrows = {
+        (_name(module), _name(target))
+        for module, target, _ in inner_imports(house)
+        if target.floor != GROUND
+    }
     lines, above = ["```mermaid", "flowchart TD"], set[str]()
     for floor, title in TITLES.items():
-        on_it = [module for module in house if module.floor == floor]
+        on_it = {_name(module) for module in house if module.floor == floor} - above
         lines.append(f'  subgraph floor{floor}["{floor} {title}"]')
-        lines += [f"    {room}" for room in sorted({_name(each) for each in on_it} - above)]
-        lines.append("  end")
-        above |= {_name(each) for each in on_it}
-    lines += [f"  {module} --> {target}" for module, target in between]
+        lines += [*(f"    {room}" for room in sorted(on_it)), "  end"]
+        above |= on_it
+    lines += [f"  {one} --> {other}" for one, other in sorted(arrows) if one != other]
     return "\n".join([*lines, "```", ""])
 
 

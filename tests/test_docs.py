@@ -103,11 +103,6 @@ def test_generated_tables_are_up_to_date(name):
     assert text == _with_generated(text, GENERATED[name]()), REWRITE
 
 
-def test_a_table_that_is_out_of_date_is_seen():
-    text = f"# A page\n{BEGIN}old\n{END}more\n"
-    assert _with_generated(text, "new") == f"# A page\n{BEGIN}\nnew\n{END}more\n"
-
-
 def test_the_page_of_metrics_says_what_others_call_them() -> None:
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\S+)` \| (`\S+`(?:, `\S+`)*) \|$", text, re.MULTILINE)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from impala_async import __version__, doors, errors, processes
+from impala_async import __version__, errors, processes
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
 from impala_async.config.load import load_config
@@ -23,7 +23,6 @@ from impala_async.doors import (
     add_run_flags,
     check_learner,
     check_run,
-    default_config_path,
     learner_url,
     new_parser,
     packaged_configs,
@@ -77,24 +76,6 @@ def test_flags_are_frozen_and_each_door_says_its_command_and_version(door, monke
     assert said("--version") == f"impala-async {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("door", "flags"),
-    [
-        ("train", ["--config", "cartpole", "--config=pong_impala"]),
-        ("learner", ["--record", "a", "--record", "a"]),
-        ("actor", ["--learner", "tcp://h:1", "--num-envs", "1", "--num-envs", "1"]),
-    ],
-)
-def test_no_value_of_a_flag_is_dropped_for_a_second_one(door, flags, capsys):
-    with pytest.raises(SystemExit) as end:
-        importlib.import_module(DOORS[door][0]).main(flags)
-    assert end.value.code == 2
-    flag = next(each.partition("=")[0] for each in reversed(flags) if each.startswith("-"))
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert f"error: argument {flag}: takes one value, and has 2" in last
-    assert last.endswith("; change single settings with --set") == (flag == "--config")
-
-
 _MAIN = """
 import importlib, json, sys
 for module, flags in json.loads(sys.argv[1]):
@@ -106,28 +87,18 @@ for module, flags in json.loads(sys.argv[1]):
 """
 WRONG = [
     ("train", ["--set", "no.such=1"]),
-    ("train", ["--set", "env.id=X", "--set", "learner.num_passes=0"]),
     ("train", ["--config", "/nowhere.toml"]),
     ("train", ["--resume"]),
     ("train", ["--run-dir", "/proc/nowhere"]),
-    ("learner", ["--set", "nonsense", "--set", "env.id=X"]),
-    ("learner", []),
     ("learner", ["--run-dir", "/nowhere", "--resume"]),
-    ("learner", ["--run-dir", "/proc/nowhere", "--set", "env.id=CartPole-v1"]),
     ("actor", ["--learner", "somewhere"]),
-    ("actor", ["--learner", "tcp://h:0"]),
-    ("actor", ["--learner", "tcp://h:65536"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),
-    ("train", ["--record", "/x", "--set", "no.such=1"]),
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
-    ("replay", ["/dev/null"]),
     ("replay", ["/", "--exact", "--loop"]),
-    ("replay", ["/", "--exact", "--set", "seed=1"]),
     ("evaluate", ["/nowhere"]),
-    ("evaluate", ["/", "--episodes", "0"]),
     ("evaluate", ["/", "--seed", "-1"]),
     ("evaluate", ["/"]),
 ]
@@ -150,20 +121,24 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "meant"),
+    ("flags", "told"),
     [
-        ("--seed 1", "--set seed=VALUE"),
-        ("--lr 1e-3 --ent-coef=0.1", "--set algorithm.lr=VALUE"),
-        ("env.id=CartPole-v1", "--set env.id=VALUE"),
-        ("CartPole-v1 --seed=1", "--set env.id=CartPole-v1"),
-        ("my.games:Chess", "--set env.id=my.games:Chess"),
-        ("cartpole_pp", "--config cartpole_ppo"),
-        ("mine/cartpole.toml", "--config mine/cartpole.toml"),
-        ("--xyzzy 7", None),
-        ("xyzzy", None),
+        ("--seed 1", "did you mean --set seed=VALUE?"),
+        ("--lr 1e-3 --ent-coef=0.1", "did you mean --set algorithm.lr=VALUE?"),
+        ("env.id=CartPole-v1", "did you mean --set env.id=VALUE?"),
+        ("CartPole-v1 --seed=1", "did you mean --set env.id=CartPole-v1?"),
+        ("my.games:Chess", "did you mean --set env.id=my.games:Chess?"),
+        ("cartpole_pp", "did you mean --config cartpole_ppo?"),
+        ("mine/cartpole.toml", "did you mean --config mine/cartpole.toml?"),
+        ("--xyzzy 7", "unrecognized arguments: --xyzzy 7"),
+        ("xyzzy", "unrecognized arguments: xyzzy"),
+        # argparse would drop the first value.
+        ("--record a --record=b", "argument --record: takes one value, and has 2"),
     ],
 )
-def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monkeypatch, capsys):
+def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(
+    flags, told, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/cartpole.toml").touch()
@@ -172,9 +147,7 @@ def test_a_setting_as_a_flag_is_told_how_it_is_set(flags, meant, tmp_path, monke
     with pytest.raises(SystemExit) as end:
         parser.parse_args(flags.split())
     assert end.value.code == 2
-    told = capsys.readouterr().err
-    assert "unrecognized arguments: " in told
-    assert told.rstrip().endswith(f"; did you mean {meant}?" if meant else flags)
+    assert capsys.readouterr().err.rstrip().endswith(told)
 
 
 def test_where_a_learner_may_be():
@@ -191,16 +164,12 @@ def test_where_a_learner_may_be():
 # -------------------- ends
 
 
-def error_of(name):
-    return getattr(errors, name)("first line\nsecond line")
-
-
 BUG = "error: this is a bug of impala-async; please report it with the lines above"
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a-file")
 ENDS = [
-    *((error_of(name), code, ["error: first line", "error: second line"])
+    *((getattr(errors, name)("first\nsecond"), code, ["error: first", "error: second"])
       for name, code in EXIT_CODES.items() if code != 0),
-    (RunOver("first line\nsecond line"), 0, ["first line", "second line"]),
+    (RunOver("first\nsecond"), 0, ["first", "second"]),
     (KeyboardInterrupt(), 130, ["interrupted"]),
     (Interrupted(signal.SIGTERM), 0, ["terminated"]),
     (FULL, 75, ["error: [Errno 28] No space left on device: 'a-file'"]),
@@ -224,10 +193,6 @@ def test_a_door_ends_with_the_code_and_the_words_of_its_error(error, code, last,
     assert is_bug or lines == last
 
 
-def test_a_door_that_does_its_work_ends_with_its_own_code():
-    assert [run_door(lambda code=code: code) for code in (0, 130)] == [0, 130]
-
-
 def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(monkeypatch, capsys):
     def broken():
         raise BrokenPipeError
@@ -240,14 +205,11 @@ def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(monkeypatch, capsys
         assert run_door(broken) == 0
 
 
-def test_output_that_is_closed_or_full_does_not_change_the_end(monkeypatch):
+def test_output_that_is_full_does_not_change_the_end(monkeypatch):
     def say():
         print("a word")
         return 75
 
-    for name in ("sys.stdout", "sys.stderr"):
-        monkeypatch.setattr(name, None)
-    assert run_door(say) == 75
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
         assert run_door(say) == 75
@@ -270,27 +232,20 @@ def test_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsy
         with pytest.raises(SystemExit):
             parse("--config", name)
         assert f"no file {name}; did you mean cartpole?" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        parse("--config", "nosuch")
-    told = capsys.readouterr().err
-    assert "there is no file nosuch, and in the package " in told
-    assert all(name in told for name in packaged_configs())
     # It may be meant to be there: whoever reads it says that it is not.
     assert parse("--config", "nosuch.toml").config == Path("nosuch.toml")
 
 
-def test_without_a_config_an_env_gets_generic_settings(tmp_path):
+def test_without_a_config_an_env_gets_generic_settings(tmp_path, monkeypatch):
     args = parse("--set", "env.id=Acrobot-v1", "--run-dir", str(tmp_path / "run"))
     config, folder = check_run(args)
     assert config == RunConfig.model_validate({"env": {"id": "Acrobot-v1"}})
     assert folder.path == tmp_path / "run"
     assert not folder.path.exists()
     config, folder = check_run(parse("--config", "cartpole", "--set", "seed=7"))
-    assert config == load_config(default_config_path(), ["seed=7"])
+    assert config == load_config(packaged_configs()["cartpole"], ["seed=7"])
     assert folder.path.parent == Path("runs")
-
-
-def test_a_home_folder_is_found_behind_an_equals_sign_too(tmp_path, monkeypatch):
+    # A home folder is found behind an equals sign, too.
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse("--run-dir=~/run").run_dir == tmp_path / "run"
     assert parse("--run-dir=~nobody-at-all/run").run_dir == Path("~nobody-at-all/run")
@@ -299,7 +254,7 @@ def test_a_home_folder_is_found_behind_an_equals_sign_too(tmp_path, monkeypatch)
 @pytest.fixture
 def run_dir(tmp_path):
     """The folder of a run with a changed seed."""
-    RunFolder(tmp_path / "run").begin(load_config(default_config_path(), ["seed=7"]))
+    RunFolder(tmp_path / "run").begin(load_config(packaged_configs()["cartpole"], ["seed=7"]))
     return tmp_path / "run"
 
 
@@ -312,23 +267,17 @@ def resume(run_dir, *settings):
 def test_a_run_is_not_overwritten_and_a_resumed_one_keeps_its_settings_but_for_some(run_dir):
     with pytest.raises(ConfigError, match=r"already holds a run: continue it with --resume"):
         check_run(parse("--config", "cartpole", "--run-dir", str(run_dir)))
-    assert resume(run_dir) == load_config(default_config_path(), ["seed=7"])
-    changed = load_config(default_config_path(), ["seed=7", "stop.env_steps=9"])
+    assert resume(run_dir) == load_config(packaged_configs()["cartpole"], ["seed=7"])
+    changed = load_config(packaged_configs()["cartpole"], ["seed=7", "stop.env_steps=9"])
     assert resume(run_dir, "stop.env_steps=9") == changed
     (run_dir / "checkpoints").rmdir()
     with pytest.raises(CheckpointError, match="the checkpoints of this run are gone"):
         resume(run_dir)
 
 
-def test_a_damaged_summary_is_told(run_dir):
-    (run_dir / "summary.json").write_text('{"env_steps_trained": "9"}')
-    with pytest.raises(CheckpointError, match=r"summary\.json: env_steps_trained: wants a number"):
-        resume(run_dir, "stop.env_steps=9")
-
-
 def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path):
     settings = ["env.kwargs={range=[nan, inf], floor=-inf}"]
-    RunFolder(tmp_path / "run").begin(load_config(default_config_path(), settings))
+    RunFolder(tmp_path / "run").begin(load_config(packaged_configs()["cartpole"], settings))
     resume(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"env\.kwargs: cannot change in a resumed run"):
         resume(tmp_path / "run", "env.kwargs={floor=0.0}")
@@ -382,6 +331,13 @@ def test_a_run_whose_last_checkpoint_or_first_mean_is_missing_is_not_over(run_di
 # -------------------- this start
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+    """Waits are told of at once."""
+    monkeypatch.setattr("impala_async.output.LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr("impala_async.output.Wait", functools.partial(Wait, after_s=0.0))
+
+
 def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path):
     check_learner(str(tmp_path))
     with pytest.raises(UnreachableError, match="no learner has said there where it listens"):
@@ -397,11 +353,10 @@ def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path):
         learner_url(str(tmp_path), 0.0)
 
 
-def test_the_wait_for_a_run_folder_is_told(tmp_path, monkeypatch, caplog):
+def test_the_wait_for_a_run_folder_is_told(tmp_path, at_once, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(doors, "Wait", functools.partial(doors.Wait, after_s=0.0))
     with pytest.raises(UnreachableError):
-        learner_url(str(tmp_path), 0.05)
+        learner_url(str(tmp_path), 0.5)
     assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
 
 
@@ -429,10 +384,8 @@ def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loade
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_start_is_told_of_by_one_of_us(monkeypatch, is_ours):
+def test_a_start_is_told_of_by_one_of_us(monkeypatch, at_once, is_ours):
     """A learner of `train` says nothing of it, because `train` does."""
-    monkeypatch.setattr("impala_async.output.LOOK_EVERY_S", 0.001)
-    monkeypatch.setattr("impala_async.output.Wait", functools.partial(Wait, after_s=0.0))
     if is_ours:
         monkeypatch.setenv(processes.VARIABLE, "3")
     else:

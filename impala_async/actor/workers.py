@@ -39,7 +39,7 @@ from impala_async.envs.batch import Actions, Obs, Step
 from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import RUNNING, TOO_LONG, WHERES, Blame
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
-from impala_async.processes import Lifeline, deaf_children
+from impala_async.processes import Lifeline
 from impala_async.schema import ActionSpec, ObsSpec
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,6 @@ CLOSE_S = 1.0
 DEATH_S = 1.0
 STACKS_S = 0.5
 PROGRAM = (sys.executable, "-m", "impala_async.actor.env_worker")
-# There is a worker for each core, so what they call must not take more.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 LookUp = Callable[[], None]
 
@@ -75,13 +73,8 @@ class Worker:
         self._waiter.register(self._replies, select.POLLIN)
         given = (theirs, replies, memory)
         try:
-            with deaf_children():
-                self.process = subprocess.Popen(
-                    [*PROGRAM, *map(str, given)],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(*given, *self._lifeline.fds),
-                    env={**ONE_THREAD, **os.environ, **self._lifeline.environment},
-                )
+            command = [*PROGRAM, *map(str, given)]
+            self.process = self._lifeline.start(command, given, stdin=subprocess.DEVNULL)
         finally:
             os.close(theirs)
             os.close(replies)

@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from impala_async.config.mistakes import explain, shown
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
-from impala_async.files import why_unreadable
 
 COMMAND_LINE = "--set"
 DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
@@ -94,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, LookupError, TypeError) as error:
         if path.suffix == ".json":
             raise ConfigError(f"{path}: is not the config.json of a run") from None
-        why = why_unreadable(error)
+        why = str(error)
         if "Invalid value" in why:
             why += "; text wants double quotes, and TOML has true, false and no none"
         raise ConfigError(f"{path}: not a valid TOML file: {why}") from None

@@ -1,7 +1,6 @@
 """One learner and its actors as processes of this machine, watched until the learner ends.
 
-Every child holds a lifeline: whatever ends this process, SIGKILL included, ends them too. An
-actor that ends before the learner is started again; one that says it does not fit, or that dies
+An actor that ends before the learner is started again; one that says it does not fit, or that dies
 again and again, ends the run.
 """
 
@@ -9,16 +8,14 @@ import contextlib
 import logging
 import math
 import os
-import re
 import signal
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from impala_async.errors import (
     EXIT_DONE,
@@ -30,7 +27,7 @@ from impala_async.errors import (
     how_it_ended,
 )
 from impala_async.output import Wait
-from impala_async.processes import GIVE_UP, REQUESTS, Lifeline, deaf_children
+from impala_async.processes import GIVE_UP, REQUESTS, Lifeline
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +39,6 @@ RESTART_AFTER_S = 1.0
 GOODBYE_S = 3.0
 MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
-# As `start_logging` writes them where there is no terminal: such a line is no reason of a death.
-INFO_LINE = re.compile(r"\d\d:\d\d:\d\d INFO ")
 # Last words are looked for in so much of a log's end: an environment may print without end.
 MOST_LAST_BYTES = 64 << 10
 MOST_QUOTED = 300
@@ -51,11 +46,8 @@ MOST_QUOTED = 300
 LEARNER_END_S = 720.0
 ACTOR_END_S = 3.0
 ASKED_END_S = 3.0
-# A second Ctrl-C kills what has not ended by then. The learner mostly ends in an instant.
+# A second Ctrl-C kills what has not ended by then.
 QUIT_S = 3.0
-QUIT_TOLD_AFTER_S = 0.5
-# Small tensors gain nothing from more threads, and the processes share the cores.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class _Actor:
@@ -88,7 +80,6 @@ class _Actor:
         return code
 
     def start(self, run_dir: Path, lifeline: Lifeline) -> None:
-        """It finds the learner by the run folder."""
         try:
             self.log_path.parent.mkdir(exist_ok=True)
             # To read as well: that waits for nobody at the other end of a pipe.
@@ -111,14 +102,11 @@ class _Actor:
         """With its last words that may say why: those since its start, as an environment prints."""
         if code == -signal.SIGKILL:
             return how_it_ended(code)
-        try:
-            with self.log_path.open("rb") as log:
-                log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
-                lines = log.read(MOST_LAST_BYTES).decode(errors="replace").splitlines()
-        except OSError as error:
-            return f"{how_it_ended(code)} (its log cannot be read: {error.strerror})"
-        lines = [line for line in lines if not INFO_LINE.match(line)]
-        said = "it said nothing"
+        said, words = "it said nothing", b""
+        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
+            log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
+            words = log.read(MOST_LAST_BYTES)
+        lines = words.decode(errors="replace").splitlines()
         if errors := [line for line in lines if line.startswith("error: ")]:
             said = errors[-1].removeprefix("error: ")
         elif lines:
@@ -127,11 +115,7 @@ class _Actor:
 
 
 class LocalRun:
-    """Owns the processes of one run on this machine.
-
-    The actors load what they need while the learner does, and wait for the file in the run folder
-    that says where it listens.
-    """
+    """Owns the processes of one run. Actors load while the learner does, and find its folder."""
 
     def __init__(self, learner_flags: Sequence[str], run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -174,8 +158,7 @@ class LocalRun:
         return EXIT_DONE if is_untaught else exit_code(code)
 
     def _serves(self) -> bool:
-        """Whether the learner takes actors, as it says itself. The file of an earlier one is gone:
-        whoever starts a run in a folder has removed it."""
+        """Whether the learner takes actors. The file of an earlier one was removed before."""
         return (self._run_dir / "service.json").exists()
 
     def _look_after(self, actor: _Actor) -> None:
@@ -186,17 +169,14 @@ class LocalRun:
         if (code := actor.poll()) is None:
             return
         how = actor.how_it_ended(code)
-        actor.is_done = code == EXIT_DONE
         if actor.num_quick_deaths > MAX_QUICK_DEATHS or code in HOPELESS:
             reason = f"actor {actor.number} cannot run: it {how}; its log: {actor.log_path}"
             self.verdict = exit_code(code), reason
-        elif actor.is_done:
-            # The learner has said goodbye to it, or somebody has ended it.
-            actor.how_it_was_lost = f"{how_it_ended(code)}, though the run goes on"
-            actor.start_at = time.monotonic() + GOODBYE_S
-        else:
-            actor.how_it_was_lost = how
-            actor.start_at = time.monotonic() + RESTART_AFTER_S
+        # The learner has said goodbye to one that is done, or somebody has ended it.
+        actor.is_done = code == EXIT_DONE
+        goes_on = f"{how_it_ended(code)}, though the run goes on"
+        actor.how_it_was_lost = goes_on if actor.is_done else how
+        actor.start_at = time.monotonic() + (GOODBYE_S if actor.is_done else RESTART_AFTER_S)
 
     def _start(self, actor: _Actor) -> None:
         """Once it has run, what keeps it from running again may pass, and the others go on."""
@@ -218,7 +198,6 @@ class LocalRun:
         if not self._heard:
             self._wait = Wait(logger.warning)
         elif number == signal.SIGINT and self._kill_at == math.inf:
-            self._wait = Wait(logger.warning, after_s=QUIT_TOLD_AFTER_S)
             self._kill_at = time.monotonic() + QUIT_S
         self._heard.append(number)
         if self._learner.poll() is None:
@@ -226,9 +205,6 @@ class LocalRun:
 
     def _is_hurried(self) -> bool:
         """Whether a second Ctrl-C was not answered in time: it may hang, or be stopped."""
-        if self._kill_at < math.inf:
-            told = f"quitting: what has not ended {QUIT_S:.0f} s after this is killed"
-            self._wait.look(lambda _: told)
         return time.monotonic() >= self._kill_at
 
     def _tell_wait(self) -> None:
@@ -264,18 +240,11 @@ def spawn(
     door: str, flags: Sequence[str], lifeline: Lifeline, output: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
     """A process behind a door, which ends with this one at the latest."""
+    command = [sys.executable, "-m", f"impala_async.{door}", *flags]
+    # In a group of its own: Ctrl-C reaches this process alone, which passes it on once.
+    how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "process_group": 0}
     try:
-        with deaf_children():
-            return subprocess.Popen(
-                [sys.executable, "-m", f"impala_async.{door}", *flags],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**ONE_THREAD, **os.environ, **lifeline.environment},
-                pass_fds=lifeline.fds,
-                # Ctrl-C reaches this process alone, which passes it on once.
-                process_group=0,
-            )
+        return lifeline.start(command, stdout=output, stderr=output, **how)
     except OSError as error:
         raise ConfigError(f"cannot start a process of the {door}: {error.strerror}") from None
 
@@ -292,18 +261,14 @@ def end_in_time(
 ) -> None:
     """Let processes end by themselves, then ask, then insist; all at once as soon as we hurry."""
     steps = (("wait", grace_s), ("terminate", ASKED_END_S), ("kill", ASKED_END_S))
-    wait = Wait(logger.info)
     for step, patience_s in steps:
         for process in processes:
             if process.poll() is None and step != "wait":
                 getattr(process, step)()
         until = time.monotonic() + patience_s
-        while left := sum(process.poll() is None for process in processes):
+        while any(process.poll() is None for process in processes):
             if time.monotonic() >= until or is_hurried():
                 break
-            wait.look(
-                partial("ending: waiting for processes to end, {} are left ({:.0f} s)".format, left)
-            )
             time.sleep(POLL_S)
     for process in processes:
         process.wait()

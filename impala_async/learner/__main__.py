@@ -26,7 +26,7 @@ from impala_async.doors import (
 )
 from impala_async.errors import ConfigError, EnvError, RecordingError, SpacesError, how_it_ended
 from impala_async.output import WRITER, flush_output
-from impala_async.processes import Lifeline, deaf_children, leave, undone
+from impala_async.processes import Lifeline, leave, undone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,14 +147,7 @@ def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
     }
     # No pipe: what the environment forks may hold that open for ever.
     answer_fd = os.memfd_create("impala-async-spaces")
-    with deaf_children():
-        child = subprocess.Popen(
-            DESCRIBE,
-            stdin=subprocess.PIPE,
-            stdout=answer_fd,
-            env={**os.environ, **lifeline.environment},
-            pass_fds=lifeline.fds,
-        )
+    child = lifeline.start(DESCRIBE, stdin=subprocess.PIPE, stdout=answer_fd)
     assert child.stdin is not None
     child.stdin.write(json.dumps(asked).encode())
     child.stdin.close()

@@ -1,21 +1,14 @@
 """Progress for people: kept up to date in place in a terminal, a line now and then elsewhere.
 
 Owns the last lines of the terminal while a run goes on. Only the reporter redraws it: there is no
-refresh thread.
-
-Without a terminal the first report is printed, then at most one each `every_s`, then the last
-on `close`: a log stays readable and still tells how the run ended. A terminal that goes away
-silences this sink, and nothing else.
+refresh thread. A terminal that has gone, or a full disk, shows less, and ends nothing.
 """
 
-import contextlib
-import errno
-import logging
 import math
 import os
 import time
 from collections.abc import Callable
-from typing import Final
+from contextlib import suppress
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -25,79 +18,44 @@ from impala_async.config.run import StopSection
 from impala_async.metrics.names import Value, numbers
 from impala_async.metrics.report import format_mean_return
 
-GONE: Final = (errno.EIO, errno.EPIPE, errno.EBADF)
-"""The error numbers of a stream that can no longer be written to."""
-_LOG = logging.getLogger(__name__)
+LINE_EVERY_S = 10.0
 
 
 class ConsoleSink:
-    """Shows each report on the console through which log lines go, and stays below them.
-
-    `stop` says what ends the run: the first one reached.
-    """
+    """Shows reports below the log lines of its console; without a terminal a line now and then."""
 
     def __init__(
-        self,
-        stop: StopSection,
-        console: Console,
-        *,
-        every_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, stop: StopSection, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stop = stop
         self._stream = console.file
         is_terminal = self._stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
         self._live = Live(console=console, auto_refresh=False) if is_terminal else None
-        self._every_s = every_s
         self._clock = clock
         self._due = -math.inf
-        self._unshown: dict[str, Value] | None = None
-        self._is_silent = False
+        self._is_gone = False
 
     def write(self, report: dict[str, Value]) -> None:
-        """Redraw in place, or print a plain line if it is time for one."""
-        self._unshown = report
-        if self._live is not None or self._clock() >= self._due:
-            self._due = self._clock() + self._every_s
-            self._guard(self._show)
+        if self._is_gone or (self._live is None and self._clock() < self._due):
+            return
+        self._due = self._clock() + LINE_EVERY_S
+        *lines, verdict = _texts(report, self._stop)
+        try:
+            if self._live is None:
+                print("  ".join([*lines, verdict]), file=self._stream, flush=True)
+                return
+            heads = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+            self._live.start()
+            self._live.update(Group(*heads, Text(verdict)), refresh=True)
+        # A closed stream is a ValueError.
+        except (OSError, ValueError):
+            # A full disk may have room again, but for a terminal that has gone rich would keep all.
+            self._is_gone = self._live is not None
 
     def close(self) -> None:
-        """Print the last report if it was not, and give the terminal's last lines back."""
-        self._guard(self._show)
-        live, self._live = self._live, None
-        if live is not None:
-            self._guard(live.stop)
-
-    def _show(self) -> None:
-        report, self._unshown = self._unshown, None
-        if report is None:
-            return
-        if self._live is None:
-            print(describe(report, self._stop), file=self._stream, flush=True)
-            return
-        *lines, verdict = (Text(text) for text in _texts(report, self._stop))
-        for line in lines:
-            line.no_wrap, line.overflow = True, "ellipsis"
-        self._live.start()
-        self._live.update(Group(*lines, verdict), refresh=True)
-
-    def _guard(self, show: Callable[[], None]) -> None:
-        if self._is_silent:
-            return
-        try:
-            show()
-        # A closed stream is a ValueError, a terminal that hung up an OSError.
-        except (OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno not in GONE:
-                return  # a full disk has room again, perhaps
-            self._is_silent = True
-            with contextlib.suppress(OSError, ValueError):
-                _LOG.warning("progress can no longer be shown: %s", error)
-
-
-def describe(report: dict[str, Value], stop: StopSection) -> str:
-    """The report in one plain line."""
-    return "  ".join(_texts(report, stop))
+        if self._live is not None:
+            with suppress(OSError, ValueError):
+                self._live.stop()
 
 
 def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:

@@ -1,8 +1,7 @@
 """The one registry of metric names: every key that a report line may hold, its unit, its meaning.
 
-A name that is missing here is refused when a report is put together, and `docs/metrics.md` is
-rendered from here. Only a user's own algorithm adds to them, under `user/`. Every report has every
-name; one whose value is null has none at that moment, or does not exist in that set-up.
+`docs/metrics.md` is rendered from here. Only a user's own algorithm adds to them, under `user/`.
+Every report has every name; its value is null where there is none.
 """
 
 import re
@@ -10,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 Value: TypeAlias = int | float | str | Sequence[float | None] | None
-"""The types of values in a report line; every value is strict JSON once it is finite."""
 DROP_REASONS = ("stale", "nonfinite_update", "shutdown")
 """Why columns that were admitted are not trained: `dropped/` and `partial/` have one of each."""
 ACTOR_TIMERS = {

@@ -1,27 +1,22 @@
 """One report line: counters, snapshots merged under declared names, and what limits the run.
 
-Two owners of one key, a key outside `metrics.names` and a value that JSON cannot hold are bugs of
-ours and fail at once. A number that is not finite is none of these: a diverged loss is news, and
-reaches the sinks as null.
-
-The verdict on what limits a run rests on the learner's own clock: does it wait, and for what. Only
-when it waits for batches do the actors' timers say which of their stages is the long one.
+That verdict rests on the learner's own clock: does it wait, and for what. Only when it waits for
+batches do the actors' timers say which of their stages is the long one.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 
 from impala_async.metrics.names import ACTOR_TIMERS, REGISTRY, Value, numbers, undeclared
 
 RETURN_EPISODES = 100
-# Whole numbers are written out up to here, and decimals down to there.
-_MAX_EXPONENT, _MIN_EXPONENT = 9, -5
-
+WRITTEN_OUT_BELOW = 1e10
 WAIT_SHARE_THAT_LIMITS = 0.2
 # A loop that is later than this on average has more to do than it can.
 LATE_LOOP_MS = 5.0
-ADVICE: Mapping[str, str | None] = {
+ADVICE = {
     "rejections": "look for the reason in the learner's log",
     "learner": "a faster device, a smaller model, or a lower learner.num_passes",
     "copy": "smaller observations, or a larger learner.batch_columns",
@@ -36,8 +31,6 @@ ADVICE: Mapping[str, str | None] = {
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
     "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT; if they end, "
     "see their logs",
-    "waiting": None,
-    "unknown": None,
 }
 UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
 BATCH_WAIT_MS = "timing_breakdown/learner_dequeue_time_ms"
@@ -56,11 +49,7 @@ _NO_LOSS = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
 
 
 class Counters:
-    """Counts that only grow, one for each reason; `prefix` stands before each exported name.
-
-    One thread owns them. A name that was not given at the start is a bug of ours, and so is a
-    negative step.
-    """
+    """Counts that only grow, one for each reason; `prefix` stands before each exported name."""
 
     def __init__(self, names: Iterable[str], *, prefix: str = "") -> None:
         self._prefix = prefix
@@ -87,14 +76,8 @@ class Counters:
             self._counts[name] = int(snapshot.get(self._prefix + name, 0))
 
 
-# -------------------- a line
-
-
 def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:
-    """The whole report line: the merged snapshots and the verdict that follows from them.
-
-    A line holds every declared name: what nobody has measured yet is null.
-    """
+    """A report line: every declared name, null where nobody has measured it, and the verdict."""
     report = merge(*snapshots)
     report["bottleneck"] = verdict = judge(report)
     report["advice"] = advice_on(verdict)
@@ -102,7 +85,7 @@ def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:
 
 
 def merge(*snapshots: Mapping[str, object]) -> dict[str, Value]:
-    """All snapshots as one report, in their order, every value clean for strict JSON."""
+    """All snapshots as one report, clean for strict JSON. An unknown name is a bug of ours."""
     report: dict[str, Value] = {}
     for snapshot in snapshots:
         unknown = undeclared(snapshot)
@@ -114,7 +97,7 @@ def merge(*snapshots: Mapping[str, object]) -> dict[str, Value]:
 
 
 def clean(value: object) -> Value:
-    """A value as plain Python, numpy's scalars included; what is not finite becomes None."""
+    """A value as plain Python. One that is not finite becomes None: a diverged loss is news."""
     if isinstance(value, list | tuple):
         return [_clean_number(element) for element in value]
     return value if isinstance(value, str) else _clean_number(value)
@@ -134,7 +117,7 @@ def _clean_number(value: object) -> float | None:
 
 
 def judge(report: Mapping[str, Value]) -> str:
-    """The stage that limits the run, and the measured number that says so: `<stage>: <finding>`."""
+    """The stage that limits the run, and the number that says so: `<stage>: <finding>`."""
     verdict = _judge_waits(report)
     # A learner that has enough to do is not limited by what else is sent to it.
     is_fed = verdict.startswith(("learner: ", "copy: "))
@@ -143,7 +126,7 @@ def judge(report: Mapping[str, Value]) -> str:
 
 def advice_on(verdict: str) -> str | None:
     """A few words on how the stage of a verdict may limit the run less, if there are any."""
-    return ADVICE[verdict.partition(":")[0]]
+    return ADVICE.get(verdict.partition(":")[0])
 
 
 def _judge_waits(report: Mapping[str, Value]) -> str:
@@ -156,13 +139,11 @@ def _judge_waits(report: Mapping[str, Value]) -> str:
     if get("num_actors") == 0:
         # Without actors nothing arrives any more, whatever was measured last.
         return _blame_actors(report, "the learner has nobody to learn from")
-    update_ms, batch_wait_ms = get(UPDATE_MS), get(BATCH_WAIT_MS)
-    if update_ms is None or batch_wait_ms is None:
+    update_ms = get(UPDATE_MS)
+    if not update_ms:
         return "unknown: no update has been measured yet"
-    copy_wait_ms = get(COPY_WAIT_MS, 0.0)
+    batch_wait_ms, copy_wait_ms = get(BATCH_WAIT_MS, 0.0), get(COPY_WAIT_MS, 0.0)
     whole_ms = update_ms + batch_wait_ms + copy_wait_ms
-    if whole_ms <= 0.0:
-        return "unknown: no measurable time has passed"
     if batch_wait_ms + copy_wait_ms <= WAIT_SHARE_THAT_LIMITS * whole_ms:
         return f"learner: updates take {_percent(update_ms / whole_ms)} of its time"
     share = _percent(max(batch_wait_ms, copy_wait_ms) / whole_ms)
@@ -183,17 +164,17 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
     if hang := report.get("actor/hang"):
         return f"hanging: {finding}, {hang}"
     found = numbers(report)
-    known = {name: found[name] for name in _ACTOR_STAGES if name in found}
-    whole_ms = sum(known.values()) + found.get(_WEIGHTS_WAIT_MS, 0.0)
-    is_known = bool(known) and whole_ms > 0.0
+    times = {name: found.get(name, 0.0) for name in _ACTOR_STAGES}
+    longest = max(times, key=lambda name: times[name])
+    is_known = times[longest] > 0.0
     if names and (report.get("lockstep/num_done") or not is_known):
         # The others are not what takes so long.
         return f"straggler: {finding}"
     if not is_known:
         return f"waiting: {finding}, no actor has said yet what takes its time"
-    longest = max(known, key=lambda name: known[name])
     stage, where = _ACTOR_STAGES[longest]
-    finding += f", an actor spends {_percent(known[longest] / whole_ms)} of its time {where}"
+    share = _percent(times[longest] / (sum(times.values()) + found.get(_WEIGHTS_WAIT_MS, 0.0)))
+    finding += f", an actor spends {share} of its time {where}"
     late_ms = found.get(_LOOP_LAG_MS, 0.0)
     if stage == "network" and late_ms > LATE_LOOP_MS:
         return f"ingest: {finding}, and the event loop is {late_ms:.0f} ms late"
@@ -209,11 +190,9 @@ def _refused_share(report: Mapping[str, Value]) -> str | None:
     rejected = found.get("trajectories/rejected", 0.0) - num_no_loss
     if rejected <= received / 2:
         return None
-    most = max(reasons, key=lambda name: reasons[name], default=_REJECTED)
-    reason = most.removeprefix(_REJECTED)
-    return (
-        f"rejections: {_percent(rejected / received)} of what arrived was refused, most as {reason}"
-    )
+    most = max(reasons, key=lambda name: reasons[name], default=_REJECTED).removeprefix(_REJECTED)
+    share = _percent(rejected / received)
+    return f"rejections: {share} of what arrived was refused, most as {most}"
 
 
 def _percent(share: float) -> str:
@@ -224,32 +203,25 @@ class RunTimes:
     """The mean times of a whole start, from its reports, each counted by its updates."""
 
     def __init__(self, num_updates: int = 0) -> None:
-        """`num_updates`: those that this start found."""
-        self._sums: dict[str, tuple[float, float]] = {}  # with their weights
+        self._sums, self._weights = defaultdict[str, float](float), defaultdict[str, float](float)
         self._num_updates: float = num_updates
         self._had_actors = False
 
     def add(self, report: Mapping[str, Value]) -> None:
-        """The next report of the start."""
         found = numbers(report)
         self._had_actors |= found.get("num_actors", 0) > 0
-        weight = found.get("updates", 0) - self._num_updates
-        if weight <= 0:
-            return
+        weight = found.get("updates", self._num_updates) - self._num_updates
         self._num_updates += weight
         for name in found.keys() & _TIMES:
-            total, weights = self._sums.get(name, (0.0, 0.0))
-            self._sums[name] = total + weight * found[name], weights + weight
+            self._sums[name] += weight * found[name]
+            self._weights[name] += weight
 
     def over(self, report: Mapping[str, Value]) -> dict[str, Value]:
         """The last report with the times of all of them in it; nothing is starved at the end."""
-        means = {name: total / weights for name, (total, weights) in self._sums.items()}
+        means = {name: self._sums[name] / each for name, each in self._weights.items() if each}
         whole = {**report, **means, "learner/starved_since_s": None}
         # Those that were there, and left before the end, were some.
         return whole | {"num_actors": None} if self._had_actors else whole
-
-
-# -------------------- for people
 
 
 def format_return(value: float | None, goal: float | None = None) -> str:
@@ -272,10 +244,6 @@ def format_mean_return(value: float | None, num_episodes: object, goal: float | 
 
 def _format(value: float, num_digits: int) -> str:
     value = value or 0.0  # without the sign of -0.0
-    if not math.isfinite(value):
-        return str(value)
-    scientific = f"{value:.{num_digits - 1}e}"
-    exponent = int(scientific.partition("e")[2])
-    if not _MIN_EXPONENT <= exponent <= _MAX_EXPONENT:
-        return scientific
-    return f"{value:.{max(0, num_digits - 1 - exponent)}f}"
+    if 10**num_digits - 0.5 <= abs(value) < WRITTEN_OUT_BELOW:
+        return f"{value:.0f}"
+    return f"{value:#.{num_digits}g}".removesuffix(".")

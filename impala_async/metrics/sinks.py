@@ -1,16 +1,11 @@
 """Where report lines go: `metrics.jsonl`, and the sinks that `report.sinks` names.
 
-`metrics.jsonl` and the console take every report on the event loop, so they must be quick, and
-they outlive their medium: a full disk, a closed terminal or a dead peer is logged once and tried
-again, and never ends a run.
-
 Nobody waits for a chosen sink while a run goes on: one that is slow loses its oldest reports, and
 one that fails is told of once and gets no more. At the end all of them together have a few seconds.
 """
 
 import contextlib
 import errno
-import inspect
 import json
 import logging
 import os
@@ -22,7 +17,7 @@ from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from impala_async.config.run import SINKS, ReportSection
 from impala_async.config.section import Named
@@ -38,31 +33,23 @@ class Sink(Protocol):
     """Takes every report of a run in order, then one `close`."""
 
     def write(self, report: Report) -> None:
-        """Take one report; it belongs to all sinks and is not to be changed."""
-        ...
+        """It belongs to all sinks and is not to be changed."""
 
-    def close(self) -> None:
-        """Let go of the medium; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
-
-# -------------------- metrics.jsonl
 
 # A pipe that nobody empties is not waited for.
 _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-_TAIL_BYTES: Final = 65536
+# No report is nearly as long.
+_MOST_LINE_BYTES: Final = 1 << 18
 
 
 class JsonlSink:
     """Appends reports to `path`, which the first of them creates: a line of strict JSON each.
 
-    Who reads the file meanwhile may see the last line without its end, and reads it again. If the
-    disk fills up in the middle of a line, its half is cut off again, at once or, after a crash, by
-    the next report. Every report opens the file anew, so it comes back when its folder does, and
-    one that is moved away is followed by a new one.
-
-    `reserve` says how many bytes reports leave free for what matters more, and `is_gone` whether
-    the folder is not there any more, but perhaps somebody else's: then nothing is written.
+    Every report opens the file anew, so one that is moved away is followed by a new one. A disk
+    that fails is logged once and tried again. `reserve` says how many bytes reports leave free for
+    what matters more, and `is_gone` whether the folder is not there any more, or somebody else's.
     """
 
     def __init__(
@@ -78,7 +65,6 @@ class JsonlSink:
         self._num_lost = 0
 
     def write(self, report: Report) -> None:
-        """Append one line, or note that it is lost; one that is no strict JSON is a bug of ours."""
         if self._is_gone():
             return
         line = json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
@@ -98,7 +84,6 @@ class JsonlSink:
 
 
 def _append(path: Path, line: bytes, reserve: int) -> None:
-    """Append by one `write`."""
     fd = os.open(path, _FLAGS, 0o644)
     try:
         disk = os.fstatvfs(fd)
@@ -116,25 +101,19 @@ def _append(path: Path, line: bytes, reserve: int) -> None:
 
 
 def _cut_torn_line(fd: int) -> int:
-    """Shorten a file to its last whole line; a pipe or a device has no such thing."""
+    """Shorten a file to its last whole line, as a crash may have torn the last one; its length."""
     status = os.fstat(fd)
-    if not S_ISREG(status.st_mode):
+    if not S_ISREG(status.st_mode):  # a pipe or a device
         return 0
-    end, newline = status.st_size, -1
-    while end > 0 and newline < 0:
-        start = max(0, end - _TAIL_BYTES)
-        newline = os.pread(fd, end - start, start).rfind(b"\n")
-        end = start + newline + 1
+    start = max(0, status.st_size - _MOST_LINE_BYTES)
+    end = start + os.pread(fd, _MOST_LINE_BYTES, start).rfind(b"\n") + 1
     if end < status.st_size:
         os.ftruncate(fd, end)
     return end
 
 
-# -------------------- those that a run names
-
 _KEY: Final = "report.sinks"
-# Reports that may wait for a slow sink, and how long their last ones may take. A learner that is
-# told to end has ten seconds for everything.
+# Reports that may wait for a slow sink, and how long the last ones of all may take.
 MAX_WAITING: Final = 64
 CLOSE_WITHIN_S: Final = 4.0
 
@@ -143,9 +122,7 @@ class Run(NamedTuple):
     """The facts about a run with which a sink of `report.sinks` is made: `Name(run, **kwargs)`."""
 
     folder: Path
-    """That of the run."""
     run_id: str
-    """The same in all starts of a run."""
     config: Mapping[str, Any]
     """All settings, as `config.json` has them."""
     env_steps: int
@@ -156,21 +133,19 @@ class ChosenSinks:
     """As many as a section names, as one sink. Each has a thread, to wait and fail on its own."""
 
     def __init__(self, section: ReportSection, run: Run) -> None:
-        """Make them; raises ConfigError where one cannot be made."""
         sinks = [(one.name, _make(one, run)) for one in section.sinks]
         self._waiting: dict[threading.Thread, queue.Queue[Report | None]] = {}
         self._slow: set[threading.Thread] = set()
         for name, sink in sinks:
             waiting: queue.Queue[Report | None] = queue.Queue(MAX_WAITING)
+            body = partial(_feed, name, sink, waiting)
             # Nobody waits for it for ever: a sink may hang.
-            thread = threading.Thread(
-                target=_feed, args=(name, sink, waiting), name=name, daemon=True
-            )
+            thread = threading.Thread(target=body, name=name, daemon=True)
             self._waiting[thread] = waiting
             thread.start()
 
     def write(self, report: Report | None) -> None:
-        """Hand the report over; nobody waits for it to be taken. None is the end."""
+        """Hand the report over; None is the end."""
         for thread, waiting in self._waiting.items():
             if not thread.is_alive():
                 continue
@@ -183,7 +158,6 @@ class ChosenSinks:
             waiting.put_nowait(deepcopy(report))  # what one does to it no other one sees
 
     def close(self) -> None:
-        """Let all of them take what waits and close, within a few seconds."""
         self.write(None)
         deadline = time.monotonic() + CLOSE_WITHIN_S
         for thread in self._waiting:
@@ -196,17 +170,12 @@ class ChosenSinks:
 def _make(one: Named, run: Run) -> Sink:
     make = import_callable(f"{_KEY}: {one.name}", SINKS.get(one.name, one.name))
     with UserCode(f"{_KEY}: {one.name}", "when it was made"):
-        sink = make(run, **one.kwargs)
-    if not all(callable(getattr(sink, method, None)) for method in ("write", "close")):
-        raise ConfigError(
-            f"{_KEY}: {one.name} made a {type(sink).__name__}, which is no sink: it must have "
-            "write(report) and close()"
-        )
-    return cast(Sink, sink)
+        sink: Sink = make(run, **one.kwargs)
+        _ = sink.write, sink.close  # it may be something else
+    return sink
 
 
 def _feed(name: str, sink: Sink, waiting: "queue.Queue[Report | None]") -> None:
-    """The body of a thread: one sink takes what waits for it."""
     try:
         while (report := waiting.get()) is not None:
             with UserCode(f"{_KEY}: {name}", "to take a report"):
@@ -240,8 +209,8 @@ class TensorBoardSink:
 class WandbSink:
     """A run of Weights & Biases that has our id, and goes on when ours is resumed.
 
-    It is begun by the first report, on the thread of the sink: that may take long where its server
-    cannot be reached, and must not keep training waiting. `settings` are those of `wandb.init`.
+    It is begun by the first report, on the thread of the sink, as its server may not be reached.
+    `settings` are those of `wandb.init`.
     """
 
     def __init__(self, run: Run, **settings: Any) -> None:
@@ -257,8 +226,6 @@ class WandbSink:
             # The terminal belongs to our progress.
             "settings": {"console": "off"},
         }
-        # A setting that does not exist is told of now.
-        inspect.signature(wandb.init).bind(**usual | settings)
         self._begin = partial(wandb.init, **usual | settings)
         self._run: Any = None
 

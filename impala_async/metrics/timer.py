@@ -1,13 +1,7 @@
 """A stopwatch with a memory: how long the last n timings of one activity took.
 
-One thread uses it, the one that does the timed work; it also takes the readings for the report.
-
-    with timer:
-        batch = ring.get()
-    timer.push_units_processed(batch.num_rows)
-
-A block that raises was timed too: the time has passed, and a wait that ended in `queue.Empty`
-is just the wait that the report should show.
+A block that raises was timed too: a wait that ended in `queue.Empty` is just the wait that the
+report should show.
 """
 
 import math
@@ -64,12 +58,10 @@ class TimerStat:
 
     @property
     def mean_ms(self) -> float | None:
-        mean = self.mean
-        return None if mean is None else 1000.0 * mean
+        return None if self.mean is None else 1000.0 * self.mean
 
     @property
     def mean_throughput(self) -> float | None:
         """Units per second over the window; None while it holds no measurable time."""
         window_s = sum(seconds for seconds, _ in self._timings)
-        rate = sum(units for _, units in self._timings) / window_s if window_s > 0.0 else math.inf
-        return rate if math.isfinite(rate) else None
+        return sum(units for _, units in self._timings) / window_s if window_s > 0.0 else None

@@ -1,7 +1,5 @@
 """A window over the last n values of one quantity: count, mean, deviation, quantiles.
 
-`push` stores one value and nothing else; all arithmetic waits for a report. One thread uses it.
-
 Values that are no finite number are counted and take their place in the window, but are left out
 of all else: a report line cannot say them, and one infinity would hide every other value.
 """
@@ -32,7 +30,6 @@ class WindowStat:
         self.count += 1
 
     def push_many(self, values: npt.ArrayLike) -> None:
-        """Push every element of an array in its order."""
         flat = np.asarray(values, dtype=np.float64).ravel()
         self._held.extend(flat.tolist())
         self.count += flat.size

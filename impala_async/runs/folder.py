@@ -1,7 +1,5 @@
 """The run folder: what a run leaves on disk, and the epoch that makes its versions unique.
 
-Whatever others may read while it is written is written beside and renamed.
-
 Runs on: event loop (small files), before it at the start
 """
 
@@ -16,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from impala_async.config.load import validate_config
@@ -25,14 +24,11 @@ from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_wh
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_ROOT = Path("runs")
 # These may lie in the folder of a new run: `train` and `replay` put some there for their learner, a
 # start that was killed may have left another, and a file system of its own has the last.
 PREPARED = ("actors", "replay.json", "checkpoints", "lost+found")
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE = 0o600
-# The one after it has no more digits than the name of a checkpoint may have.
-MOST_EPOCHS = 10**9 - 1
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""
 
@@ -40,7 +36,7 @@ UNSAVED = "checkpoint_not_written"
 def default_run_path(config: RunConfig) -> Path:
     """A folder named after environment and time."""
     name = config.env.id.replace("/", "_").replace(":", "_")
-    return DEFAULT_ROOT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 class RunFolder:
@@ -76,7 +72,7 @@ class RunFolder:
         self.let_go()
 
     def hold(self) -> None:
-        """Take the folder for this process: one learner has it, and however it ends, it lets go."""
+        """Take the folder for this process, until it lets go, however it ends."""
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -91,17 +87,15 @@ class RunFolder:
         self._is_new, self._has_begun = not self.exists(), False
 
     def begin(self, config: RunConfig) -> None:
-        """Take the folder for this process, and write down the settings and the id of a new run.
+        """Take the folder, and write down the settings and the id of a new run.
 
         A resumed run keeps its former settings until `confirm`: it may not fit the new ones.
         """
         self.hold()
-        # One that `prune` would clear away: whether checkpoints can be written is known now.
-        attempt = self.checkpoints / ".partial-attempt"
         with _writing(self.checkpoints):
             self.checkpoints.mkdir(exist_ok=True)
-            attempt.mkdir(exist_ok=True)
-            attempt.rmdir()
+            # Whether checkpoints can be written is known now. `prune` would clear this one away.
+            TemporaryDirectory(prefix=".partial-", dir=self.checkpoints).cleanup()
         if self._is_new:
             self._write_settings(config, uuid.uuid4().hex)
         self._has_begun = True
@@ -117,14 +111,12 @@ class RunFolder:
             self.write_json("config.json", content, mode=PRIVATE)
 
     def let_go(self) -> None:
-        """The folder is free for another learner."""
         if self._hold is not None:
             os.close(self._hold)
             self._hold = None
 
     def is_gone(self) -> bool:
-        """Whether the run that began here has lost its folder, to another one perhaps; it does not
-        come back."""
+        """Whether the run that began here has lost its folder; it does not come back."""
         if self._hold is None or self._is_gone:
             return self._is_gone
         try:
@@ -136,18 +128,14 @@ class RunFolder:
         except OSError:  # a disk that fails, or may not be read, is there
             return False
         if self._is_gone:
-            logger.error(
-                "run folder %s: it is gone, or another one lies there: nothing of this run can be "
-                "saved any more. If it was only moved, go on with it where it is now, by --resume",
-                self.path,
-            )
+            told = "run folder %s: it is gone, or another one lies there: nothing can be saved now"
+            logger.error(told, self.path)
         return self._is_gone
 
     def withdraw(self) -> None:
         """The run never began: leave nothing that would stand in the way of the next try.
 
-        This does nothing to a run of an earlier start, nor to one that has a result. Logs in which
-        an actor has said something stay.
+        A run of an earlier start stays, one that has a result, and logs that say something.
         """
         has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
@@ -167,7 +155,7 @@ class RunFolder:
         return os.path.exists(self._config)  # unlike Path.exists, where it may not be looked for
 
     def load_settings(self) -> dict[str, Any]:
-        """The settings of the run as nested keys, to be changed and validated again."""
+        """The settings as nested keys, to be changed and validated again."""
         return dict(self._read_config()["config"])
 
     def load_config(self) -> RunConfig:
@@ -178,10 +166,7 @@ class RunFolder:
         return bytes.fromhex(self._read_config()["run_id"])
 
     def next_epoch(self, saved: int = 0) -> int:
-        """Count this start, durably: no two starts of a run ever share an epoch.
-
-        `saved` is the highest of its checkpoints, which a file that was put back may be behind.
-        """
+        """Count this start, durably: no two share an epoch. `saved` is that of its checkpoints."""
         last = self._last_epoch()
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
@@ -194,10 +179,10 @@ class RunFolder:
         written = find_bytes(self._epoch)
         if written is None:
             return 0
-        if re.fullmatch(rb"\s*\d{1,9}\s*", written) and int(written) < MOST_EPOCHS:
+        if re.fullmatch(rb"\s*\d{1,8}\s*", written):
             return int(written)
         raise CheckpointError(
-            f"{self._epoch}: wants a whole number from 0 to {MOST_EPOCHS - 1:,}, got "
+            f"{self._epoch}: wants a whole number of at most 8 digits, got "
             f"{written[:64].decode(errors='replace')!r}: write the number of starts so far there, "
             "or a greater one"
         )
@@ -208,7 +193,7 @@ class RunFolder:
             write_whole(self._saved, name.encode())
 
     def last_saved(self) -> str | None:
-        """The checkpoint that was written last, as it was noted; None if there was none."""
+        """The checkpoint that was written last; None if there was none."""
         saved = find_bytes(self._saved, most=64)
         return None if saved is None else saved.decode(errors="replace")
 
@@ -218,22 +203,12 @@ class RunFolder:
             why = f"{self.path} holds no run (there is no config.json in it)"
             raise CheckpointError(f"--run-dir: {why}")
         self._last_epoch()
-        saved, names = self.last_saved(), None
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                names = os.listdir(self.checkpoints)
-        except OSError as error:
-            raise CheckpointError(f"{self.checkpoints}: cannot be read: {error.strerror}") from None
-        has_lost = saved is not None or names is None
-        if has_lost and not any(name.startswith("ckpt-") for name in names or ()):
-            last = f" ({saved} was the last)" if saved and saved.isprintable() else ""
+        had_some = self.last_saved() is not None or not self.checkpoints.is_dir()
+        if had_some and not any(self.checkpoints.glob("ckpt-*")):
             raise CheckpointError(
-                f"{self.checkpoints}: the checkpoints of this run are gone{last}: put them back, "
-                "or start a new run in another folder, without --resume"
+                f"{self.checkpoints}: the checkpoints of this run are gone, or cannot be read: put "
+                "them back, or start a new run in another folder, without --resume"
             )
-        if os.path.lexists(self.metrics):  # a link to nowhere is no place for reports
-            with _writing(self.metrics, ": move it away"):
-                os.close(os.open(self.metrics, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
 
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
@@ -250,7 +225,6 @@ class RunFolder:
         return path
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """Read a small file, None if there is none; raises CheckpointError."""
         return find_object(self.path / name)
 
     def remove(self, name: str) -> None:
@@ -270,10 +244,10 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def _writing(path: Path, advice: str = "") -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     """An OSError inside becomes a ConfigError that names the path."""
     try:
         yield
     except OSError as error:
         where, why = error.filename or path, error.strerror or error
-        raise ConfigError(f"--run-dir: cannot write to {where}: {why}{advice}") from None
+        raise ConfigError(f"--run-dir: cannot write to {where}: {why}") from None

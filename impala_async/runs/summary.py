@@ -16,13 +16,14 @@ import numpy as np
 from impala_async import __version__
 from impala_async.config.run import RunConfig
 from impala_async.files import write_whole
-from impala_async.metrics.names import DROP_REASONS, Value
+from impala_async.metrics.names import DROP_REASONS, Value, numbers
 from impala_async.metrics.report import (
     RETURN_EPISODES,
     advice_on,
     format_mean_return,
     format_return,
 )
+from impala_async.metrics.window import PERCENTILES
 from impala_async.output import told_of
 from impala_async.user_code import one_line
 
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUANTILES = (0, 10, 50, 90, 100)
-DRAWING = "ending: drawing the learning curve, with matplotlib"
+ENV_STEPS, INTERVAL_RETURN = "env_steps_trained", "episodes/return_mean"
 
 
 def summarise(
@@ -48,11 +48,8 @@ def summarise(
     mean_return: float | None,
     verdict: str,
 ) -> dict[str, Any]:
-    """`wall_s` runs from the first update; rates are means over it, and the verdict is on it.
-
-    `env_steps_since` are those trained in that time: what the first update learned from was
-    gathered before the clock ran.
-    """
+    """`report` is the last one, `wall_s` runs from the first update, `env_steps_since` are those
+    trained in that time, and the verdict is on it."""
     zero_at, env_steps = config.idle_from, report["env_steps_trained"]
     assert isinstance(env_steps, int)
     steps_per_s = env_steps_since / wall_s if wall_s > 0 else 0.0
@@ -82,26 +79,23 @@ def summarise(
 
 
 def lag_quantiles(histogram: Sequence[int]) -> list[int]:
-    """Quantiles over every trajectory at every pass of this start; empty before the first."""
-    counts = np.asarray(histogram, np.int64)
-    total = int(counts.sum())
-    if total == 0:
+    """Percentiles over every trajectory at every pass of this start; empty before the first."""
+    sums = np.cumsum(histogram, dtype=np.int64)
+    if not sums.any():
         return []
-    ranks = [min(total - 1, round(q / 100 * (total - 1))) for q in QUANTILES]
-    return [int(np.searchsorted(np.cumsum(counts), rank, side="right")) for rank in ranks]
+    ranks = [round(q / 100 * (int(sums[-1]) - 1)) for q in PERCENTILES]
+    return [int(lag) for lag in np.searchsorted(sums, ranks, side="right")]
 
 
 def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -> str:
     """The summary as a table. Some figures of a resumed run are of its last start alone."""
     last = ", this start" if is_resumed else ""
-    lag, rate, frame_rate = (
-        summary[name] for name in ("lag_quantiles", "env_steps_per_s", "frames_per_s")
-    )
+    lag, rate = summary["lag_quantiles"], summary["env_steps_per_s"]
+    frame_rate = summary["frames_per_s"]
     frames = "" if frame_rate == rate else f" ({frame_rate:,.0f} frames)"
+    num_episodes = min(summary["episodes"], RETURN_EPISODES)
     rows = {
-        f"mean return of {min(summary['episodes'], RETURN_EPISODES)} episodes": format_return(
-            summary["mean_return"], goal
-        ),
+        f"mean return of {num_episodes} episodes": format_return(summary["mean_return"], goal),
         "env steps trained": f"{summary['env_steps_trained']:,}",
         "updates": f"{summary['updates']:,}",
         f"seconds of training{last}": f"{summary['wall_s']:.1f}",
@@ -128,20 +122,24 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
         title += f": mean return {mean_return}"
     picture = folder.path / "learning_curve.png"
     try:
-        with told_of(DRAWING, logger.info):
-            is_drawn = draw_learning_curve(folder.metrics, picture, title=title, goal=goal)
+        reports = [each for each in read_reports(folder.metrics) if INTERVAL_RETURN in each]
+        if not reports:
+            return "no report to draw"
+        with told_of("ending: drawing the learning curve, with matplotlib", logger.info):
+            drawn = draw_learning_curve(reports, title, goal)
+        write_whole(picture, drawn)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"
     # matplotlib reads files and variables of the user's, and fails in its own ways.
     except Exception as error:
         return f"cannot be drawn: {one_line(error)}"
-    return str(picture) if is_drawn else "no report to draw"
+    return str(picture)
 
 
-def read_reports(path: Path) -> list[dict[str, Any]]:
-    """The reports of a metrics file. Left out are lines that are torn or damaged, and reports of
-    what a resumed run had to do again: steps only grow."""
-    kept: list[dict[str, Any]] = []
+def read_reports(path: Path) -> list[dict[str, float]]:
+    """The numbers of the reports in a metrics file. Left out are lines that are torn or damaged,
+    and reports of what a resumed run had to do again: steps only grow."""
+    kept: list[dict[str, float]] = []
     if not path.is_file():  # a pipe would be waited for
         return kept
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -149,20 +147,18 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
             report = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(report, dict) and _has_number(report, "env_steps_trained"):
-            while kept and kept[-1]["env_steps_trained"] > report["env_steps_trained"]:
+        found = numbers(report) if isinstance(report, dict) else {}
+        # One that is too large to be drawn is damage.
+        found = {name: value for name, value in found.items() if abs(value) < 1e100}
+        if ENV_STEPS in found:
+            while kept and kept[-1][ENV_STEPS] > found[ENV_STEPS]:
                 kept.pop()
-            kept.append(report)
+            kept.append(found)
     return kept
 
 
-def draw_learning_curve(
-    metrics: Path, picture: Path, *, title: str = "", goal: float | None = None
-) -> Path | None:
-    """Return over env steps, with the lag beneath it; None if no episode was reported."""
-    reports = [r for r in read_reports(metrics) if _has_number(r, "episodes/return_mean")]
-    if not reports:
-        return None
+def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float | None) -> bytes:
+    """Return over env steps, with the lag beneath it, as PNG."""
     # It is read at the import, and may name what is not installed here.
     os.environ["MPLBACKEND"] = "agg"
     import matplotlib as mpl
@@ -170,18 +166,23 @@ def draw_learning_curve(
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
+    def draw(axes: "Axes", name: str, **style: Any) -> None:
+        known = [each for each in reports if name in each]
+        if known:
+            axes.plot([each[ENV_STEPS] for each in known], [each[name] for each in known], **style)
+
     figure, (top, bottom) = plt.subplots(
         2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1], layout="constrained"
     )
     # As text: a pair of dollar signs in a name is no formula.
     top.set_title(title, parse_math=False)
-    _draw(top, reports, "episodes/return_mean", alpha=0.4, label="interval")
-    _draw(top, reports, "mean_return_100", label="last 100 episodes", linewidth=2)
+    draw(top, INTERVAL_RETURN, alpha=0.4, label="interval")
+    draw(top, "mean_return_100", label="last 100 episodes", linewidth=2)
     if goal is not None:
         top.axhline(goal, color="tab:green", linestyle="--", label="goal")
     top.set_ylabel("episode return")
     top.legend(loc="lower right")
-    _draw(bottom, reports, "lag/mean", color="tab:red")
+    draw(bottom, "lag/mean", color="tab:red")
     bottom.set_ylabel("lag (updates)")
     bottom.set_xlabel("env steps trained")
     for axes in (top, bottom):
@@ -189,17 +190,4 @@ def draw_learning_curve(
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=120)
     plt.close(figure)
-    write_whole(picture, drawn.getvalue())
-    return picture
-
-
-def _has_number(report: dict[str, Any], name: str) -> bool:
-    value = report.get(name)
-    # One that is too large to be drawn, or is none, is damage.
-    return isinstance(value, int | float) and abs(value) < 1e100
-
-
-def _draw(axes: "Axes", reports: list[dict[str, Any]], name: str, **style: Any) -> None:
-    known = [r for r in reports if _has_number(r, name)]
-    if known:
-        axes.plot([r["env_steps_trained"] for r in known], [r[name] for r in known], **style)
+    return drawn.getvalue()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from impala_async.errors import ProtocolError, RecordingError, SpacesError
-from impala_async.files import open_at_once, why_unreadable
+from impala_async.files import open_at_once
 from impala_async.schema import Schema
 from impala_async.wire.messages import Data, Frame, pack, unpack
 
@@ -126,7 +126,7 @@ class Reader:
             return _decode(parts[:head_bytes], parts[head_bytes:]), end
         except (ValueError, TypeError, RecursionError, ProtocolError, SpacesError) as error:
             raise self._fault(
-                f"the record at byte {offset} is damaged: {why_unreadable(error)}. To keep what is "
+                f"the record at byte {offset} is damaged: {error}. To keep what is "
                 f"before it: truncate -s {offset} FILE"
             ) from None
 

@@ -23,7 +23,6 @@ def test_it_ends_with_the_code_of_its_benchmark():
 @pytest.mark.parametrize(
     ("command", "num_processes"),
     [
-        ("bench.scaling --only CartPole --rounds 1", 4),
         ("bench.weights --rounds 1", 1),
         ("bench.learner --only CartPole --rounds 1", 4),
         ("bench.peers --only impala --seeds 0 --cartpole-s 60 --pong-s 0", 4),

@@ -1,11 +1,7 @@
 """The benchmark of whole trainings measures real ones, and says which limits are missed."""
 
-import json
-import sys
-
 import pytest
 
-from bench import end_to_end
 from bench.end_to_end import CARTPOLE, cartpole_figures, pong_figures, train
 
 GOOD = {"per_s": 120_000.0, "start_s": 4.0, "last_s": 6.0, "end_s": 7.0, "is_solved": 1.0}
@@ -49,20 +45,3 @@ def test_shares_and_ratios_are_of_their_rounds():
     for pss_gb, num_rows in ((0.6, 1), (0.0, 0)):
         figures = pong_figures([GOOD], [GOOD], [{**GOOD, "pss_gb": pss_gb}])
         assert sum("PSS" in each.name for each in figures) == num_rows
-
-
-def test_bare_environments_are_stepped(monkeypatch):
-    monkeypatch.setattr(end_to_end, "BARE_S", 0.05)
-    assert end_to_end.bare_cartpole()["per_s"] > 1000
-    pytest.importorskip("ale_py")
-    pytest.importorskip("cv2")
-    monkeypatch.setattr(end_to_end, "PONG_BARE_S", 0.05)
-    assert end_to_end.bare_pong()["per_s"] > 10
-
-
-def test_what_is_not_installed_is_skipped_and_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(end_to_end.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(sys, "argv", ["bench", "--only", "pong", "--write", str(tmp_path)])
-    assert end_to_end.main() == 0
-    assert "skipped: Pong: ale_py is not installed" in capsys.readouterr().err
-    assert json.loads((tmp_path / "end_to_end.json").read_text())["figures"] == []

@@ -1,5 +1,6 @@
 """The figures of a GPU are read off the table of a program, which a script stands in for here."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -51,8 +52,10 @@ def put(tmp_path, monkeypatch):
     return put
 
 
-def test_it_is_watched_for_as_long_as_is_measured(put):
+def test_it_is_watched_for_as_long_as_is_measured(put, monkeypatch, capsys):
     asked = put(f"sleep 0.2\ncat <<'EOF'\n{TABLE}EOF")
+    with watched(torch.device("cpu"), 1.0) as of_a_cpu:
+        assert not asked.exists()
     with watched(CUDA, 8.0) as means:
         assert means == {}
     assert means["sm_share"] == 0.95
@@ -60,22 +63,12 @@ def test_it_is_watched_for_as_long_as_is_measured(put):
     # It is not left behind where a benchmark fails meanwhile.
     asked.unlink()
     put("exec sleep 60")
-    with pytest.raises(TimeoutError), watched(CUDA, 8.0):
-        fail_when(lambda: asked.exists() and asked.read_text())
+    with contextlib.suppress(TimeoutError), watched(CUDA, 8.0):
+        wait_until("it is asked", lambda: asked.exists() and asked.read_text())
+        raise TimeoutError
     assert not Path(f"/proc/{asked.read_text().split()[0]}").exists()
-
-
-def fail_when(is_so):
-    wait_until("it is asked", is_so)
-    raise TimeoutError
-
-
-def test_without_that_program_or_a_gpu_there_are_no_figures(put, monkeypatch, capsys):
-    asked = put("exit 1")
-    with watched(torch.device("cpu"), 1.0) as of_a_cpu:
-        assert not asked.exists()
     monkeypatch.setenv("PATH", "/nowhere")
-    with watched(CUDA, 1.0) as means:
+    with watched(CUDA, 1.0) as without_it:
         pass
-    assert of_a_cpu == means == {}
+    assert of_a_cpu == without_it == {}
     assert "nvidia-smi" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import json
 import sys
 
 from bench import samplers
-from bench.probes import Burning
 from bench.samplers import CASES, SAMPLERS, compare
 
 
@@ -28,13 +27,3 @@ def test_what_was_asked_for_is_written(tmp_path, monkeypatch):
     names = [f"computes 1 ms, 8: {name} over bare" for name in SAMPLERS if name != "vector"]
     assert [each["name"] for each in written["figures"]] == names
     assert all(each["median"] > 0 for each in written["figures"])
-
-
-def test_burning_takes_a_core_for_as_long_as_it_says():
-    import time
-
-    env = Burning(step_s=0.01)
-    env.reset(seed=0)
-    before = time.thread_time()
-    env.step(0)
-    assert time.thread_time() - before >= 0.01

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,38 +11,15 @@ from bench import scaling
 from bench.scaling import ASLEEP, measure
 
 
-@pytest.mark.e2e
-def test_real_actors_are_counted(forks, monkeypatch):
-    monkeypatch.setattr(scaling, "COUNTED_S", 0.5)
-    verdicts = {}
-    # Eight environments that sleep 1 ms in turn: a thousand rows per second at the very best.
-    assert 20 < measure(ASLEEP, 1, "one", verdicts)["per_s"] < 1000
-    assert verdicts.keys() == {"one"}
-
-
-class Leaving:
-    """A run with so many actors in its reports, of which there is one every second."""
-
-    def __init__(self, *num_actors):
-        self._num_actors = num_actors
-
-    def moments(self, every_s):
-        for now in range(len(self._num_actors)):
-            self._now = now
-            yield now
-
-    def last_report(self):
-        return {
-            **{"num_actors": self._num_actors[self._now], "updates": 1},
-            **{"time_s": self._now, "learner/wall_s": self._now},
-            **{"env_steps_trained": self._now**2, "weights/bytes": 3 * self._now**2},
-            "bottleneck": "learner: it is busy",
-        }
-
-
 def test_what_is_counted_begins_when_all_are_there(monkeypatch):
     def measured(*num_actors):
-        monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(Leaving(*num_actors)))
+        told = [
+            {"time_s": n, "learner/wall_s": n, "env_steps_trained": n**2, "weights/bytes": 3 * n**2}
+            | {"updates": 1, "num_actors": num, "bottleneck": "learner: it is busy"}
+            for n, num in enumerate(num_actors)
+        ]
+        run = SimpleNamespace(moments=lambda every_s: told, last_report=iter(told).__next__)
+        monkeypatch.setattr(scaling, "one_run", lambda *args: nullcontext(run))
         return measure(ASLEEP, 2, "two", {})
 
     with pytest.raises(RuntimeError, match="two: the run ended before it was measured"):

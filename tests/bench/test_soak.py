@@ -1,7 +1,7 @@
 """The soak looks at all processes of a run, and growth of any kind is seen."""
 
 import json
-import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,16 +45,13 @@ def test_nothing_grows():
     assert len(figures) == 4 * 4 + 2
 
 
-def test_a_large_process_may_grow_by_its_share():
-    def large(second):
-        return {10: Held("learner", 1000 * MB + max(0, second - 120) * MB // 9, 30, 7)}
-
-    growth = judge(recorded(large), Times.of(WHOLE_S))[1]
-    assert (growth.at_most, growth.is_held) == (20, True)
-    assert 15 < growth.median < 20
-
-
 def test_growth_of_one_process_is_seen():
+    # A large one may grow by its share.
+    large = recorded(
+        lambda second: {10: Held("learner", (1000 + max(0, second - 120) // 10) * MB, 30, 7)}
+    )
+    growth = judge(large, Times.of(WHOLE_S))[1]
+    assert (growth.at_most, growth.is_held) == (20, True)
     for what, grown in (
         ("RSS", lambda second: Held("actor", (150 + second // 10) * MB, 16, 6)),
         ("descriptors", lambda second: Held("actor", 150 * MB, 16 + second // 150, 6)),
@@ -80,36 +77,19 @@ def test_processes_that_come_and_go_are_seen_after_the_first_minute():
     assert missed(recorded(probed)) == []
 
 
-class Running:
-    """A run with a report a second, whose learner begins to train with the third."""
+def test_a_run_is_watched_from_its_first_update(tmp_path, monkeypatch):
+    def running():
+        """With reports from the second one on, and updates from the third one on."""
+        told = [{"learner/wall_s": n, "env_steps_trained": 100 * n} for n in range(7)]
+        reports = iter([None, {"learner/wall_s": None}, *told])
+        run = SimpleNamespace(pid=9, last_report=lambda: next(reports))
+        run.moments = lambda *args, **how: range(9)
+        return run
 
-    pid = 9
-
-    def moments(self, every_s, limit_s):
-        for second in range(9):
-            self.second = second
-            yield second
-
-    def last_report(self):
-        wall_s = None if self.second < 2 else self.second - 2.0
-        report = {"learner/wall_s": wall_s, "env_steps_trained": 100 * self.second}
-        return report if self.second else None
-
-
-def test_a_run_is_watched_while_it_trains(tmp_path, monkeypatch):
     monkeypatch.setattr(soak, "held_by_each", lambda pid: steady(0) if pid == 9 else {})
-    record = watch(Running(), whole_s=4)
+    record = watch(running(), whole_s=4)
+    assert record.seconds == record.processes["actor 1"].seconds == [0, 1, 2, 3, 4]
     record.write(tmp_path / "series.json")
-    written = json.loads((tmp_path / "series.json").read_text())
-    assert written["seconds"] == written["processes"]["actor 1"]["seconds"] == [0, 1, 2, 3, 4]
-    assert written["env_steps_trained"] == [200, 300, 400, 500, 600]
-    assert written["processes"]["actor 1"]["rss_mb"] == [150] * 5
+    assert json.loads((tmp_path / "series.json").read_text())["seconds"] == record.seconds
     with pytest.raises(RuntimeError, match="ended by itself"):
-        watch(Running(), whole_s=7)
-
-
-def test_less_than_three_minutes_are_refused(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["bench", "--minutes", "2"])
-    with pytest.raises(SystemExit):
-        soak.main()
-    assert "wants at least 3" in capsys.readouterr().err
+        watch(running(), whole_s=7)

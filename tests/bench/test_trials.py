@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from bench.learning import trials
 from bench.learning.cases import CONFIGS
 from bench.learning.trials import saved_of_random, unbeaten_by_random
-from examples.tictactoe import NUM_PLACES
 from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
@@ -50,15 +49,6 @@ def test_who_knows_nothing_is_beaten_as_often_as_random_play(tmp_path):
     share = unbeaten_by_random(save(tmp_path, config))
     # Random play loses 29 games of 100 when it begins and 58 when it answers.
     assert 0.4 < share < 0.7
-
-
-def test_an_action_that_is_not_legal_scores_nothing(tmp_path):
-    config = load_config(
-        CONFIGS / "tictactoe_selfplay.toml", ["env.action_mask_key=none", "model.hidden_sizes=[4]"]
-    )
-    # Without a mask it takes place 0 again and again.
-    path = save(tmp_path, config, [9.0] + [0.0] * NUM_PLACES)
-    assert unbeaten_by_random(path) == 0.0
 
 
 def test_the_share_saved_is_measured_against_random_actions(tmp_path):

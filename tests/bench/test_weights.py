@@ -2,9 +2,7 @@
 
 import pytest
 
-from bench import weights
-from bench.weights import CASES, encode, figures_of, one_turn, sample_of
-from bench.weights_ends import config_of
+from bench.weights import figures_of, one_turn, sample_of
 
 OUTCOME = {
     "published_at": {str(update): 10.0 + update for update in range(11)},
@@ -23,19 +21,6 @@ def test_delays_run_from_a_version_s_own_publication():
     assert sample["update_ms"] == pytest.approx(300)
     # Without clients nothing is installed.
     assert "installed_ms" not in sample_of(OUTCOME, [])
-
-
-def test_one_encoding_serves_all(monkeypatch):
-    monkeypatch.setattr(weights, "NUM_REPLIES", 5)
-    sample = encode("mlp")
-    # The first one takes a checksum of it all.
-    assert sample["first_us"] > sample["later_us"] > 0
-
-
-def test_settings_hold_together():
-    for name, case in CASES.items():
-        for num_clients in (1, 8):
-            assert config_of(name, num_clients).learner.batch_columns == case[2]
 
 
 def test_every_number_of_clients_has_its_rows():

@@ -22,14 +22,14 @@ from impala_async.runs import summary as summary_module
 from impala_async.runs.folder import RunFolder
 from impala_async.runs.summary import (
     describe,
-    draw_learning_curve,
+    draw_at_end,
     lag_quantiles,
     summarise,
 )
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
 
-ENDED = {"env_id": "Pole", "mean_return": None, "episodes": 0}
+ENDED = {"env_id": "A $b$ c$", "mean_return": None, "episodes": 0}
 REPORT = {
     "env_steps_trained": 900,
     "updates": 9,
@@ -63,23 +63,12 @@ def table_of(summary, goal=None, is_resumed=False):
 def test_a_summary_has_what_others_read():
     summary = summary_of()
     told = {
-        "env_steps_trained": 900,
-        "updates": 9,
-        "wall_s": 4.0,
-        "run_s": 5.5,
-        "env_steps_per_s": 150.0,
-        "frames_per_s": 150.0,
-        "mean_return": 475.5,
-        "mean_return_100": 475.5,
-        "episodes": 12,
-        "lag_quantiles": [0, 0, 0, 1, 1],
+        **{"exit_reason": "env_steps", "env_steps_trained": 900, "updates": 9, "num_actors": 2},
+        **{"wall_s": 4.0, "run_s": 5.5, "env_steps_per_s": 150.0, "frames_per_s": 150.0},
+        **{"mean_return": 475.5, "mean_return_100": 475.5, "episodes": 12, "rejected": 3},
+        **{"lag_quantiles": [0, 0, 0, 1, 1], "starved_total_s": 0.25},
         "dropped": {"stale": 0, "nonfinite_update": 1, "shutdown": 2},
-        "rejected": 3,
-        "starved_total_s": 0.25,
-        "bottleneck": "learner: busy",
-        "advice": ADVICE["learner"],
-        "exit_reason": "env_steps",
-        "num_actors": 2,
+        **{"bottleneck": "learner: busy", "advice": ADVICE["learner"]},
     }
     assert {key: summary[key] for key in told} == told
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
@@ -121,13 +110,8 @@ def test_a_summary_as_a_table():
     ]
     # Figures of a resumed run that are of this start alone say so.
     resumed = table_of(whole, is_resumed=True).splitlines()
-    marked = [line.strip().partition(", this start")[0] for line in resumed if "start " in line]
-    assert marked == [
-        "seconds of training",
-        "env steps per second",
-        "lag, median (largest)",
-        "what limits it",
-    ]
+    marked = [line.split()[0] for line in resumed if ", this start " in line]
+    assert marked == ["seconds", "env", "lag,", "what"]
     # A run without updates, and one with a frame skip.
     nothing = {"mean_return": None, "lag_quantiles": [], "advice": None, "frames_per_s": 600.0}
     shown = table_of(summary_of() | nothing)
@@ -167,9 +151,10 @@ def lines_of(tmp_path, monkeypatch):
     kept = []
     monkeypatch.setattr(plt, "close", kept.append)
 
-    def draw(*lines, **how):
-        picture = tmp_path / "curve.png"
-        assert draw_learning_curve(write(tmp_path, *lines), picture, **how) == picture
+    def draw(*lines, goal=None):
+        write(tmp_path, *lines)
+        picture = tmp_path / "learning_curve.png"
+        assert draw_at_end(ENDED, RunFolder(tmp_path), goal) == str(picture)
         assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         top, bottom = kept[-1].axes
         lines = {line.get_label(): line for line in top.lines} | {"lag": bottom.lines[0]}
@@ -185,7 +170,7 @@ def lines_of(tmp_path, monkeypatch):
 
 
 def test_returns_their_mean_the_goal_and_the_lag_are_drawn(lines_of):
-    drawn = lines_of(report(100), report(200), title="A $b$ c$", goal=475.0)
+    drawn = lines_of(report(100), report(200), goal=475.0)
     assert drawn["interval"] == [(100, 10), (200, 20)]
     assert drawn["last 100 episodes"] == [(100, 5), (200, 10)]
     assert drawn["lag"] == [(100, 1.5), (200, 1.5)]
@@ -193,34 +178,33 @@ def test_returns_their_mean_the_goal_and_the_lag_are_drawn(lines_of):
     assert drawn["title"] == "A $b$ c$"
 
 
-def test_what_is_not_known_yet_is_left_out(lines_of):
-    early = report(1, mean_return_100=None, **{"lag/mean": None})
-    quiet = report(2, **{"episodes/return_mean": None})
-    drawn = lines_of('{"env_steps_trained": 5}', early, quiet, report(3))
-    assert [steps for steps, _ in drawn["interval"]] == [1, 3]
-    assert [steps for steps, _ in drawn["last 100 episodes"]] == [3]
-    assert "goal" not in drawn
-
-
-def test_damage_and_what_a_resumed_run_did_again_are_passed_over(lines_of):
+def test_what_is_not_known_yet_damage_and_what_a_resumed_run_did_again_are_passed_over(lines_of):
     damage = ["[1]", "\udcff", "[" * 100_000, report(1)[:9]]
     steps = [report(2, env_steps_trained=wrong) for wrong in ("x", 10**400)]
     others = [report(2, **{name: "x"}) for name in ("episodes/return_mean", "lag/mean")]
     lost = [report(7), report(9)]
-    drawn = lines_of(report(1), *damage, *steps, *others, *lost, report(4), report(4), report(8))
+    early = report(1, mean_return_100=None)
+    drawn = lines_of(early, *damage, *steps, *others, *lost, report(4), report(4), report(8))
     assert [step for step, _ in drawn["interval"]] == [1, 2, 4, 4, 8]
+    assert [step for step, _ in drawn["last 100 episodes"]] == [2, 4, 4, 8]
     assert [step for step, _ in drawn["lag"]] == [1, 4, 4, 8]
+    assert "goal" not in drawn
 
 
 def test_without_episodes_there_is_no_picture_and_a_pipe_is_not_waited_for(tmp_path):
-    metrics, picture = tmp_path / "metrics.jsonl", tmp_path / "curve.png"
+    metrics = tmp_path / "metrics.jsonl"
+
+    def check():
+        assert draw_at_end(ENDED, RunFolder(tmp_path), None) == "no report to draw"
+
     for lines in ([], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]):
-        assert draw_learning_curve(write(tmp_path, *lines), picture) is None
+        write(tmp_path, *lines)
+        check()
     metrics.unlink()
+    check()
     os.mkfifo(metrics)
-    for path in (metrics, tmp_path / "none.jsonl"):
-        assert draw_learning_curve(path, picture) is None
-    assert not picture.exists()
+    check()
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
 # -------------------- at the end of a run
@@ -234,7 +218,9 @@ def test_what_is_drawn_is_named_and_told_of_and_what_matplotlib_cannot_do(tmp_pa
         said.append(line.partition(" (")[0])
         is_told.set()
 
-    def draw(*paths, title, **how):
+    write(tmp_path, report(100))
+
+    def draw(reports, title, goal):
         assert is_told.wait(30)
         titles.append(title)
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no matplotlibrc")
@@ -243,9 +229,9 @@ def test_what_is_drawn_is_named_and_told_of_and_what_matplotlib_cannot_do(tmp_pa
     monkeypatch.setattr(summary_module.logger, "info", say)
     monkeypatch.setattr(summary_module, "draw_learning_curve", draw)
     for ended in (ENDED, {"env_id": "Pole", "mean_return": 21.3, "episodes": 12}):
-        curve = summary_module.draw_at_end(ended, RunFolder(tmp_path), None)
+        curve = draw_at_end(ended, RunFolder(tmp_path), None)
         assert curve.startswith("cannot be drawn: UnicodeDecodeError: ")
-    assert titles == ["Pole", "Pole: mean return 21.3 (12 episodes)"]
+    assert titles == ["A $b$ c$", "Pole: mean return 21.3 (12 episodes)"]
     assert set(said) == {"ending: drawing the learning curve, with matplotlib"}
 
 
@@ -264,12 +250,9 @@ def test_on_a_full_disk_the_picture_of_before_stays_and_that_is_told(tmp_path, m
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left")
 
-    write(tmp_path)
-    draw_at_end = partial(summary_module.draw_at_end, ENDED, RunFolder(tmp_path), None)
-    assert draw_at_end() == "no report to draw"
     write(tmp_path, report(100))
     (tmp_path / "learning_curve.png").write_text("before")
     monkeypatch.setattr(os, "fsync", full)
-    assert draw_at_end() == "cannot be written: No space left"
+    assert draw_at_end(ENDED, RunFolder(tmp_path), None) == "cannot be written: No space left"
     assert (tmp_path / "learning_curve.png").read_text() == "before"
     assert len(os.listdir(tmp_path)) == 2
