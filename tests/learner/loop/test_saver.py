@@ -174,6 +174,18 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkey
     assert ship.names() == {"ckpt-1-4", "ckpt-1-6"}
 
 
+async def test_where_no_thread_can_be_started_it_is_tried_again(make_ship, monkeypatch, caplog):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    ship = make_ship()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not await ship.save(1)
+    assert caplog.text.rstrip().endswith("can't start new thread; there is no other one")
+    assert await ship.save(2)
+
+
 async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
     make_ship, monkeypatch, caplog
 ):
