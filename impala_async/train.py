@@ -55,6 +55,9 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     before = folder.read_json("summary.json")
     run = LocalRun(flags, folder.path)
     code = run.run(config.train.num_actors)
+    if not (run.verdict or run.has_begun or folder.exists()):
+        # Actors have said no more in their logs than that they were ended.
+        folder.withdraw(with_logs=True)
     # A learner that was told to end while it started has nothing to sum up.
     is_told = run.verdict or code in (EXIT_CONFIG, EXIT_DONE)
     is_told = is_told or (code == EXIT_INTERRUPTED and not folder.exists())

@@ -27,6 +27,7 @@ class FakeRun:
     made: list["FakeRun"]
     code = 0
     verdict = None
+    has_begun = False
 
     def __init__(self, learner_flags, run_dir):
         self.flags = list(learner_flags)
@@ -178,6 +179,26 @@ def test_an_end_that_was_told_is_not_told_again(ends, caplog):
     ends(78, write_down, verdict=(78, "why"))
     started("--run-dir", "here", code=78)
     assert caplog.messages == []
+
+
+def test_a_run_that_never_began_leaves_nothing_unless_an_actor_says_why(ends, monkeypatch):
+    log = Path("here/actors/actor-0.log")
+
+    def say(folder):
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("terminated\n")
+
+    ends(130, say)
+    started("--run-dir", "here", code=130)
+    assert not Path("here").exists()
+    ends(130, say, verdict=(2, "why"))
+    started("--run-dir", "here", code=130)
+    assert log.exists()
+    # What lies there now is somebody else's.
+    monkeypatch.setattr(FakeRun, "has_begun", True)
+    ends(75, say)
+    started("--run-dir", "here", code=75)
+    assert log.exists()
 
 
 def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsys):

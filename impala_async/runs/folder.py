@@ -143,11 +143,11 @@ class RunFolder:
             )
         return self._is_gone
 
-    def withdraw(self) -> None:
+    def withdraw(self, *, with_logs: bool = False) -> None:
         """The run never began: leave nothing that would stand in the way of the next try.
 
         This does nothing to a run of an earlier start, nor to one that has a result. Logs in which
-        an actor has said something stay.
+        an actor has said something stay, but `with_logs`.
         """
         has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
@@ -155,7 +155,7 @@ class RunFolder:
                 self.remove(name)
                 self.remove(beside(self.path / name).name)
             for log in self.path.glob("actors/*.log"):
-                if log.stat().st_size == 0:
+                if with_logs or log.stat().st_size == 0:
                     self.remove(f"actors/{log.name}")
             for folder in (self.checkpoints, self.path / "actors", self.path):
                 with contextlib.suppress(OSError):  # something is left in it
