@@ -214,7 +214,7 @@ class Saver:
             await on_thread("save", functools.partial(self._write, captured, state, best))
         except (CheckpointError, OSError) as error:
             good = last_good(self.folder.checkpoints)
-            stays = f"the last good one is {good.name}" if good else "there is no other one"
+            stays = f"the last good one is {good.name}" if good else "no other one is found"
             what = "" if isinstance(error, CheckpointError) else "cannot write a checkpoint: "
             logger.error("%s%s; %s", what, error, stays)
             return False

@@ -157,7 +157,7 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkey
         assert not ship.saver.is_saved
         return caplog.text.rstrip()
 
-    assert (await fail(1, 1.0)).endswith("No space left on device; there is no other one")
+    assert (await fail(1, 1.0)).endswith("No space left on device; no other one is found")
     # How much it takes is known before one is written.
     assert ship.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in ship.step.parameters)
     assert await ship.save(2, 9.0)
@@ -182,7 +182,7 @@ async def test_where_no_thread_can_be_started_it_is_tried_again(make_ship, monke
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         assert not await ship.save(1)
-    assert caplog.text.rstrip().endswith("can't start new thread; there is no other one")
+    assert caplog.text.rstrip().endswith("can't start new thread; no other one is found")
     assert await ship.save(2)
 
 
