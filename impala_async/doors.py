@@ -56,7 +56,7 @@ REACHED = {
 }
 CONSOLE_COMMAND = "impala-async"
 POLL_S = 0.02
-# The error numbers of a full disk, and of too many open files, which ZeroMQ tells by its own errors.
+# The error numbers of a full disk and of too many open files. ZeroMQ has errors of its own.
 SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
