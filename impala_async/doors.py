@@ -53,6 +53,8 @@ REACHED = {
     "mean_return": "mean_return_100",
 }
 POLL_S = 0.02
+# The error numbers of a full disk and of too many open files. ZeroMQ has errors of its own.
+SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)
@@ -300,7 +302,7 @@ def run_door(body: Callable[[], int]) -> int:
         said, code = f"{traceback.format_exc()}{OUR_BUG}", EXIT_BUG
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             said, code = "", EXIT_DONE
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        elif getattr(error, "errno", None) in SCARCE:
             said, code = f"error: {error}\n", EXIT_TRY_AGAIN
     with suppress(OSError):
         sys.stderr.write(said)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 # Pieces of text that wait to be read; what comes beyond them is lost, and counted.
@@ -149,9 +149,12 @@ def told_of(what: str, tell: Callable[[str], None]) -> Iterator[None]:
             wait.look(lambda s: f"{what} ({s:.0f} s)")
 
     thread = threading.Thread(target=look, name="wait", daemon=True)
-    thread.start()
+    # The work is done all the same where the system gives no thread.
+    with suppress(RuntimeError):
+        thread.start()
     try:
         yield
     finally:
         is_over.set()
-        thread.join()
+        if thread.is_alive():
+            thread.join()

@@ -54,9 +54,12 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     before = folder.read_json("summary.json")
     run = LocalRun(flags, folder.path)
     code = run.run(config.train.num_actors)
-    # A learner that was told to end while it started has nothing to sum up.
-    is_told = run.verdict or code in (EXIT_CONFIG, EXIT_DONE)
-    is_told = is_told or (code == EXIT_INTERRUPTED and not folder.exists())
+    if not (run.verdict or run.has_begun or folder.exists()):
+        # Actors have said no more in their logs than that they were ended.
+        folder.withdraw(with_logs=True)
+    # A learner that was told to end while it started, or found a setting wrong, has lost nothing.
+    is_told = run.verdict or code == EXIT_DONE
+    is_told = is_told or (code in (EXIT_CONFIG, EXIT_INTERRUPTED) and not run.has_begun)
     if not is_told and folder.read_json("summary.json") == before:
         tell_death(code, folder, "train")
     return code

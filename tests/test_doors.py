@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import zmq
 
 from impala_async import __version__, errors, processes
 from impala_async.__main__ import DOORS
@@ -173,6 +174,7 @@ ENDS = [
     (KeyboardInterrupt(), 130, ["interrupted"]),
     (Interrupted(signal.SIGTERM), 0, ["terminated"]),
     (FULL, 75, ["error: [Errno 28] No space left on device: 'a-file'"]),
+    (zmq.ZMQError(errno.EMFILE), 75, ["error: Too many open files"]),
     (KeyError("x"), 70, [BUG]),
 ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from impala_async.output import (
     Unhurried,
     Wait,
     flush_output,
+    told_of,
     write_unhurried,
 )
 
@@ -128,3 +129,12 @@ def test_a_wait_is_told_of_after_a_while_and_then_now_and_then():
     earlier.look(lambda s: f"{s:.0f} s")
     earlier.look(lambda s: "too soon")
     assert told[3:] == ["11 s"]
+
+
+def test_work_is_done_where_nobody_can_tell_of_it(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(KeyError, match="the work"), told_of("working", print):
+        raise KeyError("the work")

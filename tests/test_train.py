@@ -21,6 +21,7 @@ class FakeRun:
     made: list["FakeRun"]
     code = 0
     verdict = None
+    has_begun = False
 
     def __init__(self, learner_flags, run_dir):
         self.flags = list(learner_flags)
@@ -148,6 +149,26 @@ def test_an_end_that_was_told_is_not_told_again(ends, caplog):
     assert caplog.messages == []
 
 
+def test_a_run_that_never_began_leaves_nothing_unless_an_actor_says_why(ends, monkeypatch):
+    log = Path("here/actors/actor-0.log")
+
+    def say(folder):
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("terminated\n")
+
+    ends(130, say)
+    started("--run-dir", "here", code=130)
+    assert not Path("here").exists()
+    ends(130, say, verdict=(2, "why"))
+    started("--run-dir", "here", code=130)
+    assert log.exists()
+    # What lies there now is somebody else's.
+    monkeypatch.setattr(FakeRun, "has_begun", True)
+    ends(75, say)
+    started("--run-dir", "here", code=75)
+    assert log.exists()
+
+
 def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsys):
     """Not even a log is opened there."""
     folder = RunFolder(Path("here"))
@@ -170,9 +191,9 @@ def test_the_summary_of_an_earlier_start_is_none(ends, caplog):
 @pytest.mark.parametrize(
     ("code", "how"),
     [
-        # A wrong setting has been told by then, and a start that is ended has nothing to sum up.
         (0, None),
-        (2, None),
+        # Code of one's own may fail in mid-run; a wrong setting has been told by then.
+        (2, "ended with exit code 2"),
         (70, "ended with exit code 70"),
         (75, "ended with exit code 75"),
         (130, "was interrupted (SIGINT)"),
@@ -186,9 +207,10 @@ def test_an_end_without_a_summary_is_told_with_the_command_that_resumes(
 ):
     monkeypatch.setattr("sys.argv", ["/bin/impala-async", "train"])
     ends(code, write_down if has_begun else lambda folder: None)
+    monkeypatch.setattr(FakeRun, "has_begun", has_begun)
     started("--run-dir", "my run", code=code)
     resume = f"{LOST}; to go on: impala-async train --resume --run-dir 'my run'" * has_begun
-    is_silent = how is None or (code == 130 and not has_begun)
+    is_silent = how is None or (code in (2, 130) and not has_begun)
     assert caplog.messages == ([] if is_silent else [f"the learner {how}{resume}"])
     if resume:
         ends(0)

@@ -224,7 +224,11 @@ class WorkerEnvs:
                     "num_envs": share,
                     "first_env": first,
                 }
-                self._workers.append(Worker(order, memory, look_up))
+                try:
+                    self._workers.append(Worker(order, memory, look_up))
+                except OSError as error:  # too many files or processes, for now perhaps
+                    why = f"env worker {number} of {num_workers} cannot be started"
+                    raise EnvError(f"{why}: {error.strerror}", is_death=True) from None
                 first += share
             self._lay_out(memory)
             on_failure.pop_all()

@@ -125,7 +125,8 @@ class LocalRun:
         """Exit code and reason, where an actor cannot run and the run is given up."""
         self._heard: list[int] = []
         self._kill_at = math.inf
-        self._has_begun = False
+        self.has_begun = False
+        """Whether the learner has taken actors."""
         self._wait = Wait(logger.info)
         self._learner = spawn("learner", learner_flags, self._lifeline)
 
@@ -210,12 +211,12 @@ class LocalRun:
     def _tell_wait(self) -> None:
         """A learner that serves tells of its work, and one that has stopped serving of its end."""
         serves = self._serves()
-        self._has_begun = self._has_begun or serves
+        self.has_begun = self.has_begun or serves
         waits = "waiting for the learner, which"
-        if not self._heard and not self._has_begun:
+        if not self._heard and not self.has_begun:
             does = "loads torch, tries the environment and builds what it trains"
             self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
-        elif self._heard and self._kill_at == math.inf and (serves or not self._has_begun):
+        elif self._heard and self._kill_at == math.inf and (serves or not self.has_begun):
             quit_now = "press Ctrl-C again to quit at once"
             self._wait.look(
                 lambda s: f"ending: {waits} has not answered yet ({s:.0f} s); {quit_now}"

@@ -4,6 +4,7 @@ Runs on: event loop and threads; each method says which.
 """
 
 import asyncio
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +69,7 @@ async def on_thread(name: str, body: Callable[[], None]) -> None:
     """Run a body in a thread of its own and wait for its end; what it raises is raised here.
 
     A process that dies does not wait for such a thread, as it would for one of the loop's pool.
+    Where the system gives no thread, for now perhaps, that is an OSError.
     """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[BaseException | None] = loop.create_future()
@@ -88,7 +90,10 @@ async def on_thread(name: str, body: Callable[[], None]) -> None:
             error = raised
         done.post(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as refused:
+        raise OSError(errno.EAGAIN, str(refused)) from None
     error = await ended
     if isinstance(error, Exception):
         raise error

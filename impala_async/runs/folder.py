@@ -132,10 +132,11 @@ class RunFolder:
             logger.error(told, self.path)
         return self._is_gone
 
-    def withdraw(self) -> None:
+    def withdraw(self, *, with_logs: bool = False) -> None:
         """The run never began: leave nothing that would stand in the way of the next try.
 
-        A run of an earlier start stays, one that has a result, and logs that say something.
+        A run of an earlier start stays, one that has a result, and logs that say something, but
+        `with_logs`.
         """
         has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
@@ -143,7 +144,7 @@ class RunFolder:
                 self.remove(name)
                 self.remove(beside(self.path / name).name)
             for log in self.path.glob("actors/*.log"):
-                if log.stat().st_size == 0:
+                if with_logs or log.stat().st_size == 0:
                     self.remove(f"actors/{log.name}")
             for folder in (self.checkpoints, self.path / "actors", self.path):
                 with contextlib.suppress(OSError):  # something is left in it

@@ -1,5 +1,6 @@
 """Env workers are to a sampler what the same environments are in one process."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -90,6 +91,22 @@ def test_a_worker_that_dies_is_named(how, says):
 def test_workers_that_cannot_be_had_say_why(name, says):
     with pytest.raises(EnvError, match=says):
         WorkerEnvs(section(name), 2, 2)
+
+
+def test_one_that_cannot_be_started_is_no_bug_and_ends_the_others(monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def refuse(*args, **kwargs):
+        if started:
+            raise OSError(errno.EMFILE, "Too many open files")
+        started.append(start(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with pytest.raises(EnvError, match="worker 1 of 2 cannot be started: Too many open") as caught:
+        WorkerEnvs(section("Counting"), 2, 2)
+    assert caught.value.is_death  # the next try may find room
+    assert started[0].poll() is not None
 
 
 def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():

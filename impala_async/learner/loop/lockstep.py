@@ -147,7 +147,10 @@ class LockstepFiller(SlotFiller):
     def _call_the_roll(self, peers: dict[int, Peer]) -> bool:
         """Note who has joined and who is gone since the last time; False if that ends the run."""
         former = self._members
-        if self._on_loss and any(peers.get(rank) is not peer for rank, peer in former.items()):
+        lost = sorted(rank for rank, peer in former.items() if peers.get(rank) is not peer)
+        if self._on_loss and lost:
+            # They may be back by now, as after a learner that stood still.
+            logger.error("lockstep: the session of actors %s has ended (pace.on_loss)", lost)
             self._on_loss()
             return False
         for rank, peer in peers.items():

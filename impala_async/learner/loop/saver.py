@@ -163,10 +163,11 @@ class Saver:
         )
         try:
             await on_thread("save", functools.partial(self._write, captured, state, best))
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             good = last_good(self.folder.checkpoints)
-            stays = f"the last good one is {good.name}" if good else "there is no other one"
-            logger.error("%s; %s", error, stays)
+            stays = f"the last good one is {good.name}" if good else "no other one is found"
+            what = "" if isinstance(error, CheckpointError) else "cannot write a checkpoint: "
+            logger.error("%s%s; %s", what, error, stays)
             return False
         # Only now: until it is on the disk, the former best must stay there.
         self._best = best

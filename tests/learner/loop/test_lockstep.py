@@ -456,7 +456,7 @@ def test_a_lost_one_is_waited_for_until_its_session_ends_and_may_come_back(lag, 
 
 @LAGS
 @pytest.mark.parametrize("num_joined", [3, 2])
-def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, num_joined):
+def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, num_joined, caplog):
     simulation = at_work(3, lag, num_joined, stops_at_loss=True)
     lost = simulation.actors[1]
     lost.is_dead = True
@@ -465,6 +465,7 @@ def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, num_joined):
     simulation.end_session(lost)
     # The others were all that was left to wait for; their batch is given up all the same.
     assert (simulation.num_losses, simulation.full) == (1, [])
+    assert caplog.messages[-1] == "lockstep: the session of actors [1] has ended (pace.on_loss)"
     assert (len(simulation.batches), simulation.ledger.in_slots) == (num_batches, 0)
     report = simulation.ledger.report()
     assert report["dropped/shutdown"] == report["trajectories/dropped"] > 0

@@ -147,7 +147,7 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkey
             assert not await ship.save(update, score)
         return caplog.text.rstrip()
 
-    assert (await fail(1, 1.0)).endswith("No space left on device; there is no other one")
+    assert (await fail(1, 1.0)).endswith("No space left on device; no other one is found")
     # How much it takes is known before one is written.
     assert ship.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in ship.step.parameters)
     assert await ship.save(2, 9.0)
@@ -160,6 +160,18 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkey
     await ship.save(5, 5.0)
     await ship.save(6, 6.0)
     assert ship.names() == {"ckpt-1-4", "ckpt-1-6"}
+
+
+async def test_where_no_thread_can_be_started_it_is_tried_again(make_ship, monkeypatch, caplog):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    ship = make_ship()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not await ship.save(1)
+    assert caplog.text.rstrip().endswith("can't start new thread; no other one is found")
+    assert await ship.save(2)
 
 
 async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
