@@ -58,21 +58,12 @@ class UserCode:
         name: the setting and its value, which name the code.
         where: in words, where the code failed.
         kind: the error of ours that an exception becomes; one that is such already passes.
-        tells_place: whether the error says in which file and line it was raised.
     """
 
-    __slots__ = ("_kind", "_tells_place", "name", "where")
+    __slots__ = ("_kind", "name", "where")
 
-    def __init__(
-        self,
-        name: str,
-        where: str,
-        kind: type[ImpalaAsyncError] = ConfigError,
-        *,
-        tells_place: bool = True,
-    ) -> None:
-        self.name, self.where = name, where
-        self._kind, self._tells_place = kind, tells_place
+    def __init__(self, name: str, where: str, kind: type[ImpalaAsyncError] = ConfigError) -> None:
+        self.name, self.where, self._kind = name, where, kind
 
     def __enter__(self) -> None:
         return None
@@ -85,12 +76,20 @@ class UserCode:
         """The error of ours that says whose fault it was; None if it says so itself."""
         if isinstance(error, self._kind):
             return None
-        place = ""
-        if self._tells_place:
-            *_, (frame, line) = walk_tb(error.__traceback__)
-            place = f", at {frame.f_code.co_filename}:{line}"
-        advice = missing_advice(error)
-        return self._kind(f"{self.name} failed {self.where}{place}: {one_line(error)}{advice}")
+        told = f"{one_line(error)}{place_in(self.name, error)}{missing_advice(error)}"
+        return self._kind(f"{self.name} failed {self.where}: {told}")
+
+
+def place_in(name: str, error: BaseException) -> str:
+    """The file and the last line in the package of such a name that led to an error, in brackets.
+
+    Empty where there is none. Behind it may be lines of a library, which say less.
+    """
+    package, place = name.split()[-1].partition(":")[0].partition(".")[0], ""
+    for frame, line in walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+            place = f" ({frame.f_code.co_filename}:{line})"
+    return place
 
 
 def import_callable(
@@ -131,7 +130,7 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
             f"{what}: every process imports it, and has another __main__: put {attribute} into a "
             "module of its own"
         )
-    with UserCode(what, f"to import {module_name}", kind, tells_place=False):
+    with UserCode(what, f"to import {module_name}", kind):
         return importlib.import_module(module_name)
 
 
