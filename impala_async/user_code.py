@@ -57,8 +57,6 @@ class UserCode:
     """In words, where the code failed."""
     kind: type[ImpalaAsyncError] = ConfigError
     """The error of ours that an exception becomes; one that is such already passes."""
-    tells_place: bool = True
-    """Whether the error says in which file and line it was raised."""
 
     def __enter__(self) -> None:
         return None
@@ -71,12 +69,20 @@ class UserCode:
         """The error of ours that says whose fault it was; None if it says so itself."""
         if isinstance(error, self.kind):
             return None
-        place = ""
-        if self.tells_place:
-            *_, (frame, line) = walk_tb(error.__traceback__)
-            place = f", at {frame.f_code.co_filename}:{line}"
-        said = f"{one_line(error)}{_missing_advice(error)}"
-        return self.kind(f"{self.name} failed {self.where}{place}: {said}")
+        told = f"{one_line(error)}{_place_in(self.name, error)}{_missing_advice(error)}"
+        return self.kind(f"{self.name} failed {self.where}: {told}")
+
+
+def _place_in(name: str, error: BaseException) -> str:
+    """The file and the last line in the package of such a name that led to an error, in brackets.
+
+    Empty where there is none. Behind it may be lines of a library, which say less.
+    """
+    package, place = name.split()[-1].partition(":")[0].partition(".")[0], ""
+    for frame, line in walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
+            place = f" ({frame.f_code.co_filename}:{line})"
+    return place
 
 
 def import_callable(
@@ -112,7 +118,7 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
             f"{what}: every process imports it, and has another __main__: put {attribute} into a "
             "module of its own"
         )
-    with UserCode(what, f"to import {module_name}", kind, tells_place=False):
+    with UserCode(what, f"to import {module_name}", kind):
         return importlib.import_module(module_name)
 
 

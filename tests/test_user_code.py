@@ -10,7 +10,7 @@ from impala_async.errors import ConfigError, EnvError
 from impala_async.processes import Interrupted
 from impala_async.user_code import UserCode, import_callable, one_line
 
-BLAME = UserCode("env.id: a:B", "to step", EnvError)
+BLAME = UserCode(f"env.id: {__name__}:B", "to step", EnvError)
 
 
 class Unprintable(Exception):
@@ -29,14 +29,22 @@ def test_what_is_blamed_has_its_cause_and_one_line():
         (GeneratorExit("done"), "GeneratorExit: done"),
         (Unprintable(), "Unprintable"),
     ):
-        place = rf"{re.escape(__file__)}:\d+"
-        text = rf"^env.id: a:B failed to step, at {place}: {says}$"
+        place = rf"\({re.escape(__file__)}:\d+\)"
+        text = rf"^env.id: {__name__}:B failed to step: {says} {place}$"
         with pytest.raises(EnvError, match=text) as caught, BLAME:
             raise cause
         assert caught.value.__cause__ is cause
-    without_place = UserCode("a:B", "to step", EnvError, tells_place=False)
-    with pytest.raises(EnvError, match=r"^a:B failed to step: KeyError: 'x'$"), without_place:
-        raise KeyError("x")
+
+
+def test_a_place_is_in_the_code_that_is_named_and_not_in_a_library(folder):
+    (folder / "mine_calls.py").write_text("import json\ndef make():\n    json.loads('')\n")
+    make = named("mine_calls:make")
+    blame = UserCode("model.name: mine_calls:make", "when it was made")
+    with pytest.raises(ConfigError, match=r" made: JSOND.* \(\S*mine_calls\.py:3\)$"), blame:
+        make()
+    # Nor in ours, which has called it wrongly.
+    with pytest.raises(ConfigError, match=r" made: TypeError: make\(\) .* given$"), blame:
+        make(1)
 
 
 def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch):
@@ -77,11 +85,15 @@ def test_a_name_is_a_class_or_a_function_of_a_module(folder):
         ("class Nett: ...", "Net", r"mine has no 'Net'\. Did you mean: `Nett`\?"),
         ("Net = 3", "Net", "is of type int, and cannot be called"),
         ("from os import system as Net", "Net", "comes with Python, and is not called"),
-        ("import no_such", "Net", "failed to import mine: Mod.*; Python looks for no_such among"),
+        (
+            "import no_such",
+            "Net",
+            r"failed to import mine: Mod.*mine\.py:1\); Python looks for no_such among",
+        ),
         ("import mujoco", "Net", r"; pip install 'impala-async\[mujoco\]'"),
-        ("1 / 0", "Net", "failed to import mine: ZeroDivisionError: division by zero"),
+        ("1 / 0", "Net", r"import mine: ZeroDivisionError: division by zero \(\S*mine\.py:1\)$"),
         ("def", "Net", "failed to import mine: SyntaxError"),
-        ("raise SystemExit", "Net", "failed to import mine: SystemExit"),
+        ("raise SystemExit", "Net", r"failed to import mine: SystemExit \(\S*mine\.py:1\)$"),
     ],
 )
 def test_what_no_name_stands_for_is_told(folder, monkeypatch, source, name, says):

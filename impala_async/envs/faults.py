@@ -58,7 +58,7 @@ class Blame(UserCode):
     __slots__ = ("_around", "_pid", "first", "is_here", "num_envs")
 
     def __init__(self, name: str, where: str, num_envs: int = 0, *, is_here: bool = True) -> None:
-        super().__init__(name, where, EnvError, tells_place=False)
+        super().__init__(name, where, EnvError)
         self.num_envs = num_envs
         self.first = 0
         self.is_here = is_here

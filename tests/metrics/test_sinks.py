@@ -217,8 +217,8 @@ def test_a_sink_of_ones_own_takes_all_reports_in_order(module, make):
     ("sink", "says"),
     [
         ("no_such_module:Sink", "failed to import .*; Python looks for no_such_module among"),
-        ("own_sinks:no_sink", r"failed when it was made, .*: AttributeError: .*'write'"),
-        ("own_sinks:breaks", r"failed when it was made, at .*own_sinks\.py:\d+: KeyError"),
+        ("own_sinks:no_sink", r"failed when it was made: AttributeError: .*'write'"),
+        ("own_sinks:breaks", r"failed when it was made: KeyError.*own_sinks\.py:\d+\)"),
         ({"name": "own_sinks:Keeps", "kwargs": {"facto": 1}}, "TypeError: .*'facto'"),
         ("tensorboard", r"tensorboard failed .*; pip install 'impala-async\[tensorboard\]'$"),
         ("wandb", r"wandb failed .*; pip install 'impala-async\[wandb\]'$"),
@@ -245,7 +245,8 @@ def test_one_that_fails_is_told_of_once_and_the_others_go_on(module, make, caplo
     assert module.TAKEN.count("closed") == 2
     first, second = sorted(record.getMessage() for record in caplog.records)
     assert "own_sinks:Fails failed to take a report" in first
-    assert "SystemExit: no more; it gets no more reports, and training goes on" in first
+    assert "SystemExit: no more (" in first
+    assert first.endswith("; it gets no more reports, and training goes on")
     assert "own_sinks:FailsToClose failed to close" in second
 
 

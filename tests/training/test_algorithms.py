@@ -207,7 +207,7 @@ def test_a_users_own_is_trained_with_and_resumed(own, make_step, make_batch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("without_key", r"failed when it was made, at .*own_algorithms\.py:[0-9]+: KeyError"),
+        ("without_key", r"failed when it was made: KeyError.*own_algorithms\.py:[0-9]+\)"),
         ("nothing", "must make .*Algorithm, not NoneType"),
         ("missing", "has no 'missing'"),
         ("NUMBER", "is of type int, and cannot be called"),
@@ -225,7 +225,7 @@ def test_one_that_cannot_be_made_is_told_why(own, name, text):
         ("undeclared", r"report 'debug/My Norm' as a tensor .* or like user/name$"),
         ("wide", "must report 'user/x' as a tensor without dimensions"),
         ("no_dict", "must give stats as a dict, not NoneType"),
-        ("fails", r"failed in its loss, at .*own_algorithms\.py:\d+: AttributeError"),
+        ("fails", r"failed in its loss: AttributeError.*own_algorithms\.py:\d+\)"),
         ("gives_a_tensor", "must give LossTerms .*, not Tensor"),
         ("constant", "has no gradient"),
         ("in_place", r"changes view\.behaviour_log_probs_TB in place"),
