@@ -151,29 +151,33 @@ def typed_path(text: str) -> Path:
 
 def check_learner(where: str) -> None:
     """Raise ConfigError for what is neither an address of a learner nor its run folder."""
+    if not os.path.isdir(where):
+        _check_address(where, "--learner: wants tcp://HOST:PORT, or a run folder of this host")
+
+
+def _check_address(url: str, wants: str) -> None:
     from impala_async.config.learner import like_url
 
-    like = like_url(where)
-    is_port_known = like is not None and not like.endswith(":*")
-    if not os.path.isdir(where) and (like != where or not is_port_known):
-        hint = f"; did you mean {like}?" if is_port_known else ""
-        raise ConfigError(
-            f"--learner: wants tcp://HOST:PORT, or a run folder of this host, got {where!r}{hint}"
-        )
+    like = like_url(url)
+    # A learner may listen everywhere, and nobody can dial that.
+    if like != url or "*" in url:
+        hint = f"; did you mean {like}?" if like and "*" not in like else ""
+        raise ConfigError(f"{wants}, got {url[:200]!r}{hint}")
 
 
 def learner_url(where: str, within_s: float) -> str:
     """The address of a learner. Its run folder has it as soon as it listens: that is waited for."""
     if not os.path.isdir(where):
         return where
+    path = Path(where) / "service.json"
     give_up_at = time.monotonic() + within_s
     with told_of(f"waiting for a learner to say in {where} where it listens", logger.info):
-        while (service := find_object(Path(where) / "service.json")) is None:
+        while (service := find_object(path)) is None:
             if time.monotonic() > give_up_at:
                 raise UnreachableError(f"{where}: no learner has said there where it listens")
             time.sleep(POLL_S)
     url = str(service.get("data_url"))
-    check_learner(url)
+    _check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
     return url
 
 

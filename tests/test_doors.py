@@ -155,7 +155,8 @@ def test_where_a_learner_may_be():
     for url in ("tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"):
         check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
-    for url in (*meant, "tcp://h", "tcp://h:0", "tcp://h:65536", "ipc://x", ""):
+    nowhere = ("*:5", "a,b:5", "h;h:5", "_h:5", "é:5", "h", "h:0", "h:65536")
+    for url in (*meant, *(f"tcp://{each}" for each in nowhere), "*:5", "ipc://x", ""):
         with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT") as caught:
             check_learner(url)
         told = f"; did you mean {meant[url]}?" if url in meant else repr(url)
@@ -350,9 +351,14 @@ def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path):
     RunFolder(tmp_path).announce("tcp://h:7", "tcp://h:8", 1)
     thread.join(60.0)
     assert found == ["tcp://h:7"] == [learner_url("tcp://h:7", 0.0)]
-    RunFolder(tmp_path).write_json("service.json", {})
-    with pytest.raises(ConfigError, match="wants tcp://HOST:PORT"):
+
+
+@pytest.mark.parametrize("said", [None, 5, "/", ".", "tcp://*:5555", "\ud800", "x" * 10_000])
+def test_a_run_folder_that_says_no_address_is_told(said, tmp_path):
+    RunFolder(tmp_path).write_json("service.json", {"data_url": said})
+    with pytest.raises(ConfigError, match=r"service\.json: data_url: wants tcp://") as caught:
         learner_url(str(tmp_path), 0.0)
+    assert len(str(caught.value)) < 500
 
 
 def test_the_wait_for_a_run_folder_is_told(tmp_path, at_once, caplog):

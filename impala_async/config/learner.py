@@ -8,8 +8,9 @@ from pydantic import Field, field_validator
 from impala_async.config.actor import MAX_COLUMNS, Device
 from impala_async.config.section import MOST_S, Section
 
+# ZeroMQ takes no other host.
 TCP_URL = re.compile(
-    r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|[^\s:/\[\]]+):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
+    r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|\*|[a-z0-9][\w.-]*):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
 )
 
 
