@@ -36,9 +36,14 @@ def test_all_ends_with_it(number, command, num_processes, tmp_path, monkeypatch)
     told = [sys.executable, "-m", *command.split()]
     with Forked(told, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as bench:
         parent = psutil.Process(bench.pid)
+        # Asleep, it waits for them: none is half started.
         family = wait_until(
             "what it starts",
-            lambda: len(found := parent.children(recursive=True)) >= num_processes and found,
+            lambda: (
+                len(found := parent.children(recursive=True)) >= num_processes
+                and parent.status() == psutil.STATUS_SLEEPING
+                and found
+            ),
         )
         bench.send_signal(number)
         _, said = bench.communicate(timeout=60)
