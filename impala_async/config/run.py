@@ -259,7 +259,7 @@ class ActorSettings(Section):
     trajectory: TrajectorySection
     actor: ActorSection
     pace: PaceSection
-    max_lag: int = Field(ge=0)
+    max_lag: int = Field(ge=1)
 
     @staticmethod
     def of(config: RunConfig) -> "ActorSettings":

@@ -315,7 +315,6 @@ class ActorSide(Generic[Item]):
 
     def act_with(self, version: Version) -> None:
         """In lockstep the first of a session serve one trajectory, and one more for each lag."""
-        self.pauses = new_pauses()
         if self.version == NO_VERSION:
             self._num_kept_left = self._lockstep_lag or 0
         self.version = version

@@ -138,6 +138,7 @@ def settings_frame(**changes):
         ([encode_settings({"seed": 0})], ": env: Field required$"),
         ([settings_frame(**{"evil\n\x1b[31m": 1})], r": evil\\n\\x1b\[31m: Extra inputs are not"),
         ([settings_frame(seed=-5)], ": seed: Input should be greater than or equal to 0$"),
+        ([settings_frame(max_lag=0)], ": max_lag: Input should be greater than or equal to 1$"),
     ],
 )
 def test_settings_that_are_not_understood_do_not_fit(scene, find, frames, says):

@@ -177,6 +177,16 @@ def test_a_new_session_of_the_run_sends_all_again_and_another_run_begins_at_seq_
     assert side.handshake(1.0).hello[3:6] == (b"o" * 16, 1, 0)
 
 
+def test_only_what_is_settled_makes_the_pauses_short_again():
+    side = side_of()
+    pauses = [next(side.pauses) for _ in range(3)]
+    side.act_with(V1)
+    assert next(side.pauses) == 2 * pauses[-1] > 0
+    side.put("a")
+    side.take(grant_of(1, 1), 0.0)
+    assert next(side.pauses) == 0
+
+
 def test_it_waits_for_its_first_weights_and_at_max_lag():
     side = side_of(max_lag=2)
     assert side.must_wait

@@ -26,11 +26,11 @@ from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsL
 from impala_async.wire.local_link import LocalLink
 from impala_async.wire.messages import (
     EPISODE_BYTES,
+    MAX_HEADER_BYTES,
     MAX_MESSAGE_BYTES,
     Welcome,
     encode_settings,
 )
-from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import AddressError, Router, new_context
 
@@ -163,8 +163,9 @@ class ActorServer:
         data, weights = dict[bytes, int](), dict[bytes, int]()
         for peer in self.table.joined:
             assert self.sessions.schema is not None
-            largest = _largest_message(peer.columns, self.sessions.schema)
-            data[peer.data_route] = (WINDOW * peer.streams + 1) * largest + SPARE_BYTES
+            # By its credit: how many streams it has is what it says of itself.
+            largest = MAX_HEADER_BYTES + _largest_body(peer.columns, self.sessions.schema)
+            data[peer.data_route] = (peer.outstanding_messages + 1) * largest + SPARE_BYTES
             if peer.weights_route:
                 weights[peer.weights_route] = SPARE_BYTES
         lease_s = self._config.learner.lease_s
@@ -249,7 +250,7 @@ class ActorServer:
         size = MAX_MESSAGE_BYTES
         if schema is not None:
             # Nobody has a reason to send more than a whole batch at once.
-            size = _largest_message(self._config.learner.batch_columns, schema)
+            size = _largest_body(self._config.learner.batch_columns, schema) + 65536
         self._context = new_context()
         ends = ("data", bind.data, link.data_path), ("weights", bind.weights, link.weights_path)
         for name, url, ipc_path in ends:
@@ -298,6 +299,5 @@ def _make_filler(
     )
 
 
-def _largest_message(columns: int, schema: Schema) -> int:
-    column_bytes = schema.layout.column_bytes + EPISODE_BYTES * schema.rows
-    return columns * column_bytes + 65536
+def _largest_body(columns: int, schema: Schema) -> int:
+    return columns * (schema.layout.column_bytes + EPISODE_BYTES * schema.rows)

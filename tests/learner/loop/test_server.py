@@ -142,6 +142,18 @@ async def test_what_strangers_do_is_one_line_each_ten_seconds(make_harness, capl
     assert (lines, hellos.total()) == ([says, says], 0)
 
 
+async def test_credit_alone_says_how_much_may_be_under_way(make_harness, monkeypatch):
+    """ZeroMQ makes 64 bytes of each 2 that are a frame of nothing."""
+    harness = make_harness()
+    await harness.join()
+    (peer,) = harness.server.table.joined
+    allowed, peer.streams = [], 4096
+    look = lambda allowances, _: allowed.extend(allowances.values())  # noqa: E731
+    monkeypatch.setattr(harness.server._data, "look", look)
+    harness.server.look_at_connections()
+    assert [size < 1 << 18 for size in allowed] == [True]
+
+
 async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_runs(
     make_harness, monkeypatch
 ):
