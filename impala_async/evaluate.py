@@ -69,7 +69,6 @@ def _evaluate(args: argparse.Namespace) -> int:
 
 
 def _locate(path: Path) -> "tuple[RunFolder, Path | None]":
-    """The run, and the checkpoint of it that is named, if one is."""
     from impala_async.runs.folder import RunFolder
 
     if not path.exists():

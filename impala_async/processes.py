@@ -205,7 +205,6 @@ def _insist(code: int) -> None:
 
 
 def _left() -> list[Any]:
-    """The threads and processes that Python waits for."""
     found: list[Any] = threading.enumerate()
     if "multiprocessing" in sys.modules:
         found += sys.modules["multiprocessing"].active_children()

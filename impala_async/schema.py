@@ -284,7 +284,6 @@ def _reader() -> TypeAdapter[Schema]:
 
 
 def _faults(schema: Schema) -> Iterator[str]:
-    """Why nobody could train on it, beside what is wrong with an array alone."""
     leaves, legal, num_actions = schema.obs.leaves, schema.action.legal, schema.action.num_choices
     for what, names, smallest in (
         ("observation", [leaf.name for leaf in leaves], 1),

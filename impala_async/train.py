@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:
-    """The learner gets the flags of this door, and what they leave open."""
     from impala_async.config.load import merge_overrides
 
     env = merge_overrides({}, args.overrides)[0].get("env")

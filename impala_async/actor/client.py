@@ -335,7 +335,6 @@ class Client:
             self.side.repeated_spec(now)
 
     def _come_back(self, why: str) -> None:
-        """A new session with whoever is at the address now; what is not settled goes again."""
         self._is_coming_back = True
         self._log.info("looking for the learner at %s again: %s", self._url, why)
         is_open = False

@@ -122,7 +122,6 @@ class Link:
             socket.close()
 
     def _serve(self, socket: Dealer) -> None:
-        """Say what is due, then wait for a message, or until something else is due."""
         pulls, now = self.pulls, time.monotonic()
         if not socket.is_greeted:
             pulls.on_new_connection()

@@ -138,7 +138,6 @@ class Worker:
         return f"the env worker of {which} of {self._env_id}"
 
     def _wait(self) -> None:
-        """Look up until it answers; it may be gone, or hang for longer than is allowed."""
         call = Blame(self._env_id, self._where, self._num_envs, is_here=False)
         call.first = self._first_env
         since = looked_at = time.monotonic()

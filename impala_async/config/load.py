@@ -100,7 +100,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _apply_override(settings: dict[str, Any], override: str) -> str:
-    """Write it into the nested settings; return its dotted key."""
     key, equals, text = override.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not all(key.split(".")):

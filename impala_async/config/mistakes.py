@@ -143,7 +143,6 @@ def _kind(kind: Any) -> str:
 
 
 def _range(field: FieldInfo) -> str:
-    """The bounds of a number, as far as anybody may reach them, or of a length."""
     if any(hasattr(bound, "min_length") for bound in field.metadata):
         return " that is not empty"
     bounds = {

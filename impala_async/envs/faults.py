@@ -77,10 +77,12 @@ class Blame(UserCode):
 
     def blame(self, error: BaseException) -> ImpalaAsyncError | None:
         if self.where in WHERES:
+            *_, (frame, _) = walk_tb(error.__traceback__)
+            module = str(frame.f_globals.get("__name__"))
             if isinstance(error, EnvError):
                 with_id(error, self.name)
-            elif _is_raised_by_caller(error):
-                # Where its caller could not use it is of no use: there is nothing to trace back.
+            elif isinstance(error, TypeError | ValueError) and module.startswith(CALLERS):
+                # Its caller could not use what it gave: nothing of its own is to be traced back.
                 error.__traceback__ = None
                 return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
         return super().blame(error)
@@ -108,13 +110,6 @@ def _end_fork(call: Blame, error: BaseException | None) -> NoReturn:
     with contextlib.suppress(OSError):
         tell_stderr(f"{call.name}: a process that it forked {call.where} ends here{why}")
     os._exit(EXIT_CONFIG)
-
-
-def _is_raised_by_caller(error: BaseException) -> bool:
-    """Whether no code of the environment raised it, but who called it or used what it gave."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    module = str(frame.f_globals.get("__name__"))
-    return isinstance(error, TypeError | ValueError) and module.startswith(CALLERS)
 
 
 def with_id(error: ImpalaAsyncError, env_id: str) -> ImpalaAsyncError:

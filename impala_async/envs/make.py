@@ -159,7 +159,6 @@ def is_atari(found: str | Factory) -> bool:
 
 
 def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
-    """A single Atari game, preprocessed; kwargs as those of ale_py's vector code."""
     if find_spec("cv2") is None:
         raise EnvError(
             f"{gym_id}: single Atari environments need OpenCV: pip install 'impala-async[atari]', "

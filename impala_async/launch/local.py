@@ -223,7 +223,6 @@ class LocalRun:
             )
 
     def _end(self) -> None:
-        """The learner has ended, or the run is given up: nobody stays behind."""
         is_finished = self._learner.poll() == EXIT_DONE and not self._heard
         if self._learner.poll() is None:
             # One that does not serve yet knows no other signal.

@@ -130,7 +130,6 @@ class LearnerThread:
         self._queue_size.push(self.loader.num_waiting())
 
     def _draw(self) -> Draw[LoadedBatch] | None:
-        """The next pass; None if no batch came for a moment, or none will come any more."""
         started_s, copies_s = time.perf_counter(), self.loader.load_wait_timer.total_s
         try:
             draw = self._ring.get()

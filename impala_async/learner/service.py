@@ -196,7 +196,6 @@ class LearnerService:
             await asyncio.wait(tasks)
 
     def _begin(self, what: str, body: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
-        """A task whose death ends the run."""
 
         def note_end(task: asyncio.Task[object]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
@@ -241,7 +240,6 @@ class LearnerService:
             self._is_building = False
 
     def _announce(self) -> None:
-        """Say where we are; from here on actors may come."""
         self._on_ready()
         for number in {*REQUESTS} - CTRL_C:
             self._loop.add_signal_handler(number, self.stop, "terminated")
@@ -340,7 +338,6 @@ class LearnerService:
         return reason
 
     async def _end_threads(self, loader: HostLoader) -> None:
-        """Wake them, wait for their last words, settle what never reached the ring."""
         # In lockstep a full batch is trained on: else the end would hang on the clock.
         loader.close(is_drained=self._config.pace.is_lockstep)
         _, running = await asyncio.wait(self._threads, timeout=THREAD_END_S)

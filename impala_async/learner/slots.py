@@ -289,7 +289,6 @@ class SlotFiller:
         }
 
     def _take_idle(self) -> Slot:
-        """The slot that has been empty for longest."""
         self._idle_depth.push(len(self._idle))
         return self._idle.popleft()
 

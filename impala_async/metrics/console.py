@@ -59,7 +59,6 @@ class ConsoleSink:
 
 
 def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
-    """How far it is, how it goes, and what limits it."""
     get = numbers(report).get
     # The limit runs from the first update; without one the age of the run says more.
     clock = "time_s" if stop.wall_s is None else "learner/wall_s"
@@ -80,6 +79,5 @@ def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
 
 
 def _text(value: float | None, form: str, goal: float | None = None) -> str:
-    """A number, and what it is to come to."""
     text = "-" if value is None else format(value, form)
     return text if goal is None else f"{text} / {goal:,.12g}"

@@ -154,7 +154,6 @@ def _judge_waits(report: Mapping[str, Value]) -> str:
 
 
 def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
-    """Name the stage that takes the most of an actor's time, if the actors have told."""
     if report.get("num_actors") == 0:
         death = report.get("actor/last_death")
         return f"actors: {finding}, none is connected" + (f"; {death}" if death else "")

@@ -20,7 +20,6 @@ from stat import S_ISREG
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from impala_async.config.run import SINKS, ReportSection
-from impala_async.config.section import Named
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import Value, numbers
 from impala_async.user_code import UserCode, import_callable
@@ -133,7 +132,12 @@ class ChosenSinks:
     """As many as a section names, as one sink. Each has a thread, to wait and fail on its own."""
 
     def __init__(self, section: ReportSection, run: Run) -> None:
-        sinks = [(one.name, _make(one, run)) for one in section.sinks]
+        sinks: list[tuple[str, Sink]] = []
+        for one in section.sinks:
+            make = import_callable(f"{_KEY}: {one.name}", SINKS.get(one.name, one.name))
+            with UserCode(f"{_KEY}: {one.name}", "when it was made"):
+                sinks.append((one.name, sink := make(run, **one.kwargs)))
+                _ = sink.write, sink.close  # it may be something else
         self._waiting: dict[threading.Thread, queue.Queue[Report | None]] = {}
         self._slow: set[threading.Thread] = set()
         for name, sink in sinks:
@@ -165,14 +169,6 @@ class ChosenSinks:
             if thread.is_alive():
                 _LOG.warning("%s: %s has not closed in time, and is left alone", _KEY, thread.name)
         self._waiting.clear()
-
-
-def _make(one: Named, run: Run) -> Sink:
-    make = import_callable(f"{_KEY}: {one.name}", SINKS.get(one.name, one.name))
-    with UserCode(f"{_KEY}: {one.name}", "when it was made"):
-        sink: Sink = make(run, **one.kwargs)
-        _ = sink.write, sink.close  # it may be something else
-    return sink
 
 
 def _feed(name: str, sink: Sink, waiting: "queue.Queue[Report | None]") -> None:

@@ -44,7 +44,6 @@ class Snapshot:
         return Weights(version, flat.numpy(), self._layout.digest)
 
     def _parts(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """The numbers in float32, which come first, and those in bfloat16."""
         fine, coarse = flat[: self._num_fine_bytes], flat[self._num_fine_bytes :]
         return fine.view(torch.float32), coarse.view(torch.bfloat16)
 

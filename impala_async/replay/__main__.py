@@ -146,7 +146,6 @@ def _hear_signals(told: list[int]) -> None:
 
 
 def _find_url(folder: "RunFolder", is_over: Callable[[], bool]) -> str | None:
-    """Where the learner listens; None if it is over before that is said."""
     while not is_over():
         if service := folder.read_json("service.json"):
             return str(service["data_url"])

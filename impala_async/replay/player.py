@@ -138,7 +138,6 @@ class Player:
                 )
 
     def _still_s(self, since: float) -> float:
-        """For how long no version has come."""
         return time.monotonic() - max(since, self._newest_at)
 
     def _play(self, message: Recorded) -> None:
@@ -164,7 +163,6 @@ class Player:
         self._look()
 
     def _look(self) -> None:
-        """Note what the learner has made, and say now and then how it goes."""
         now, named = time.monotonic(), self._client.side.named
         self.seconds = now - self._began_at
         if named > self.newest:

@@ -246,7 +246,6 @@ class RunFolder:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """An OSError inside becomes a ConfigError that names the path."""
     try:
         yield
     except OSError as error:

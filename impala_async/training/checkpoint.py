@@ -289,7 +289,6 @@ def _whole_by_size(directory: Path) -> list[tuple[Version, Path]]:
 
 
 def _verified(path: Path, version: Version) -> TrainingState:
-    """Compare every file with the manifest, content included."""
     tensors = {}
     for name, sha256 in _sized_files(path, version).items():
         try:

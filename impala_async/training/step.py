@@ -219,7 +219,6 @@ class UpdateStep:
         return abs(float(loss)) < GOOD_LOSS and float(norm) < limit
 
     def _backward(self, view: View, entropy_cost: float) -> tuple[LossTerms, dict[str, Tensor]]:
-        """Leave the gradients of the loss in the parameters; return it, and its statistics."""
         terms = self._algorithm.loss(view, entropy_cost)
         with torch.no_grad():
             stats = {
@@ -236,7 +235,6 @@ class UpdateStep:
         return terms, stats
 
     def _view(self, batch: Batch, scale: float) -> View:
-        """One forward over all rows, and one of the target network, if there is any."""
         inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
         target = None
         if self.target is not None:

@@ -166,7 +166,6 @@ class LockstepFiller(SlotFiller):
         return True
 
     def _num_allowed(self, rank: int) -> int:
-        """How many messages of a rank have a place to go to."""
         num_new = min(len(self._idle), self._lag + 1 - len(self._open))
         return sum(rank not in episodes for _, episodes in self._open) + num_new
 
@@ -176,7 +175,6 @@ class LockstepFiller(SlotFiller):
         return self._num_batches + (is_in.index(False) if False in is_in else len(is_in))
 
     def _batch_of(self, rank: int) -> _Open:
-        """The first batch that this rank is not in."""
         number = self._next_batch(rank) - self._num_batches
         if number == len(self._open):
             assert min(len(self._idle), self._lag + 1 - number) > 0, "columns without a credit"

@@ -370,7 +370,6 @@ class Sessions:
 
 
 def _model_misfit(layout: bytes | None, spec: Spec) -> str | None:
-    """Where both have a model, it is the same one."""
     if not layout or spec.layout_digest in (layout, NO_LAYOUT):
         return None
     return (
