@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import matrix
-from tests.e2e.harness import (
-    CARTPOLE,
-    ENDLESS,
-    QUICK_LEASE,
-    cpu_share,
-    identities_hold,
-    wait_until,
-)
+from tests.e2e.harness import CARTPOLE, ENDLESS, QUICK_LEASE, cpu_share, identities_hold, wait_until
 from tests.proxy import HOST, LEARNER_HOST, proxy
 
 pytestmark = pytest.mark.e2e

@@ -63,7 +63,6 @@ def room(filler, columns, rank=0, update=0):
 def put(filler, planes, rank=0, update=0):
     """A message of these columns, taken in."""
     arrival = room(filler, len(planes.obs), rank, update)
-    assert arrival is not None
     arrival.obs[:], arrival.small[:] = planes.obs, planes.small
     filler.commit([arrival])
     return arrival

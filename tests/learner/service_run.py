@@ -140,9 +140,7 @@ class ServiceRun:
 
     @property
     def summary(self):
-        summary = self.folder.read_json("summary.json")
-        assert summary is not None
-        return summary
+        return self.folder.read_json("summary.json")
 
     @property
     def reports(self):

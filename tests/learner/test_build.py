@@ -59,7 +59,6 @@ def build(training=None, *, start=None, listener=None, **sections):
     )
     # It is told of what is published.
     weights = thread._snapshot.take(Version(1, 0))
-    assert weights is not None
     assert weights.layout_digest == layout.digest
     return thread
 

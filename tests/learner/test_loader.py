@@ -278,6 +278,4 @@ def test_a_queue_reports_its_three_numbers():
     report = merge(indices.report())
     assert report["queue/ready_capacity"] == 4
     assert report["queue/ready_depth_quantiles"] == [1.0, 1.2, 2.0, 2.8, 3.0]
-    wait_ms = report["queue/ready_get_wait_ms"]
-    assert isinstance(wait_ms, float)
-    assert 0 <= wait_ms < 1000
+    assert 0 <= report["queue/ready_get_wait_ms"] < 1000

@@ -253,7 +253,6 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path):
     learner = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE
     )
-    assert learner.stderr is not None
     child = psutil.Process(int(learner.stderr.readline()))
     learner.kill()
     learner.wait()

@@ -64,7 +64,6 @@ def check_end(run, reason):
     for name in ("updates", "env_steps_trained"):
         assert summary[name] == last[name]
     checkpoint = newest_checkpoint(run.folder.checkpoints)
-    assert checkpoint is not None
     assert checkpoint.version.update == last["updates"]
     assert not (run.folder.path / "service.json").exists()
     return last
@@ -306,9 +305,7 @@ async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path, mon
         assert await run.end() == EXIT_BUG
     assert run.summary["updates"] == 0
     check_end(run, "not_finite")
-    found = newest_checkpoint(tmp_path / "checkpoints")
-    assert found is not None
-    assert found.version == (1, 0)
+    assert newest_checkpoint(tmp_path / "checkpoints").version == (1, 0)
     kept = load_file(tmp_path / "not-finite-1-0.safetensors")
     assert kept["is_failed_B"].all()
 
@@ -486,7 +483,6 @@ async def test_numbers_go_on_where_they_were(tmp_path, monkeypatch):
     check_identities(final)
     assert final["trajectories/in_slots"] == 0
     # What the summary says of this start is of this start, from its first update.
-    assert run.service._reading.first_update is not None
     begun = run.service._reading.first_update[1]
     assert begun > last["env_steps_trained"]
     steps = final["env_steps_trained"] - begun

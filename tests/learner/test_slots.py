@@ -50,21 +50,16 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
     assert filler.free_columns == 0
     filler.open(slots, submitted.append)
 
-    def assign(num_columns):
-        arrival = room(filler, num_columns)
-        assert arrival is not None
-        return arrival
-
     def fill(num_columns):
         return put(filler, planes_of(schema, num_columns), update=num_columns)
 
-    first, second = assign(2), assign(2)
+    first, second = room(filler, 2), room(filler, 2)
     assert (first.start, second.start, filler.free_columns) == (0, 2, 12)
     assert np.shares_memory(second.obs, slots[0].obs[2:])
     assert room(filler, 1) is None
     # What was not committed is written over.
     filler.commit([])
-    assert assign(1).start == 0
+    assert room(filler, 1).start == 0
     filler.commit([])
     is_only = []
     for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):

@@ -138,7 +138,6 @@ async def test_the_loop_tells_that_it_runs_until_the_close():
 async def test_a_child_that_somebody_ends_is_told_once(caplog):
     dog = Watchdog(2.0)
     dog.start(asyncio.get_running_loop().call_later, has_child=True)
-    assert dog._child is not None
     dog._child.kill()
     await until(lambda: "which watches for hangs, has ended (-9)" in caplog.text, "its end")
     dog.beat(BUILD_PATIENCE)

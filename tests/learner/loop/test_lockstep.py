@@ -376,7 +376,6 @@ def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag):
         learner.settle(learner.full.pop())
     wanted = 44 - lag
     peer = learner.table.peer_of(actors[0].session)
-    assert peer is not None
     updates = (wanted - 1, wanted, wanted + 1)
     verdicts = [learner.filler.judge(peer, Version(2, update)) for update in updates]
     assert verdicts == ["stale", None, "invalid"]

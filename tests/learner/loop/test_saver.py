@@ -93,7 +93,6 @@ async def test_everything_that_is_saved_comes_back(make_ship):
     assert await ship.save(40, mean_return=7.0)
 
     restored = load_newest(ship.folder)
-    assert restored is not None
     assert restored.progress == Progress(1, 40, 400)
     assert restored.training.state["run_s"] == 12.5
     assert {int(k): v for k, v in restored.training.state["forks"].items()} == {1: 0, 2: 30}
@@ -122,7 +121,6 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_ship):
         assert await ship.save(update, score)
     assert ship.names() == {"ckpt-1-5", "ckpt-1-7", "ckpt-1-8"}
     restored = load_newest(ship.folder)
-    assert restored is not None
     again = make_ship(keep=1)
     again.restore(restored.training.state)
     await again.save(9, 8.0)
@@ -186,9 +184,7 @@ async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(mak
     torn = ship.folder.checkpoints / "ckpt-1-3" / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
     (ship.folder.checkpoints / "ckpt-1-2" / "manifest.json").unlink()
-    restored = load_newest(ship.folder)
-    assert restored is not None
-    assert restored.progress.update == 1
+    assert load_newest(ship.folder).progress.update == 1
     assert caplog.text.count("skipping a damaged checkpoint") == 2
     shutil.rmtree(ship.folder.checkpoints / "ckpt-1-1")
     with pytest.raises(CheckpointError, match="no checkpoint there is whole"):
@@ -202,9 +198,7 @@ async def test_a_note_of_what_is_not_there_is_told(make_ship, caplog):
     assert "last_checkpoint" not in caplog.text
     for noted in ("junk\x1b[31m", "", "ckpt-1-9"):
         (ship.folder.path / "last_checkpoint").write_text(noted)
-        restored = load_newest(ship.folder)
-        assert restored is not None
-        assert restored.progress.update == 1
+        assert load_newest(ship.folder).progress.update == 1
         assert f"last_checkpoint: names {noted!r}, which is not there" in caplog.text
 
 

@@ -25,7 +25,6 @@ from impala_async.wire.messages import (
     Heartbeat,
     NotModified,
     Spec,
-    WeightsReply,
     unpack,
 )
 from impala_async.wire.pulls import decode_weights
@@ -208,9 +207,7 @@ def test_an_actor_without_a_model_is_told_the_layout_of_the_weights():
     (frame,) = actor.after_grant
     assert json.loads(frame) == [{"name": "w", "shape": [16], "dtype": "float32"}]
     actor.pull(Get(actor.session, 0, 0))
-    reply = unpack(actor.others[0][0])
-    assert isinstance(reply, WeightsReply)
-    assert reply.layout_digest == hashlib.sha256(frame).digest()[:16]
+    assert unpack(actor.others[0][0]).layout_digest == hashlib.sha256(frame).digest()[:16]
     # Those who have one are told nothing.
     assert HandActor(learner).join().after_grant == []
 
