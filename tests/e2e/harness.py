@@ -7,10 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import psutil
 
@@ -25,11 +23,9 @@ POLL_S = 0.02
 # What cannot depend on the clock where data comes in an order: of the summary, of the last report.
 COUNTED = ("env_steps_trained", "updates", "lag_quantiles")
 LEARNED = ("loss/total", "loss/policy", "loss/value", "grad/norm", "policy/entropy", "lag/mean")
-Report = dict[str, Any]
-Found = TypeVar("Found")
 
 
-def wait_until(what: str, look: Callable[[], Found | None], within_s: float = 20.0) -> Found:
+def wait_until(what, look, within_s=20.0):
     """Look again and again; what was found, or a failure that says what was missing."""
     give_up_at = time.monotonic() + within_s
     while True:
@@ -47,9 +43,7 @@ class Door:
     The zygote forks it, unless an interpreter of its own `is_started`.
     """
 
-    def __init__(
-        self, log: Path, door: str, *flags: str, is_started: bool = False, **environment: str
-    ) -> None:
+    def __init__(self, log, door, *flags, is_started=False, **environment):
         self.log_path = log
         make = subprocess.Popen if is_started else Forked
         with log.open("ab") as file:
@@ -62,31 +56,31 @@ class Door:
             )
 
     @property
-    def log(self) -> str:
+    def log(self):
         return self.log_path.read_text(errors="replace")
 
-    def wait_exit(self, within_s: float = 30.0) -> int:
+    def wait_exit(self, within_s=30.0):
         try:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {within_s} s:\n{self.log}") from None
 
-    def fails(self, code: int, is_environments: bool = False) -> str:
+    def fails(self, code, is_environments=False):
         """The one line in which it says why; a fault of an environment is told with its place."""
         assert self.wait_exit() == code, self.log
         assert ("Traceback" in self.log) == is_environments, self.log
         (error,) = (line for line in self.log.splitlines() if line.startswith("error: "))
         return error
 
-    def tell(self, number: int) -> None:
+    def tell(self, number):
         self.process.send_signal(number)
 
-    def ends(self, number: int = signal.SIGTERM, code: int = 0, within_s: float = 15.0) -> None:
+    def ends(self, number=signal.SIGTERM, code=0, within_s=15.0):
         """In good order, as it is asked to."""
         self.tell(number)
         assert self.wait_exit(within_s) == code, self.log
 
-    def kill(self) -> None:
+    def kill(self):
         """Whatever state it is in."""
         self.process.kill()
         self.process.wait()
@@ -95,24 +89,24 @@ class Door:
 class Site:
     """A run folder and the processes that a test started around it; all end with the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.run_dir = folder / "run"
-        self._doors: list[Door] = []
-        self._reports: list[Report] = []
+        self._doors = []
+        self._reports = []
         self._num_read = 0
 
-    def open(self, door: str, *flags: str, is_started: bool = False, **environment: str) -> Door:
+    def open(self, door, *flags, is_started=False, **environment):
         log = self.folder / f"{door}-{len(self._doors)}.log"
         opened = Door(log, door, *flags, is_started=is_started, **environment)
         self._doors.append(opened)
         return opened
 
-    def train(self, *settings: str, config: str | None = None, **how: Any) -> Door:
+    def train(self, *settings, config=None, **how):
         flags = ["--config", config] if config else []
         return self.open("train", "--run-dir", str(self.run_dir), *flags, *given(settings), **how)
 
-    def trained(self, *settings: str, **how: Any) -> dict[str, Any]:
+    def trained(self, *settings, **how):
         """The summary of a training that ended well and refused nothing."""
         door = self.train(*settings, **how)
         assert door.wait_exit(90) == 0, door.log
@@ -120,14 +114,7 @@ class Site:
         assert self.summary["rejected"] == 0
         return self.summary
 
-    def learner(
-        self,
-        *settings: str,
-        resume: bool = False,
-        config: str | None = None,
-        record: str | None = None,
-        **environment: str,
-    ) -> Door:
+    def learner(self, *settings, resume=False, config=None, record=None, **environment):
         """A learner at free ports that reports often."""
         flags = ["--run-dir", str(self.run_dir)]
         if record:
@@ -144,41 +131,41 @@ class Site:
         return door
 
     @property
-    def same_ports(self) -> list[str]:
+    def same_ports(self):
         """Settings by which the next learner is found where the last one was."""
         return [f"bind.{name}={self.service[f'{name}_url']}" for name in ("data", "weights")]
 
-    def _serves(self, learner: Door) -> bool:
+    def _serves(self, learner):
         if learner.process.poll() is not None:
             raise AssertionError(f"the learner ended:\n{learner.log}")
         service = self._read("service.json")
         return bool(service) and service["pid"] == learner.process.pid
 
-    def actor(self, *flags: str, **environment: str) -> Door:
+    def actor(self, *flags, **environment):
         return self.open("actor", "--learner", self.service["data_url"], *flags, **environment)
 
     @property
-    def service(self) -> dict[str, Any]:
+    def service(self):
         service = self._read("service.json")
         assert service, "no learner serves"
         return service
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self):
         summary = self._read("summary.json")
         assert summary, "no run has ended"
         return summary
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name):
         path = self.run_dir / name
         return json.loads(path.read_text()) if path.exists() else None
 
-    def checkpoints(self) -> list[Path]:
+    def checkpoints(self):
         """The oldest first."""
         found = (self.run_dir / "checkpoints").glob("ckpt-*")
         return sorted(found, key=lambda path: [int(part) for part in path.name.split("-")[1:]])
 
-    def reports(self) -> list[Report]:
+    def reports(self):
         """All whole ones so far."""
         path = self.run_dir / "metrics.jsonl"
         if path.exists():
@@ -189,13 +176,11 @@ class Site:
             self._reports += map(json.loads, lines)
         return self._reports
 
-    def wait_report(
-        self, what: str, holds: Callable[[Report], bool], within_s: float = 40.0
-    ) -> Report:
+    def wait_report(self, what, holds, within_s=40.0):
         """The first new report of which something holds."""
         num_before = len(self.reports())
 
-        def look() -> Report | None:
+        def look():
             return next((r for r in self.reports()[num_before:] if holds(r)), None)
 
         try:
@@ -204,7 +189,7 @@ class Site:
             logs = "\n".join(f"--- {door.log_path.name}\n{door.log}" for door in self._doors)
             raise AssertionError(f"{error}\n{self.reports()[-1:]}\n{logs}") from None
 
-    def outcome(self) -> dict[str, Any]:
+    def outcome(self):
         """All that is equal, to the last bit, in two runs that trained on the same data."""
         summary, last = self.summary, self.reports()[-1]
         assert identities_hold(last)
@@ -217,13 +202,13 @@ class Site:
             },
         }
 
-    def close(self) -> None:
+    def close(self):
         for door in self._doors:
             door.kill()
 
 
 @contextmanager
-def site(folder: Path) -> Iterator[Site]:
+def site(folder):
     folder.mkdir(exist_ok=True)
     opened = Site(folder)
     try:
@@ -232,17 +217,17 @@ def site(folder: Path) -> Iterator[Site]:
         opened.close()
 
 
-def given(settings: tuple[str, ...]) -> list[str]:
+def given(settings):
     return [part for setting in settings for part in ("--set", setting)]
 
 
-def module(folder: Path, name: str, text: str) -> dict[str, str]:
+def module(folder, name, text):
     """The environment of a process that finds a user's own module."""
     (folder / f"{name}.py").write_text(text)
     return {"PYTHONPATH": f"{folder}:{Path.cwd()}"}
 
 
-def is_alive(process: psutil.Process) -> bool:
+def is_alive(process):
     """A zombie is not alive: the process that inherits an orphan may be slow to collect it."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
@@ -250,7 +235,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def cpu_share(process: subprocess.Popen[bytes], over_s: float) -> float:
+def cpu_share(process, over_s):
     """Share of one core that a process uses, its threads included."""
     watched = psutil.Process(process.pid)
     before, started = sum(watched.cpu_times()[:2]), time.monotonic()
@@ -258,7 +243,7 @@ def cpu_share(process: subprocess.Popen[bytes], over_s: float) -> float:
     return (sum(watched.cpu_times()[:2]) - before) / (time.monotonic() - started)
 
 
-def identities_hold(report: Report) -> bool:
+def identities_hold(report):
     """The accounts balance, whatever moment the report is from."""
     check_identities(report)
     return True

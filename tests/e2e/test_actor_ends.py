@@ -2,18 +2,16 @@
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from impala_async.config.run import ActorSettings
 from impala_async.policy import Policy
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import Bye, ByeOk, Get, Heartbeat, Hello, Spec, WeightsReply
-from tests.actor.scripted import Scene, Session, open_scene, settings_for
-from tests.e2e.harness import Door, Site, wait_until
+from tests.actor.scripted import Session, open_scene, settings_for
+from tests.e2e.harness import wait_until
 
 pytestmark = pytest.mark.e2e
 # A process that imports torch, on a machine that does other things too.
@@ -23,20 +21,20 @@ SOON_S = 5.0
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path):
     with open_scene(tmp_path) as opened:
         yield opened
 
 
-def start(site: Site, scene: Scene, is_started: bool = False) -> Door:
+def start(site, scene, is_started=False):
     return site.open("actor", "--learner", scene.learner.url, is_started=is_started)
 
 
-def is_importing(actor: Door) -> bool:
+def is_importing(actor):
     return "libtorch" in Path(f"/proc/{actor.process.pid}/maps").read_text()
 
 
-def unroll(scene: Scene, settings: ActorSettings) -> Session:
+def unroll(scene, settings):
     """Welcome an actor and give it weights; it has no credit."""
     hello = scene.learner.data.hear(Hello, START_S)
     welcome = scene.learner.welcome(hello, settings, heartbeat_s=0.05)
@@ -50,7 +48,7 @@ def unroll(scene: Scene, settings: ActorSettings) -> Session:
     return session
 
 
-def ends_soon(actor: Door, scene: Scene, session: Session | None = None) -> None:
+def ends_soon(actor, scene, session=None):
     """With a session, it says goodbye."""
     told_at = time.monotonic()
     actor.tell(signal.SIGTERM)
@@ -63,7 +61,7 @@ def ends_soon(actor: Door, scene: Scene, session: Session | None = None) -> None
     assert "Traceback" not in actor.log
 
 
-def test_sigterm_ends_it_soon_whatever_it_does(site: Site, scene: Scene) -> None:
+def test_sigterm_ends_it_soon_whatever_it_does(site, scene):
     importing = start(site, scene, is_started=True)
     wait_until("it imports torch", lambda: is_importing(importing))
     ends_soon(importing, scene)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.e2e.harness import CARTPOLE, Site, module
+from tests.e2e.harness import CARTPOLE, module
 
 pytestmark = pytest.mark.e2e
 
@@ -45,14 +45,14 @@ class Own(gymnasium.Env):
 
 
 @pytest.mark.parametrize("told", WRONG)
-def test_wrong_settings_are_told_before_anything_is_begun(site: Site, told: str) -> None:
+def test_wrong_settings_are_told_before_anything_is_begun(site, told):
     door, *flags = told.split()
     folder = () if "--resume" in flags else ("--run-dir", str(site.run_dir))
     assert WRONG[told] in " ".join(site.open(door, *flags, *folder).fails(2).split())
     assert not (site.run_dir / "checkpoints").exists()
 
 
-def test_others_that_fail_are_told_why_and_the_learner_goes_on(site: Site) -> None:
+def test_others_that_fail_are_told_why_and_the_learner_goes_on(site):
     path = module(site.folder, "own", OWN_ENV)
     learner = site.learner("env.id=own:Own", **path, SIZE="3")
     data, weights = site.service["data_url"], site.service["weights_url"]

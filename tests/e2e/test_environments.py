@@ -3,7 +3,7 @@
 import pytest
 
 from tests import matrix
-from tests.e2e.harness import Site, module
+from tests.e2e.harness import module
 
 pytestmark = pytest.mark.e2e
 
@@ -79,7 +79,7 @@ OWN = ("trajectory.rows=20", "algorithm.gamma=0.5", "stop.wall_s=60")
 
 
 @pytest.mark.parametrize("probe", matrix.PROBES)
-def test_images_in_a_dict_of_a_users_own_module(site: Site, probe: str) -> None:
+def test_images_in_a_dict_of_a_users_own_module(site, probe):
     # Columns of 22 kB, four to a message and six to a batch: three frames, split over two slots.
     widths = ("actor.num_envs=4", "learner.batch_columns=6")
     settings = ("env.id=own:Image", f"env.probe={probe}", *OWN, *widths, "stop.mean_return=9.5")
@@ -88,14 +88,14 @@ def test_images_in_a_dict_of_a_users_own_module(site: Site, probe: str) -> None:
 
 
 @pytest.mark.parametrize("name", matrix.SPACES)
-def test_spaces_of_all_kinds_are_learned(site: Site, name: str) -> None:
+def test_spaces_of_all_kinds_are_learned(site, name):
     settings = (f"env.id=own:{name}", *OWN, "algorithm.lr=2e-3", "stop.mean_return=9.2")
     summary = site.trained(*settings, **module(site.folder, "own", OWN_ENVS))
     assert summary["exit_reason"] == "mean_return"
 
 
 @pytest.mark.parametrize("autoreset", matrix.AUTORESETS)
-def test_vector_environments_of_either_autoreset(site: Site, autoreset: str) -> None:
+def test_vector_environments_of_either_autoreset(site, autoreset):
     env = ("env.id=bench.probes:CountingVector", f'env.kwargs.autoreset="{autoreset}"')
     site.trained(*env, "actor.sampler=vector", "actor.num_envs=4", "stop.env_steps=5000")
     last = site.reports()[-1]
@@ -106,9 +106,7 @@ def test_vector_environments_of_either_autoreset(site: Site, autoreset: str) -> 
 
 
 @pytest.mark.parametrize("is_squashed", matrix.ARE_SQUASHED)
-def test_numbers_as_actions_are_trained_on_in_passes_that_count_once(
-    site: Site, is_squashed: str
-) -> None:
+def test_numbers_as_actions_are_trained_on_in_passes_that_count_once(site, is_squashed):
     env = ("env.id=Pendulum-v1", f"env.squash_actions={is_squashed}")
     seen = ("env.last_action=true", "env.last_reward=true")
     passes = ("algorithm.reward_scale=0.1", "learner.num_passes=3", "stop.env_steps=20000")

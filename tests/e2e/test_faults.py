@@ -8,22 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests import matrix
-from tests.e2e.harness import (
-    CARTPOLE,
-    ENDLESS,
-    QUICK_LEASE,
-    Site,
-    cpu_share,
-    identities_hold,
-    wait_until,
-)
+from tests.e2e.harness import CARTPOLE, ENDLESS, QUICK_LEASE, cpu_share, identities_hold, wait_until
 from tests.proxy import HOST, LEARNER_HOST, proxy
 
 pytestmark = pytest.mark.e2e
 LOCKSTEP = ("pace.mode=lockstep", "pace.lag=1")
 
 
-def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:
+def test_actors_are_killed_added_stopped_and_come_back(site):
     learner = site.learner(*ENDLESS, *QUICK_LEASE, config=CARTPOLE)
     actors = [site.actor() for _ in range(3)]
     site.wait_report("three actors", lambda r: r["num_actors"] == 3 and r["updates"] > 10)
@@ -69,9 +61,7 @@ def test_actors_are_killed_added_stopped_and_come_back(site: Site) -> None:
 @pytest.mark.parametrize(
     "case", matrix.first_of(QUICK_LEASE, ("learner.lease_s=60",), (*QUICK_LEASE, *LOCKSTEP))
 )
-def test_a_learner_is_killed_and_resumed_under_the_same_actors(
-    site: Site, case: tuple[str, ...]
-) -> None:
+def test_a_learner_is_killed_and_resumed_under_the_same_actors(site, case):
     learner = site.learner(*ENDLESS, *case, "checkpoint.every_s=0.5", config=CARTPOLE)
     actors = [site.actor() for _ in range(2)]
     site.wait_report("both actors", lambda r: r["num_actors"] == 2 and r["updates"] > 10)
@@ -103,9 +93,7 @@ def test_a_learner_is_killed_and_resumed_under_the_same_actors(
         actor.ends(number, code)
 
 
-def test_in_lockstep_a_run_goes_on_without_a_killed_actor_and_with_its_successor(
-    site: Site,
-) -> None:
+def test_in_lockstep_a_run_goes_on_without_a_killed_actor_and_with_its_successor(site):
     learner = site.learner(*ENDLESS, *QUICK_LEASE, *LOCKSTEP, config=CARTPOLE)
     actors = [site.actor() for _ in range(2)]
     site.wait_report("two actors", lambda r: r["num_actors"] == 2 and r["updates"] > 10)
@@ -124,7 +112,7 @@ def test_in_lockstep_a_run_goes_on_without_a_killed_actor_and_with_its_successor
     assert all(identities_hold(report) for report in site.reports())
 
 
-def test_over_a_network_that_resets_training_goes_on_and_every_step_counts_once(site: Site) -> None:
+def test_over_a_network_that_resets_training_goes_on_and_every_step_counts_once(site):
     # The lease is longer than the test: who waits for one does not end in time.
     terms = ("stop.mean_return=none", "stop.env_steps=40000", "learner.lease_s=60")
     with tempfile.TemporaryDirectory(dir="/tmp") as runtime:

@@ -3,10 +3,7 @@ scheduling, whoever steps the environments, and however frames are sent."""
 
 import random
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -56,11 +53,11 @@ CASES = {
 
 
 @contextmanager
-def disturbed(process: psutil.Process) -> Iterator[set[int]]:
+def disturbed(process):
     """Stops a random one of its children for a random moment, again and again; which ones."""
-    is_over, stopped = threading.Event(), set[int]()
+    is_over, stopped = threading.Event(), set()
 
-    def disturb() -> None:
+    def disturb():
         while not is_over.wait(random.uniform(0, 0.1)):
             with suppress(psutil.NoSuchProcess, IndexError):
                 child = random.choice(process.children())
@@ -79,9 +76,7 @@ def disturbed(process: psutil.Process) -> Iterator[set[int]]:
 
 
 @pytest.mark.parametrize("name", matrix.LOCKSTEPS)
-def test_two_runs_are_equal_though_processes_are_stopped_and_environments_sleep(
-    tmp_path: Path, name: str
-) -> None:
+def test_two_runs_are_equal_though_processes_are_stopped_and_environments_sleep(tmp_path, name):
     path = module(tmp_path, "sleepy", SLEEPY_ENV)
     config = "configs/tictactoe_selfplay.toml" if name == "a team" else CARTPOLE
     with site(tmp_path / "first") as calm, site(tmp_path / "second") as restless:
@@ -129,14 +124,14 @@ def make():
 """
 
 
-def test_workers_and_frames_sent_once_and_compressed_make_the_same_weights(tmp_path: Path) -> None:
+def test_workers_and_frames_sent_once_and_compressed_make_the_same_weights(tmp_path):
     path = module(tmp_path, "stacks", STACK_ENV)
     settings = (
         *("env.id=stacks:make", "model.name=small_cnn", "trajectory.rows=10", "seed=5"),
         *("algorithm.name=ppo", "algorithm.num_minibatches=2", LOCKSTEP),
         *("actor.num_envs=4", "learner.num_passes=2", "stop.env_steps=2000"),
     )
-    outcomes: list[dict[str, Any]] = []
+    outcomes = []
     for way in (
         ("env.frame_stack=off", "actor.sampler=serial"),
         ("env.frame_stack=on", "actor.compress=on", "actor.sampler=parallel"),

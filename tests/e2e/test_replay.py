@@ -2,13 +2,11 @@
 for anybody when it was recorded; a benchmark."""
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from impala_async.replay.index import RecordingIndex
-from tests.e2e.harness import CARTPOLE, Door, Site, identities_hold, site
+from tests.e2e.harness import CARTPOLE, identities_hold, site
 
 pytestmark = pytest.mark.e2e
 
@@ -25,29 +23,29 @@ HEAD_NUMBERS = 64 * 2 + 2 + 64 + 1
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> Path:
+def recording(tmp_path):
     return tmp_path / "recording"
 
 
 @pytest.fixture
-def player(tmp_path: Path) -> Iterator[Site]:
+def player(tmp_path):
     with site(tmp_path / "played") as opened:
         yield opened
 
 
-def play(player: Site, recording: Path, *flags: str) -> Door:
+def play(player, recording, *flags):
     return player.open("replay", str(recording), "--run-dir", str(player.run_dir), *flags)
 
 
-def played(player: Site, recording: Path, *flags: str) -> str:
+def played(player, recording, *flags):
     door = play(player, recording, *flags)
     assert door.wait_exit(90) == 0, door.log
     return door.log
 
 
 def test_a_run_is_made_again_with_passes_rings_rounded_weights_and_actors_of_any_width(
-    site: Site, recording: Path, player: Site
-) -> None:
+    site, recording, player
+):
     learner = site.learner(*HARD, config=CARTPOLE, record=str(recording))
     for width in (1, 3, 7):
         site.actor("--num-envs", str(width))
@@ -66,9 +64,7 @@ def test_a_run_is_made_again_with_passes_rings_rounded_weights_and_actors_of_any
     assert {f"{name}.safetensors" for name in names} <= site.outcome().keys()
 
 
-def test_a_learner_is_fed_from_a_file_as_long_as_one_likes(
-    site: Site, recording: Path, player: Site
-) -> None:
+def test_a_learner_is_fed_from_a_file_as_long_as_one_likes(site, recording, player):
     ends = ("stop.mean_return=none", "stop.env_steps=3000")
     learner = site.learner(*ends, config=CARTPOLE, record=str(recording))
     site.actor()

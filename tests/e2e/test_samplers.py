@@ -5,19 +5,19 @@ import time
 import psutil
 import pytest
 
-from tests.e2e.harness import Door, Site, wait_until
+from tests.e2e.harness import wait_until
 
 pytestmark = pytest.mark.e2e
 PARALLEL = ("actor.sampler=parallel", "actor.num_workers=2")
 CARTPOLE = "env.id=CartPole-v1"
 
 
-def workers_of(actor: Door) -> list[psutil.Process]:
+def workers_of(actor):
     """The children that an actor has now."""
     return psutil.Process(actor.process.pid).children()
 
 
-def test_workers_end_with_their_actor_and_it_ends_with_any_of_them(site: Site) -> None:
+def test_workers_end_with_their_actor_and_it_ends_with_any_of_them(site):
     site.learner(CARTPOLE, *PARALLEL)
     actor = site.actor()
     site.wait_report("it trains", lambda r: r["updates"] > 3)
@@ -34,7 +34,7 @@ def test_workers_end_with_their_actor_and_it_ends_with_any_of_them(site: Site) -
     wait_until("its workers are gone", lambda: not any(w.is_running() for w in workers))
 
 
-def test_a_hanging_environment_holds_no_end_up(site: Site) -> None:
+def test_a_hanging_environment_holds_no_end_up(site):
     site.learner("env.id=tests.actor.worlds:Hanging", "env.kwargs={after=100}", *PARALLEL)
     actor = site.actor()
     site.wait_report("it trained", lambda r: r["updates"] > 0)

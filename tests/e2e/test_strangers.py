@@ -16,11 +16,9 @@ import zmq
 from impala_async.config.run import RunConfig
 from impala_async.policy import build_policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.weights import Version
 from impala_async.wire.messages import (
     PROTOCOL,
     Data,
-    Frame,
     Get,
     Grant,
     Heartbeat,
@@ -30,7 +28,7 @@ from impala_async.wire.messages import (
     unpack,
 )
 from impala_async.wire.sockets import Dealer, Router, new_context
-from tests.e2e.harness import CARTPOLE, ENDLESS, Door, Site, identities_hold, module, wait_until
+from tests.e2e.harness import CARTPOLE, ENDLESS, identities_hold, module, wait_until
 from tests.learner.columns import planes_of
 from tests.wire import raw_peer
 from tests.wire.pure_actor import PureActor
@@ -38,7 +36,7 @@ from tests.wire.pure_actor import PureActor
 pytestmark = pytest.mark.e2e
 
 
-def test_a_learner_s_sockets_have_no_heartbeats_of_their_own() -> None:
+def test_a_learner_s_sockets_have_no_heartbeats_of_their_own():
     """One of them aborts where a peer has hung up with messages waiting."""
     context = new_context()
     router = Router(context, "tcp://127.0.0.1:*", None, 1 << 20)
@@ -63,22 +61,22 @@ class Hoarder:
     """Joins as an actor of CartPole, takes its credit, says that it lives, and sends nothing, or
     no more than a few messages."""
 
-    def __init__(self, strangers: "Strangers", columns: int, num_messages: int = 0) -> None:
+    def __init__(self, strangers, columns, num_messages=0):
         self._columns, self._num_left = columns, num_messages
         self.num_settled = 0
         self.has_credit = False
         self.data, self.weights = strangers.dial(strangers.data), strangers.dial(strangers.weights)
-        self._actor: PureActor[Version] = PureActor(
+        self._actor = PureActor(
             *(random.randbytes(16), SCHEMA, strangers.layout, columns),
             say=self.data.send,
             encode=self._encode,
         )
 
     @property
-    def session(self) -> bytes:
+    def session(self):
         return self._actor.side.session if self._actor.side.has_session else b""
 
-    def go_on(self) -> None:
+    def go_on(self):
         now = time.monotonic()
         if self.session:
             self.weights.send([pack(Heartbeat(self.session, {}))])
@@ -88,14 +86,14 @@ class Hoarder:
                 self._take(message)
         self._actor.tick(now)
 
-    def _take(self, grant: Grant) -> None:
+    def _take(self, grant):
         self.has_credit |= grant.granted > 0
         self.num_settled = grant.settled
         if grant.granted > grant.settled and self._num_left:
             self._num_left -= 1
             self._actor.side.put(self._actor.side.named)
 
-    def _encode(self, seq: int, version: Version) -> list[Frame]:
+    def _encode(self, seq, version):
         header = Data(self.session, seq, *version, 50, self._columns, 0, 0, None)
         planes = planes_of(SCHEMA, self._columns)
         return encode_data(header, planes.obs, planes.small, ())
@@ -105,14 +103,14 @@ class Strangers:
     """Hoarders, deserters, volleys of small messages, messages without end, hellos by the hundred,
     and one that asks for weights and does not read them."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site):
         saved = json.loads((site.run_dir / "config.json").read_text())
         config = RunConfig.model_validate(saved["config"])
         policy = build_policy(SCHEMA, config.model, config.policies, seed=0, device="cpu")
         self.layout = policy.layout.digest
         self.data, self.weights = site.service["data_url"], site.service["weights_url"]
         self._context = new_context()
-        self._dealers: list[Dealer] = []
+        self._dealers = []
         self._is_over = threading.Event()
         batch = config.learner.batch_columns
         self.hoarders = [Hoarder(self, batch) for _ in range(4)]
@@ -120,18 +118,18 @@ class Strangers:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def dial(self, url: str) -> Dealer:
+    def dial(self, url):
         self._dealers.append(Dealer(self._context, url))
         return self._dealers[-1]
 
-    def close(self) -> None:
+    def close(self):
         self._is_over.set()
         self._thread.join()
         for dealer in self._dealers:
             dealer.close()
         self._context.term()
 
-    def _run(self) -> None:
+    def _run(self):
         greeter, deaf = self.dial(self.data), raw_peer.connect(self.weights)
         for number in itertools.count():
             for hoarder in (*self.hoarders, *self.deserters):
@@ -150,13 +148,13 @@ class Strangers:
                 deaf.close()
                 return
 
-    def _volley(self, url: str) -> None:
+    def _volley(self, url):
         """A thousand small messages; and it hangs up while they wait."""
         with raw_peer.connect(url) as raw:
             raw.sendall(raw_peer.message(b"\x91\x00") * 1000)
             raw_peer.hang_up(raw)
 
-    def _endless(self, url: str, num_frames: int) -> None:
+    def _endless(self, url, num_frames):
         with raw_peer.connect(url) as raw:
             raw.sendall(raw_peer.EMPTY_AND_MORE * num_frames)
             time.sleep(0.01)
@@ -176,7 +174,7 @@ class Sleepy(gymnasium.Wrapper):
 """
 
 
-def at_work(site: Site) -> Door:
+def at_work(site):
     """A learner with an actor."""
     path = module(site.folder, "sleepy", SLEEPY)
     learner = site.learner("env.id=sleepy:Sleepy", *ENDLESS, config=CARTPOLE, **path)
@@ -185,23 +183,23 @@ def at_work(site: Site) -> Door:
     return learner
 
 
-def join_late(site: Site, learner: Door) -> None:
+def join_late(site, learner):
     """Another actor comes."""
     actor = site.actor(**module(site.folder, "sleepy", SLEEPY))
 
-    def has_joined() -> bool:
+    def has_joined():
         number = re.search(r"INFO actor (\d+): ", actor.log)
         return number is not None and f"actor {number[1]} joined" in learner.log
 
     wait_until("it has joined", has_joined, 40.0)
 
 
-def settle_one(strangers: Strangers) -> float:
+def settle_one(strangers):
     """From a new one's hello to its first message in a batch; its process runs already."""
     started = time.monotonic()
     newcomer = Hoarder(strangers, columns=4, num_messages=1)
 
-    def is_settled() -> bool:
+    def is_settled():
         newcomer.go_on()
         return newcomer.num_settled > 0
 
@@ -209,7 +207,7 @@ def settle_one(strangers: Strangers) -> float:
     return time.monotonic() - started
 
 
-def test_strangers_end_nothing(site: Site) -> None:
+def test_strangers_end_nothing(site):
     learner = at_work(site)
     strangers = Strangers(site)
     # Each has to wait until the credit of the one before it lapses.
@@ -227,7 +225,7 @@ def test_strangers_end_nothing(site: Site) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_strangers_for_a_minute_cost_little(site: Site) -> None:
+def test_strangers_for_a_minute_cost_little(site):
     learner = at_work(site)
     quiet = rate_of(site, 20.0)
     memory = memory_of(learner)
@@ -249,7 +247,7 @@ def test_strangers_for_a_minute_cost_little(site: Site) -> None:
     assert joined_s < 3.0
 
 
-def memory_of(learner: Door) -> float:
+def memory_of(learner):
     """The least of some seconds, in bytes: a burst is over after a fraction of one."""
     process = psutil.Process(learner.process.pid)
     found = []
@@ -259,7 +257,7 @@ def memory_of(learner: Door) -> float:
     return float(min(found))
 
 
-def rate_of(site: Site, seconds: float) -> float:
+def rate_of(site, seconds):
     """Env steps per second over a while."""
     first = site.wait_report("a report", lambda r: True)
     last = site.wait_report(

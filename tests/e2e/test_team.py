@@ -3,14 +3,12 @@
 import pytest
 from safetensors import safe_open
 
-from tests.e2e.harness import Site
-
 pytestmark = pytest.mark.e2e
 
 SELF_PLAY = "configs/tictactoe_selfplay.toml"
 
 
-def test_a_team_is_trained_saved_and_evaluated(site: Site) -> None:
+def test_a_team_is_trained_saved_and_evaluated(site):
     site.trained("stop.env_steps=20000", config=SELF_PLAY)
     last = site.reports()[-1]
     # One of two sides learns, and a row in seven or so is a reset: the others are masked.

@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from tests import matrix
-from tests.e2e.harness import ENDLESS, Site, given, identities_hold, is_alive, module, wait_until
+from tests.e2e.harness import ENDLESS, given, identities_hold, is_alive, module, wait_until
 from tests.e2e.zygote import Forked, children
 
 pytestmark = pytest.mark.e2e
 
 
-def plays(site: Site, policy: str, num_episodes: int) -> None:
+def plays(site, policy, num_episodes):
     """The trained policy of a run, or of a checkpoint."""
     door = site.open("evaluate", policy, "--episodes", str(num_episodes))
     assert door.wait_exit(30) == 0, door.log
@@ -27,7 +27,7 @@ def plays(site: Site, policy: str, num_episodes: int) -> None:
 
 
 @pytest.mark.parametrize("seed", matrix.SEEDS)
-def test_cartpole_is_solved(site: Site, seed: int) -> None:
+def test_cartpole_is_solved(site, seed):
     door = site.train(f"seed={seed}")
     assert door.wait_exit(100) == 0, door.log
     summary = site.summary
@@ -45,7 +45,7 @@ def test_cartpole_is_solved(site: Site, seed: int) -> None:
     assert children() == []
 
 
-def test_no_child_outlives_a_killed_parent(site: Site) -> None:
+def test_no_child_outlives_a_killed_parent(site):
     door = site.train(*ENDLESS, "actor.sampler=serial")  # auto would try env workers meanwhile
     site.wait_report("training", lambda r: r["updates"] > 5)
     family = psutil.Process(door.process.pid).children(recursive=True)
@@ -55,7 +55,7 @@ def test_no_child_outlives_a_killed_parent(site: Site) -> None:
     wait_until("all have ended", lambda: not any(map(is_alive, family)), within_s=2.0)
 
 
-def test_ctrl_c_ends_everybody_in_good_order(site: Site) -> None:
+def test_ctrl_c_ends_everybody_in_good_order(site):
     door = site.train(*ENDLESS)
     site.wait_report("training", lambda r: r["updates"] > 5)
     door.ends(signal.SIGINT, 130)
@@ -83,7 +83,7 @@ class Flaky(CartPoleEnv):
 
 
 @pytest.mark.parametrize("number", matrix.ENDS_OF_ACTORS)
-def test_an_actor_that_fails_or_was_ended_is_started_again(site: Site, number: int) -> None:
+def test_an_actor_that_fails_or_was_ended_is_started_again(site, number):
     flaky = FLAKY.format(flag=site.folder / "flaked")
     door = site.train("env.id=flaky:Flaky", *ENDLESS, **module(site.folder, "flaky", flaky))
     wait_until("an actor fails", lambda: "ended with exit code 2 (" in door.log, 40.0)
@@ -102,7 +102,7 @@ def test_an_actor_that_fails_or_was_ended_is_started_again(site: Site, number: i
     door.ends()
 
 
-def test_a_terminal_that_nobody_reads_holds_up_no_training(site: Site) -> None:
+def test_a_terminal_that_nobody_reads_holds_up_no_training(site):
     often = ("env.id=CartPole-v1", "train.num_actors=1", "learner.report_every_s=0.02")
     ours, its = pty.openpty()
     door = Forked(

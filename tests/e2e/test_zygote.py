@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -42,9 +41,7 @@ sys.exit({end})
 TERMINATED = "os.kill(os.getpid(), 15)"
 
 
-def ask(
-    make: type["subprocess.Popen[bytes]"], folder: Path, end: str, group: int
-) -> tuple[int, dict[str, Any], str]:
+def ask(make, folder, end, group):
     (folder / "shows.py").write_text(SHOWS.replace("{end}", end))
     passed, ours = os.pipe()
     os.write(ours, b"passed on")
@@ -69,7 +66,7 @@ def ask(
 @pytest.mark.parametrize(
     ("end", "code"), [("0", 0), ("78", 78), ("'a reason'", 1), (TERMINATED, -signal.SIGTERM)]
 )
-def test_it_is_given_what_an_interpreter_is(tmp_path: Path, end: str, code: int) -> None:
+def test_it_is_given_what_an_interpreter_is(tmp_path, end, code):
     if code < 0:
         end = f"sys.stdout.flush() or {end}"
     group = 0 if code else -1
@@ -80,7 +77,7 @@ def test_it_is_given_what_an_interpreter_is(tmp_path: Path, end: str, code: int)
     assert forked["parent"] == os.getpid()
 
 
-def test_two_have_random_numbers_of_their_own_and_the_zygote_is_no_child(tmp_path: Path) -> None:
+def test_two_have_random_numbers_of_their_own_and_the_zygote_is_no_child(tmp_path):
     (_, _, first), (_, _, second) = (ask(Forked, tmp_path, "0", -1) for _ in range(2))
     assert not {*first.split()} & {*second.split()}
     process = Forked([sys.executable, "-m", "this"], stdout=subprocess.DEVNULL)

@@ -27,9 +27,9 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -56,10 +56,10 @@ OWN_GROUP, SAME_GROUP = 0, -1
 OURS = ("impala_async.", "bench.")
 ROOT = Path(__file__).resolve().parents[2]
 # Where an interpreter finds modules that is told nothing.
-OWN_PATHS: list[str] = []
+OWN_PATHS = []
 Started = subprocess.Popen
-_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
-_start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_SIGNATURE = inspect.signature(subprocess.Popen._execute_child)
+_start = subprocess.Popen._execute_child
 
 
 class Job(NamedTuple):
@@ -76,7 +76,7 @@ class Job(NamedTuple):
 
 
 @functools.cache
-def zygote() -> tuple[socket.socket, int]:
+def zygote():
     """This process's end of a socket to it, and its pid. It ends when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -94,7 +94,7 @@ def zygote() -> tuple[socket.socket, int]:
     return ours, process.pid
 
 
-def children() -> list[psutil.Process]:
+def children():
     """The processes that this one has started, and theirs; the zygote is not one of them."""
     own_pid = zygote()[1] if zygote.cache_info().currsize else None
     found = psutil.Process().children(recursive=True)
@@ -107,7 +107,7 @@ class Forked(Started):
     Another command is started, so that this may be Popen itself.
     """
 
-    def _execute_child(self, *given: Any) -> None:
+    def _execute_child(self, *given):
         args = _SIGNATURE.bind(self, *given).arguments["args"]
         if args[0] == sys.executable and args[1] != "-c":
             _execute(self, given, self._ask)
@@ -115,7 +115,7 @@ class Forked(Started):
             _start(self, *given)
 
     @staticmethod
-    def _ask(job: Job, descriptors: Sequence[int]) -> int:
+    def _ask(job, descriptors):
         asking, _ = zygote()
         socket.send_fds(asking, [json.dumps(job).encode()], descriptors)
         answer = asking.recv(MOST_BYTES)
@@ -123,7 +123,7 @@ class Forked(Started):
         return int(answer)
 
 
-def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any) -> None:
+def _execute(popen, given, start):
     """What `Popen._execute_child` does, but that `start` makes the process and gives its pid."""
     asked = _SIGNATURE.bind(popen, *given).arguments
     environment = os.environ if asked["env"] is None else asked["env"]
@@ -137,14 +137,14 @@ def _execute(popen: "subprocess.Popen[bytes]", given: Sequence[Any], start: Any)
     )
     own = [number if asked[name] < 0 else asked[name] for number, name in enumerate(streams)]
     popen.pid = start(job, [*own, *kept])
-    popen._child_created = True  # type: ignore[attr-defined]
-    popen._close_pipe_fds(  # type: ignore[attr-defined]
+    popen._child_created = True
+    popen._close_pipe_fds(
         *(asked[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite")),
         *(asked["errread"], asked["errwrite"]),
     )
 
 
-def _execute_within(popen: "subprocess.Popen[bytes]", *given: Any) -> None:
+def _execute_within(popen, *given):
     """Popen in a forked process: it forks too, where no thread could hold a lock meanwhile."""
     args = _SIGNATURE.bind(popen, *given).arguments["args"]
     is_ours = [*args[:2]] == [sys.executable, "-m"] and args[2].startswith(OURS)
@@ -156,7 +156,7 @@ def _execute_within(popen: "subprocess.Popen[bytes]", *given: Any) -> None:
         _start(popen, *given)
 
 
-def _fork(job: Job, descriptors: Sequence[int]) -> int:
+def _fork(job, descriptors):
     sys.stdout.flush()
     # A signal that is heard while Python forks is told to nobody.
     held = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -168,7 +168,7 @@ def _fork(job: Job, descriptors: Sequence[int]) -> int:
     return pid
 
 
-def main(fd: int) -> None:
+def main(fd):
     """The zygote: fork what is asked for, until nobody can ask any more."""
     for name in (*IMPORTED_LATE, *_modules()):
         with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed here
@@ -177,7 +177,7 @@ def main(fd: int) -> None:
     sys.path[:] = OWN_PATHS[:] = [path for path in sys.path if path not in named]
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would be lost in a fork"
-    subprocess.Popen._execute_child = _execute_within  # type: ignore[attr-defined]
+    subprocess.Popen._execute_child = _execute_within
     gc.collect()
     gc.freeze()
     with socket.socket(fileno=fd) as asking:
@@ -195,7 +195,7 @@ def main(fd: int) -> None:
     _run(job)
 
 
-def _modules() -> Iterator[str]:
+def _modules():
     """The names of the package's modules, but for doors, which only run, and sinks, which may want
     an extra."""
     for module in pkgutil.walk_packages(impala_async.__path__, "impala_async."):
@@ -203,7 +203,7 @@ def _modules() -> Iterator[str]:
             yield module.name
 
 
-def _clone_parent() -> int:
+def _clone_parent():
     """As fork does, but the new process is a child of this one's parent, which may wait for it."""
     ctypes.pythonapi.PyOS_BeforeFork()
     flags = CLONE_PARENT | signal.SIGCHLD
@@ -217,7 +217,7 @@ def _clone_parent() -> int:
     return int(pid)
 
 
-def _become(job: Job, descriptors: Sequence[int]) -> None:
+def _become(job, descriptors):
     """Take over what exec would have given; the process that it came from is forgotten."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a started program ignores it too
@@ -249,13 +249,13 @@ def _become(job: Job, descriptors: Sequence[int]) -> None:
     sys.path[:] = [first, *named, *OWN_PATHS]
 
 
-def _run(job: Job) -> NoReturn:
+def _run(job):
     """The program as an interpreter runs it, and its end: the stack below never goes on."""
     sys.argv = [job.program, *job.flags]
     if not hasattr(sys.modules.get(job.program), "__path__"):
         # It runs as `__main__`, also where somebody has imported it.
         sys.modules.pop(job.program, None)
-    code: object = 0
+    code = 0
     try:
         if job.program.endswith(".py"):
             runpy.run_path(job.program, run_name="__main__")
@@ -269,7 +269,7 @@ def _run(job: Job) -> NoReturn:
     if isinstance(code, str):
         sys.stderr.write(f"{code}\n")
         code = 1
-    ctypes.pythonapi.Py_Exit(int(code or 0))  # type: ignore[call-overload]
+    ctypes.pythonapi.Py_Exit(int(code or 0))
     raise AssertionError
 
 

@@ -2,22 +2,21 @@
 
 import numpy as np
 
-from impala_async.learner.slots import Arrival, SlotFiller
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, Bytes2D, ObsSpec, Schema
-from impala_async.trajectory import Columns, columns_over
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.trajectory import columns_over
 from impala_async.wire.messages import Data
 from impala_async.wire.peer import Peer, Watermark
 
 NUM_CHOICES = 3
 
 
-def small_schema(rows: int = 3, num_obs: int = 2) -> Schema:
+def small_schema(rows=3, num_obs=2):
     """A column of it goes inline."""
     obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
     return Schema(obs, ActionSpec((ActionPart("", "discrete", (NUM_CHOICES,)),)), rows)
 
 
-def big_schema(rows: int = 3) -> Schema:
+def big_schema(rows=3):
     """A column of it fills a frame; it has several leaves of several dtypes, and two actions."""
     leaves = (
         ArraySpec("depth", (5,), "float64"),
@@ -31,13 +30,13 @@ def big_schema(rows: int = 3) -> Schema:
 class Planes:
     """Some columns in memory of their own, as an actor holds them."""
 
-    def __init__(self, schema: Schema, num_columns: int) -> None:
-        self.obs: Bytes2D = np.zeros((num_columns, schema.layout.obs_bytes), np.uint8)
-        self.small: Bytes2D = np.zeros((num_columns, schema.layout.small_bytes), np.uint8)
-        self.columns: Columns = columns_over(schema, self.obs, self.small)
+    def __init__(self, schema, num_columns):
+        self.obs = np.zeros((num_columns, schema.layout.obs_bytes), np.uint8)
+        self.small = np.zeros((num_columns, schema.layout.small_bytes), np.uint8)
+        self.columns = columns_over(schema, self.obs, self.small)
 
 
-def planes_of(schema: Schema, num_columns: int, seed: int = 0) -> Planes:
+def planes_of(schema, num_columns, seed=0):
     """Valid random columns; every row counts and the rewards of a seed are its own."""
     rng = np.random.default_rng(seed)
     planes = Planes(schema, num_columns)
@@ -55,22 +54,21 @@ def planes_of(schema: Schema, num_columns: int, seed: int = 0) -> Planes:
     return planes
 
 
-def room(filler: SlotFiller, columns: int, rank: int = 0, update: int = 0) -> Arrival | None:
+def room(filler, columns, rank=0, update=0):
     """Room for a message, if there is any, before those that were given room are committed."""
     peer = Peer(b"s" * 16, b"a" * 16, rank, Watermark(), 0.0, b"route", columns=columns)
     return filler.assign(peer, Data(peer.session, 0, 1, update, 3, columns, 0, 0, None))
 
 
-def put(filler: SlotFiller, planes: Planes, rank: int = 0, update: int = 0) -> Arrival:
+def put(filler, planes, rank=0, update=0):
     """A message of these columns, taken in."""
     arrival = room(filler, len(planes.obs), rank, update)
-    assert arrival is not None
     arrival.obs[:], arrival.small[:] = planes.obs, planes.small
     filler.commit([arrival])
     return arrival
 
 
-def same(taken: Columns, column: int, sent: Columns, sent_column: int = 0) -> bool:
+def same(taken, column, sent, sent_column=0):
     """Whether a column of a slot is a column that was sent, leaf by leaf."""
     pairs = [
         *((taken.obs[name], sent.obs[name]) for name in sent.obs),

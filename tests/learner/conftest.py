@@ -1,7 +1,6 @@
 """The loop that the learner runs on, fixtures around `tests.learner.server_harness`, and the clock
 of a learner thread that runs on the test's own."""
 
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -32,16 +31,16 @@ async def make_harness():
 class Clock:
     """Time that passes only when a script says so."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
     perf_counter = monotonic
 
-    def pass_s(self, seconds: float) -> Callable[[], None]:
-        def step() -> None:
+    def pass_s(self, seconds):
+        def step():
             self.now += seconds
 
         return step

@@ -6,19 +6,17 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 import torch
 
 from impala_async.learner.handoff import ClosedError
-from impala_async.learner.loader import DeviceLoader, LoadedBatch, allocator_for
+from impala_async.learner.loader import DeviceLoader, allocator_for
 from impala_async.learner.slots import SlotFiller, allocate_slots
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
-from tests.learner.columns import Planes, big_schema, planes_of, put
+from tests.learner.columns import big_schema, planes_of, put
 from tests.learner.hand_actor import DEADLINE_S
 
 COLUMNS = 4
@@ -31,8 +29,8 @@ class DeviceBench:
         leaves = (*big_schema().obs.leaves, ArraySpec("stack", (4, 8, 8), "uint8", is_stack=True))
         self.schema = replace(big_schema(), obs=ObsSpec(leaves))
         self.slots = allocate_slots(self.schema, COLUMNS, num_slots, allocator_for(device))
-        self.released: list[int] = []
-        self.ends: list[BaseException] = []
+        self.released = []
+        self.ends = []
         self.loader = DeviceLoader(
             self.schema,
             self.slots,
@@ -45,40 +43,40 @@ class DeviceBench:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def put(self, seed: int) -> Planes:
+    def put(self, seed):
         """One batch into the next host slot."""
         self.until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
         put(self.filler, planes, update=seed)
         return planes
 
-    def until(self, is_so: Callable[[], bool]) -> None:
+    def until(self, is_so):
         give_up_at = time.monotonic() + DEADLINE_S
         while not is_so():
             assert time.monotonic() < give_up_at
             time.sleep(0.001)
 
-    def close(self) -> None:
+    def close(self):
         self.loader.close()
         self.join()
 
-    def join(self) -> None:
+    def join(self):
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
 
-    def _has_room(self) -> bool:
+    def _has_room(self):
         while self.released:
             self.filler.release(self.released.pop())
         return self.filler.free_columns >= COLUMNS
 
-    def _run(self) -> None:
+    def _run(self):
         try:
             self.loader.run()
         except BaseException as error:
             self.ends.append(error)
 
 
-def holds(loaded: LoadedBatch, planes: Planes) -> bool:
+def holds(loaded, planes):
     """Whether a batch is what was put in, leaf by leaf."""
     sent, pairs = Batch.in_planes(big_schema(), planes.obs, planes.small), []
     for item in fields(Batch):
@@ -91,35 +89,33 @@ def holds(loaded: LoadedBatch, planes: Planes) -> bool:
 class FakeEvent:
     """Done as soon as it is recorded."""
 
-    def __init__(self, enable_timing: bool = False) -> None:
-        self._at: float | None = None
-        self.stream: object = None
+    def __init__(self, enable_timing=False):
+        self._at = None
+        self.stream = None
 
-    def record(self, stream: object = None) -> None:
+    def record(self, stream=None):
         self._at, self.stream = time.perf_counter(), stream
 
-    def query(self) -> bool:
+    def query(self):
         return self._at is not None
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         assert self.query()
 
-    def elapsed_time(self, other: "FakeEvent") -> float:
-        assert self._at is not None
-        assert other._at is not None
+    def elapsed_time(self, other):
         return (other._at - self._at) * 1000
 
 
 class FakeStream:
     """Runs everything at once; remembers for whom it was told to wait."""
 
-    def __init__(self, device: object = None) -> None:
-        self.waited_for: list[object] = []
+    def __init__(self, device=None):
+        self.waited_for = []
 
-    def wait_stream(self, other: object) -> None:
+    def wait_stream(self, other):
         self.waited_for.append(other)
 
-    def wait_event(self, event: "FakeEvent") -> None:
+    def wait_event(self, event):
         # Not an error of CUDA, which then waits for nothing.
         assert event.query(), "waits for an event that nobody has recorded"
         self.waited_for.append(event)
@@ -131,13 +127,13 @@ class FakeCuda:
     Event = FakeEvent
     Stream = FakeStream
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.compute = FakeStream()
 
-    def current_stream(self, device: object) -> FakeStream:
+    def current_stream(self, device):
         return self.compute
 
-    def stream(self, stream: FakeStream) -> Any:
+    def stream(self, stream):
         return contextlib.nullcontext()
 
 

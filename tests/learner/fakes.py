@@ -7,7 +7,6 @@
 import queue
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,10 +22,10 @@ from impala_async.weights import Weights
 class Listener:
     """Hears everything that a learner thread says, on the thread that posts it."""
 
-    def __init__(self) -> None:
-        loop: Any = SimpleNamespace(call_soon_threadsafe=lambda call, *given: call(*given))
-        self.settlements, self.weights, self.reports = list[Any](), list[Any](), list[Any]()
-        self.captures, self.stops = list[Any](), list[str]()
+    def __init__(self):
+        loop = SimpleNamespace(call_soon_threadsafe=lambda call, *given: call(*given))
+        self.settlements, self.weights, self.reports = [], [], []
+        self.captures, self.stops = [], []
         self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
@@ -38,7 +37,7 @@ class Listener:
         )
 
     @property
-    def updates(self) -> list[int]:
+    def updates(self):
         """Of the versions that were published."""
         return [weights.version.update for weights in self.weights]
 
@@ -46,9 +45,9 @@ class Listener:
 class FakeBatch:
     """A step and a test only see which batch it was, and where it was kept."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.number = number
-        self.kept: list[tuple[Any, ...]] = []
+        self.kept = []
 
     def keep(self, path, about, **others):
         self.kept.append((path, about, others))
@@ -57,14 +56,14 @@ class FakeBatch:
 
 def batch_of(number, updates=(0, 0, 0, 0), valid_rows=(3, 3, 3, 3)):
     """A loaded batch, told by versions and valid rows of its columns."""
-    slot: Any = SimpleNamespace(
+    slot = SimpleNamespace(
         batch=number,
         filled_B=np.ones(len(updates), np.bool_),
         updates_B=np.array(updates, np.int64),
         ranks_B=np.zeros(len(updates), np.int64),
         columns=SimpleNamespace(mask_CT=np.arange(9) < np.array(valid_rows)[:, None]),
     )
-    tensors: Any = FakeBatch(number)
+    tensors = FakeBatch(number)
     return LoadedBatch(number, tensors, slot)
 
 
@@ -77,7 +76,7 @@ class FakeLoader:
     def __init__(self, script):
         self._script = list(script)
         self.num_slots, self.is_closed = 3, False
-        self.released, self.timeouts = list[int](), list[float | None]()
+        self.released, self.timeouts = [], []
         self.load_timer, self.load_wait_timer = TimerStat(), TimerStat()
 
     def get(self, *, timeout):
@@ -110,8 +109,8 @@ class FakeStep:
 
     def __init__(self, nonfinite=(), failing=slice(None), num_updates=1):
         self.policy, self.tensors = self, (torch.zeros(3),)
-        self.uses: list[tuple[int, list[bool], int]] = []
-        self.first_passes: list[bool] = []
+        self.uses = []
+        self.first_passes = []
         self._nonfinite, self._failing, self._num_updates = set(nonfinite), failing, num_updates
         self._num_failed = 0
 
@@ -138,5 +137,5 @@ class FakeStep:
         return Weights(version, flat.numpy(), b"") if is_finite else None
 
     @property
-    def batches(self) -> list[int]:
+    def batches(self):
         return [number for number, _, _ in self.uses]

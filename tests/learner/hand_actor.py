@@ -3,21 +3,17 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
 
 from impala_async import __version__
-from impala_async.schema import ArraySpec, Schema
+from impala_async.schema import ArraySpec
 from impala_async.weights import Version, WeightsLayout
 from impala_async.wire.messages import (
     PROTOCOL,
     REJECT_CODES,
     Bye,
     Data,
-    Frame,
     Grant,
     Hello,
-    Message,
     Reject,
     Spec,
     Welcome,
@@ -34,7 +30,7 @@ DEADLINE_S = 10.0
 _numbers = itertools.count()
 
 
-async def until(look: Callable[[], Any], what: str = "") -> Any:
+async def until(look, what=""):
     """Look until there is something, and return it; fail at the deadline."""
     give_up_at = time.monotonic() + DEADLINE_S
     while not (found := look()):
@@ -46,39 +42,39 @@ async def until(look: Callable[[], Any], what: str = "") -> Any:
 class Speaker:
     """What an actor may say, right or wrong, and what it has heard; somebody else carries it."""
 
-    def __init__(self, schema: Schema, columns: int = 1) -> None:
+    def __init__(self, schema, columns=1):
         self.schema, self.columns, self.layout = schema, columns, LAYOUT
         self.uuid, self.session, self.seq = next(_numbers).to_bytes(16, "big"), bytes(16), 0
-        self.welcome: Welcome | None = None
+        self.welcome = None
         self.settings = b""
-        self.grants, self.after_grant = list[Grant](), list[bytes]()
-        self.rejects, self.byes, self.others = list[Reject](), list[Bye](), list[list[bytes]]()
+        self.grants, self.after_grant = [], []
+        self.rejects, self.byes, self.others = [], [], []
 
     @property
-    def granted(self) -> int:
+    def granted(self):
         return max((grant.granted for grant in self.grants), default=0)
 
     @property
-    def settled(self) -> int:
+    def settled(self):
         return max((grant.settled for grant in self.grants), default=0)
 
     @property
-    def verdicts(self) -> list[list[int]]:
+    def verdicts(self):
         return [verdict for grant in self.grants for verdict in grant.verdicts]
 
     @property
-    def version(self) -> Version:
+    def version(self):
         """The newest that a grant named."""
         return max((Version(g.epoch, g.update) for g in self.grants), default=Version(0, 0))
 
-    def hello_of(self, **fields: Any) -> Hello:
+    def hello_of(self, **fields):
         return Hello(PROTOCOL, self.uuid, __version__, bytes(16), 0, self.seq)._replace(**fields)
 
-    def spec_of(self, streams: int = 1) -> list[Frame]:
+    def spec_of(self, streams=1):
         spec = Spec(self.session, self.schema.digest, self.layout, self.columns, streams)
         return [pack(spec), self.schema.to_json()]
 
-    def header(self, **fields: Any) -> Data:
+    def header(self, **fields):
         """A Data header that would do, with some fields changed."""
         sizes = self.schema.rows, self.columns, 0, 0
         return Data(self.session, self.seq, *self.version, *sizes, None)._replace(**fields)
@@ -91,7 +87,7 @@ class Speaker:
             self.seq += 1
         return planes, header, encode_data(header, planes.obs, planes.small, episodes)
 
-    def take(self, frames: Sequence[Frame]) -> None:
+    def take(self, frames):
         """Hear a message of the learner."""
         message = unpack(bytes(frames[0]))
         if isinstance(message, Welcome):
@@ -111,20 +107,20 @@ class Speaker:
 class Actor(Speaker):
     """An actor made by hand, over the learner's two ports."""
 
-    def __init__(self, data_url: str, weights_url: str, schema: Schema, columns: int = 1) -> None:
+    def __init__(self, data_url, weights_url, schema, columns=1):
         super().__init__(schema, columns)
         self._context = new_context()
         self.data = Dealer(self._context, data_url)
         self.weights = Dealer(self._context, weights_url)
 
-    async def hello(self, **fields: Any) -> None:
+    async def hello(self, **fields):
         """Ask for a session and wait for an answer, good or bad."""
         num_rejects = len(self.rejects)
         self.welcome = None
         await self.say(self.hello_of(**fields))
         await self.hear(lambda: self.welcome is not None or len(self.rejects) > num_rejects)
 
-    async def join(self) -> "Actor":
+    async def join(self):
         """Hello, Spec, and the first grant, if there is anything to grant."""
         await self.hello()
         await self.spec()
@@ -132,31 +128,31 @@ class Actor(Speaker):
         await self.hear(lambda: len(self.grants) > num_grants or bool(self.rejects))
         return self
 
-    async def spec(self) -> None:
+    async def spec(self):
         spec, schema = self.spec_of()
         await self.say(bytes(spec), schema)
 
-    async def say(self, message: Message | bytes, *frames: Frame, to: Dealer | None = None) -> None:
+    async def say(self, message, *frames, to=None):
         """Any frames at all; a message or the bytes of a first frame."""
         first = message if isinstance(message, bytes) else pack(message)
         socket = to or self.data
         await until(lambda: socket.send([first, *frames]), "a connection")
 
-    async def beat(self, message: Message | bytes, *frames: Frame) -> None:
+    async def beat(self, message, *frames):
         """The same over the weights socket."""
         await self.say(message, *frames, to=self.weights)
 
-    async def hear(self, is_so: Callable[[], bool]) -> None:
+    async def hear(self, is_so):
         """Take in what comes until it is so."""
         await until(lambda: self.listen() or is_so())
 
-    async def refused(self, code: str) -> str:
+    async def refused(self, code):
         """The text of the refusal that comes."""
         await self.hear(lambda: bool(self.rejects))
         assert self.rejects[0].code == REJECT_CODES.index(code)
         return self.rejects[0].text
 
-    def listen(self) -> None:
+    def listen(self):
         """Take in all that has come."""
         for socket in (self.data, self.weights):
             while (frames := socket.receive(0)) is not None:
@@ -172,11 +168,11 @@ class Actor(Speaker):
             await self.hear(lambda: self.settled > header.seq)
         return planes
 
-    async def credit(self) -> None:
+    async def credit(self):
         """Wait until the next message may go."""
         await self.hear(lambda: self.granted > self.seq)
 
-    def close(self) -> None:
+    def close(self):
         self.data.close()
         self.weights.close()
         self._context.term()

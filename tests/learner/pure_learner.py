@@ -3,19 +3,16 @@ in, answers come out. The test is the network, the clock and the learner thread.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.admission import Admission
 from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.loop.sessions import Answer, Publisher, Sessions
-from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller, allocate_slots
-from impala_async.schema import Schema
+from impala_async.learner.loop.sessions import Publisher, Sessions
+from impala_async.learner.slots import Settlement, SlotFiller, allocate_slots
 from impala_async.weights import Lineage, Version, Weights
-from impala_async.wire.messages import Frame, Message, Welcome, pack, unpack
+from impala_async.wire.messages import Welcome, pack, unpack
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import NO_FRAME
 from tests.learner.hand_actor import MODEL, Speaker
@@ -26,10 +23,10 @@ RUN_ID = b"run".ljust(16, b"-")
 class Rest:
     """The further frames of a message, as a router has them."""
 
-    def __init__(self, *frames: Frame) -> None:
+    def __init__(self, *frames):
         self._frames = [bytes(frame) for frame in frames]
 
-    def receive_into(self, buffer: memoryview) -> int:
+    def receive_into(self, buffer):
         if not self._frames:
             return NO_FRAME
         frame = self._frames.pop(0)
@@ -37,7 +34,7 @@ class Rest:
         buffer[:size] = frame[:size]
         return len(frame)
 
-    def has_more_frames(self) -> bool:
+    def has_more_frames(self):
         return bool(self._frames)
 
 
@@ -61,12 +58,12 @@ class PureLearner:
         """With `num_ranks` it is in lockstep."""
         self.schema, self.columns, self.now = schema, columns, 0.0
         self.lineage = lineage or Lineage(0).resumed(1, 0)
-        self.update, self.schemas = self.lineage.forks[self.lineage.epoch], list[Schema]()
-        self.on_schema: Callable[[Schema], None] = self.schemas.append
-        self.find_layout: Callable[[Schema], bytes | None] = lambda schema: None
-        self.listeners: dict[bytes, Callable[[Sequence[Frame]], None]] = {}
-        self.episodes: list[tuple[float, int]] = []
-        self.full: list[Slot] = []
+        self.update, self.schemas = self.lineage.forks[self.lineage.epoch], []
+        self.on_schema = self.schemas.append
+        self.find_layout = lambda schema: None
+        self.listeners = {}
+        self.episodes = []
+        self.full = []
         self.publisher = Publisher(num_kept=1 + lag)
         ids = itertools.count(1)
         self.table = SessionTable(
@@ -81,7 +78,7 @@ class PureLearner:
         if num_ranks is not None:
             places = {"num_ranks": num_ranks, "width": columns // num_ranks}
             first = {"lag": lag, "first_update": self.update, "on_loss": on_loss}
-            self.filler = LockstepFiller(self.count, **places, **first)  # type: ignore[arg-type]
+            self.filler = LockstepFiller(self.count, **places, **first)
         self.ledger = self.filler.ledger
         self.sessions = Sessions(
             table=self.table,
@@ -99,19 +96,19 @@ class PureLearner:
             self.open()
             self.publish()
 
-    def open(self) -> None:
+    def open(self):
         self.sessions.open(self.schema, MODEL)
         self.admission.open(self.schema, self.slots, lambda i: self.full.append(self.slots[i]))
 
-    def count(self, episodes: Episodes) -> None:
+    def count(self, episodes):
         self.episodes += episodes.tolist()
 
-    def hear(self, route: bytes, message: Message, *rest: Frame) -> None:
+    def hear(self, route, message, *rest):
         """A message on the data port; raises ProtocolError."""
-        others: Any = Rest(*rest)
+        others = Rest(*rest)
         self._say(self.admission.hear(route, message, others, self.now))
 
-    def hear_frames(self, route: bytes, *frames: Frame) -> str:
+    def hear_frames(self, route, *frames):
         """The same as it comes over the network; why it is not understood, if so."""
         try:
             self.hear(route, unpack(bytes(frames[0])), *frames[1:])
@@ -119,22 +116,22 @@ class PureLearner:
             return error.reason
         return ""
 
-    def hear_pull(self, route: bytes, message: Message) -> None:
+    def hear_pull(self, route, message):
         """A message on the weights port; raises ProtocolError."""
-        nothing: Any = Rest()
+        nothing = Rest()
         self._say(self.sessions.hear_pull(route, message, nothing, self.now))
 
-    def end_burst(self) -> None:
+    def end_burst(self):
         """Check what came, deal credit, and tell what became of the rest."""
         self._say(self.admission.deal(self.now))
         self._say(self.admission.acknowledge(self.now))
 
-    def publish(self) -> None:
+    def publish(self):
         weights = Weights(Version(self.lineage.epoch, self.update), np.zeros(64, np.uint8))
         self._say(self.sessions.publish(weights))
         self.end_burst()
 
-    def settle(self, slot: Slot, *, is_dealing: bool = True) -> None:
+    def settle(self, slot, *, is_dealing=True):
         """It was trained, and is empty."""
         trained = int(slot.filled_B.sum())
         self.ledger.settle(Settlement(slot.batch, trained=trained, passes_done=trained))
@@ -142,19 +139,19 @@ class PureLearner:
         if is_dealing:
             self.end_burst()
 
-    def report(self) -> dict[str, Any]:
+    def report(self):
         return {
             **self.ledger.report(),
             **self.admission.report(),
             **self.sessions.report(self.now),
         }
 
-    def _say(self, answers: Sequence[Answer]) -> None:
+    def _say(self, answers):
         for answer in answers:
             if answer.route in self.listeners:
                 self.listeners[answer.route](answer.frames)
 
-    def _welcome(self) -> Welcome:
+    def _welcome(self):
         return Welcome(
             run_id=RUN_ID, epoch=self.lineage.epoch, session=b"", rank=-1, weights_port=1,
             ipc_data="", ipc_weights="", nonce_path="", nonce=bytes(16), lease_s=10.0,
@@ -171,24 +168,24 @@ class HandActor(Speaker):
         self.route, self.pull_route = b"d" + self.uuid, b"w" + self.uuid
         learner.listeners |= {self.route: self.take, self.pull_route: self.take}
 
-    def hello(self, **fields: Any) -> str:
+    def hello(self, **fields):
         return self.say(self.hello_of(**fields))
 
-    def spec(self, streams: int = 1) -> str:
+    def spec(self, streams=1):
         return self.say(*self.spec_of(streams))
 
-    def join(self, streams: int = 1) -> "HandActor":
+    def join(self, streams=1):
         self.hello()
         self.spec(streams)
         self.learner.end_burst()
         return self
 
-    def say(self, message: Message | Frame, *rest: Frame) -> str:
+    def say(self, message, *rest):
         """On the data port; the reason why it is not understood, if so."""
         first = pack(message) if isinstance(message, tuple) else message
         return self.learner.hear_frames(self.route, first, *rest)
 
-    def pull(self, message: Message) -> str:
+    def pull(self, message):
         """The same on the weights port."""
         try:
             self.learner.hear_pull(self.pull_route, message)

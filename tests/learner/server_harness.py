@@ -2,16 +2,12 @@
 learner is the test: it sees full slots, and settles and releases them.
 """
 
-from collections.abc import Awaitable
-from typing import Any
-
 import numpy as np
 
 from impala_async.config.run import RunConfig
 from impala_async.learner.loop.server import ActorServer
-from impala_async.learner.slots import Settlement, Slot, allocate_slots
-from impala_async.schema import Schema
-from impala_async.trajectory import Columns, columns_over
+from impala_async.learner.slots import Settlement, allocate_slots
+from impala_async.trajectory import columns_over
 from impala_async.weights import Lineage, Version, Weights
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import MODEL, Actor
@@ -19,9 +15,9 @@ from tests.learner.hand_actor import MODEL, Actor
 RUN_ID = b"run".ljust(16, b"-")
 
 
-def config_of(schema: Schema, **sections: dict[str, Any]) -> RunConfig:
+def config_of(schema, **sections):
     """Settings for a loopback learner; sections are laid over them."""
-    settings: dict[str, dict[str, Any]] = {
+    settings = {
         "env": {"id": "tests:None"},
         "model": {"hidden_sizes": [8]},
         "trajectory": {"rows": schema.rows},
@@ -40,9 +36,9 @@ class ServerHarness:
     def __init__(self, schema=None, *, num_slots=3, is_open=True, lineage=None, **sections):
         self.schema = schema or small_schema()
         self.config = config_of(self.schema, **sections)
-        self.full, self.slots, self.actors = list[int](), list[Slot](), list[Actor]()
-        self.schemas, self.losses = list[Schema](), list[bool]()
-        self.episodes: list[tuple[float, int]] = []
+        self.full, self.slots, self.actors = [], [], []
+        self.schemas, self.losses = [], []
+        self.episodes = []
         self.server = ActorServer(
             self.config,
             run_id=RUN_ID,
@@ -57,28 +53,28 @@ class ServerHarness:
             self.open()
             self.publish(0)
 
-    def open(self) -> None:
+    def open(self):
         columns = self.config.learner.batch_columns
         self.slots = allocate_slots(self.schema, columns, self._num_slots)
         self.server.open(self.schema, self.slots, self.full.append, MODEL)
 
-    def publish(self, update: int, epoch: int = 1, layout_digest: bytes = b"") -> Weights:
+    def publish(self, update, epoch=1, layout_digest=b""):
         buffer = np.full(64, update % 251, np.uint8)
         weights = Weights(Version(epoch, update), buffer, layout_digest)
         self.server.publish(weights)
         return weights
 
-    def actor(self, columns: int = 1, schema: Schema | None = None) -> Actor:
+    def actor(self, columns=1, schema=None):
         """One that has not said anything yet."""
         server = self.server
         made = Actor(server.data_url, server.weights_url, schema or self.schema, columns)
         self.actors.append(made)
         return made
 
-    def join(self, columns: int = 1) -> Awaitable[Actor]:
+    def join(self, columns=1):
         return self.actor(columns).join()
 
-    def train(self) -> Columns:
+    def train(self):
         """Be done with the oldest full slot; what it held."""
         slot = self.slots[self.full.pop(0)]
         taken = columns_over(self.schema, slot.obs.copy(), slot.small.copy())
@@ -88,19 +84,19 @@ class ServerHarness:
         )
         return taken
 
-    def count(self, name: str) -> Any:
+    def count(self, name):
         """One number of the server's report, whose identities are checked on the way."""
-        report: dict[str, Any] = self.server.report()
+        report = self.server.report()
         check_identities(report)
         return report[name]
 
-    def close(self) -> None:
+    def close(self):
         for actor in self.actors:
             actor.close()
         self.server.close()
 
 
-def check_identities(report: dict[str, Any]) -> None:
+def check_identities(report):
     """What must hold in every report, at every moment."""
     at = {name.removeprefix("trajectories/"): report[name] for name in report}
     assert at["received"] == at["admitted"] + at["rejected"]

@@ -5,16 +5,14 @@ import json
 import threading
 import time
 from contextlib import asynccontextmanager
-from typing import Any
 
 from impala_async.learner.loop.saver import load_newest
 from impala_async.learner.service import LearnerService
-from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import JsonlSink
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
-from impala_async.weights import Version, WeightsLayout
-from impala_async.wire.messages import Data, Frame, encode_data, unpack
+from impala_async.weights import Version
+from impala_async.wire.messages import Data, encode_data, unpack
 from impala_async.wire.sockets import Dealer, new_context
 from tests.learner.columns import planes_of, small_schema
 from tests.learner.hand_actor import DEADLINE_S, Actor, until
@@ -28,11 +26,11 @@ COLUMNS = 2
 class RandomActor(threading.Thread):
     """An actor that sends whatever it may, as if it had acted with the newest version."""
 
-    def __init__(self, url: str, layout: WeightsLayout, *, mean_return: float = 1.0) -> None:
+    def __init__(self, url, layout, *, mean_return=1.0):
         super().__init__(name="random_actor", daemon=True)
         self._url, self._mean_return = url, mean_return
         self._is_over = threading.Event()
-        self._actor: PureActor[None] = PureActor(
+        self._actor = PureActor(
             *(id(self).to_bytes(16, "big"), SCHEMA, layout.digest, COLUMNS),
             say=lambda frames: self._socket.send(frames),
             encode=self._encode,
@@ -40,11 +38,11 @@ class RandomActor(threading.Thread):
         )
 
     @property
-    def goodbyes(self) -> list[str]:
+    def goodbyes(self):
         """What the learner ended for, each time."""
         return self._actor.goodbyes
 
-    def run(self) -> None:
+    def run(self):
         context = new_context()
         self._socket = Dealer(context, self._url)
         try:
@@ -58,18 +56,18 @@ class RandomActor(threading.Thread):
             self._socket.close()
             context.term()
 
-    def leave(self) -> None:
+    def leave(self):
         self._is_over.set()
         self.join(DEADLINE_S)
 
-    def _go_on(self) -> None:
+    def _go_on(self):
         """Send while there is credit, always with one more in hand."""
         side = self._actor.side
         self._actor.tick(time.monotonic())
         while side.outbox.num_unsent == 0 and not self.goodbyes and side.put(None):
             self._actor.tick(time.monotonic())
 
-    def _encode(self, seq: int, trajectory: None) -> list[Frame]:
+    def _encode(self, seq, trajectory):
         side = self._actor.side
         planes = planes_of(SCHEMA, COLUMNS, seed=seq)
         version = max(side.named, Version(1, 0))
@@ -80,16 +78,16 @@ class RandomActor(threading.Thread):
 class LastSink:
     """Keeps every report; may be told to fail."""
 
-    def __init__(self) -> None:
-        self.lines: list[dict[str, Value]] = []
-        self.error: Exception | None = None
+    def __init__(self):
+        self.lines = []
+        self.error = None
 
-    def write(self, report: dict[str, Value]) -> None:
+    def write(self, report):
         self.lines.append(report)
         if self.error is not None:
             raise self.error
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
@@ -101,56 +99,54 @@ class ServiceRun:
         sinks = [JsonlSink(folder.metrics), self.sink]
         self.service = make(config, folder, sinks, schema=schema, restored=restored)
         self.task = asyncio.create_task(self.service.run())
-        self.random_actors, self.actors = list[RandomActor](), list[Actor]()
+        self.random_actors, self.actors = [], []
 
     @property
-    def layout(self) -> WeightsLayout:
+    def layout(self):
         return Policy(SCHEMA, self.config.model, seed=0).layout
 
-    async def place(self) -> dict[str, Any]:
+    async def place(self):
         """`service.json`, once it is there."""
 
-        def find() -> dict[str, Any] | None:
+        def find():
             assert not self.task.done(), self.task.exception()
             return self.folder.read_json("service.json")
 
-        found: dict[str, Any] = await until(find, "service.json")
+        found = await until(find, "service.json")
         return found
 
-    async def start_actors(self, num_actors: int = 2, **settings: Any) -> None:
+    async def start_actors(self, num_actors=2, **settings):
         url = (await self.place())["data_url"]
         for _ in range(num_actors):
             self.random_actors.append(RandomActor(url, self.layout, **settings))
             self.random_actors[-1].start()
 
-    async def actor(self) -> Actor:
+    async def actor(self):
         place = await self.place()
         made = Actor(place["data_url"], place["weights_url"], SCHEMA)
         made.layout = self.layout.digest
         self.actors.append(made)
         return made
 
-    async def trained(self, num_updates: int) -> None:
+    async def trained(self, num_updates):
         """Until a report says so."""
         await until(lambda: self.sink.lines and self.number("updates") >= num_updates, "updates")
 
-    def number(self, name: str) -> Any:
+    def number(self, name):
         return self.sink.lines[-1][name]
 
-    async def end(self) -> int:
+    async def end(self):
         return await asyncio.wait_for(self.task, DEADLINE_S)
 
     @property
-    def summary(self) -> dict[str, Any]:
-        summary = self.folder.read_json("summary.json")
-        assert summary is not None
-        return summary
+    def summary(self):
+        return self.folder.read_json("summary.json")
 
     @property
-    def reports(self) -> list[dict[str, Any]]:
+    def reports(self):
         return [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
 
-    async def close(self) -> None:
+    async def close(self):
         for random_actor in self.random_actors:
             random_actor.leave()
         for actor in self.actors:

@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from impala_async.config.learner import LearnerSection
-from impala_async.config.model import ModelSection
 from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner import build as module
 from impala_async.learner.build import (
@@ -27,11 +25,9 @@ from impala_async.schema import (
     ActionSpec,
     ArraySpec,
     ObsSpec,
-    Schema,
     policy_leaf,
     recurrent_state,
 )
-from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.learner.columns import small_schema
@@ -63,13 +59,12 @@ def build(training=None, *, start=None, listener=None, **sections):
     )
     # It is told of what is published.
     weights = thread._snapshot.take(Version(1, 0))
-    assert weights is not None
     assert weights.layout_digest == layout.digest
     return thread
 
 
 def test_a_learner_on_a_cpu_whose_algorithm_is_tried_before_anything_runs(monkeypatch):
-    prepared: list[tuple[Batch, int]] = []
+    prepared = []
 
     def prepare(step, batch):
         prepared.append((batch, torch.get_num_threads()))
@@ -87,7 +82,7 @@ def test_a_learner_on_a_cpu_whose_algorithm_is_tried_before_anything_runs(monkey
     assert (type(loader), loader.bodies) == (HostLoader, {})
 
 
-def step_of(**model: Any) -> UpdateStep:
+def step_of(**model):
     config = config_of(small_schema(), model=model)
     policy = Policy(small_schema(), config.model, seed=77)
     return UpdateStep(policy, config.algorithm)
@@ -145,7 +140,7 @@ def free(monkeypatch):
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
 
 
-def check(schema: Schema, num_slots: int = 4, **sections: dict[str, Any]) -> None:
+def check(schema, num_slots=4, **sections):
     check_memory(config_of(schema, learner={"batch_columns": 16}, **sections), schema, num_slots)
 
 
@@ -175,7 +170,7 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
             check(too_large, model=model)
 
 
-def discrete(num_choices: int) -> ActionSpec:
+def discrete(num_choices):
     return ActionSpec((ActionPart("", "discrete", (num_choices,)),))
 
 
@@ -184,7 +179,7 @@ class Measures(torch.nn.Module):
 
     num_out = 3
 
-    def __init__(self, obs: ObsSpec, section: ModelSection) -> None:
+    def __init__(self, obs, section):
         super().__init__()
         self.size = int(torch.tensor(obs.leaves[0].shape).prod())
 

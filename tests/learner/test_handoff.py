@@ -12,7 +12,7 @@ from tests.learner.hand_actor import until
 
 
 async def test_a_mailbox_keeps_only_the_newest():
-    got: list[int] = []
+    got = []
 
     def take(value):
         got.append(value)
@@ -46,7 +46,7 @@ class Boom(Exception):
     [(None, None), (ClosedError("full"), None), (Boom("x"), Boom), (SystemExit(3), ServiceError)],
 )
 async def test_the_end_of_a_thread_reaches_the_loop(error, reported):
-    threads: list[threading.Thread] = []
+    threads = []
 
     def body():
         threads.append(threading.current_thread())

@@ -1,7 +1,5 @@
 """The learner thread, run to its end on the test's own thread: passes, lag, skips, publishing."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -28,7 +26,7 @@ class Run:
         self, script, step=None, stop=None, progress=None, listener=None, lockstep=False, **section
     ):
         self.listener, self.loader = listener or Listener(), FakeLoader(script)
-        self.step: Any = step or FakeStep()
+        self.step = step or FakeStep()
         self.thread = LearnerThread(
             step=self.step,
             snapshot=self.step,
@@ -40,11 +38,11 @@ class Run:
             device=torch.device("cpu"),
             is_lockstep=lockstep,
         )
-        self.settlements: list[Settlement] = self.listener.settlements
+        self.settlements = self.listener.settlements
 
-    def __call__(self) -> "Run":
+    def __call__(self):
         self.thread.run()
-        self.report: dict[str, Any] = self.listener.reports[-1].metrics
+        self.report = self.listener.reports[-1].metrics
         self.lag_histogram = self.listener.reports[-1].lag_histogram
         # The accounts of passes close.
         done = sum(s.passes_done + s.passes_init_short for s in self.settlements)
@@ -198,7 +196,7 @@ def test_columns_whose_part_is_not_finite_are_dropped_and_the_others_trained(cap
 def test_a_run_whose_losses_are_all_nan_says_so_now_and_then_and_reaches_its_time_limit(
     clock, caplog
 ):
-    script: list[Any] = []
+    script = []
     for number in range(40):
         script += [clock.pass_s(1.0), batch_of(number)]
     run = Run(script, step=FakeStep(nonfinite=range(99)), stop={"wall_s": 25.0})()
@@ -239,7 +237,7 @@ def test_weights_that_are_not_finite_are_not_published(caplog):
         # As float32, a byte of 255 four times is no number.
         step.tensors[0].fill_(254)
 
-    run.listener.channels.weights.post = overflow  # type: ignore[method-assign]
+    run.listener.channels.weights.post = overflow
     run()
     assert run.listener.stops == ["not_finite"]
     assert run.step.batches == [1]
@@ -275,7 +273,7 @@ def test_a_version_is_published_every_so_many_updates(every, first, num_updates,
 
 
 def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update():
-    seen: list[tuple[int, int]] = []
+    seen = []
     step = FakeStep()
     run = Run([None, batch_of(1), batch_of(2), None, batch_of(3)], step=step)
     watchdog, learn = run.listener.channels.watchdog, step.run
@@ -284,7 +282,7 @@ def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update():
         seen.append((watchdog.num_beats, watchdog.patience))
         return learn(*args, **how)
 
-    step.run = noted  # type: ignore[method-assign]
+    step.run = noted
     run()
     # While it waits, too; and at its end nobody waits for it.
     assert seen == [(2, BUILD_PATIENCE), (3, 1), (5, 1)]
@@ -340,7 +338,7 @@ def test_wall_time_runs_from_the_first_update(clock):
 
 def famine(clock, script, wait_s=5.0, **stop):
     """A letter is a batch; at a dot a report is asked for, and none comes for a while."""
-    listener, steps = Listener(), list[Any]()
+    listener, steps = Listener(), []
     for number, letter in enumerate(script):
         if letter == ".":
             steps += [listener.channels.is_report_due.set, clock.pass_s(wait_s), None]
@@ -436,7 +434,7 @@ def test_the_end_is_told_before_the_version_by_which_others_would_go_on():
         told.append((reason, listener.updates.copy()))
         post(reason)
 
-    listener.channels.stops.post = noted  # type: ignore[method-assign]
+    listener.channels.stops.post = noted
     batches = [batch_of(1), batch_of(2, (1,) * 4), batch_of(3, (2,) * 4)]
     run_of(batches, listener=listener, stop={"env_steps": 24})
     assert told == [("env_steps", [0, 1])]
@@ -452,7 +450,7 @@ def test_nothing_is_saved_between_the_passes_of_an_update():
         listener.channels.is_capture_due.set()
         return learn(*arguments, **settings)
 
-    step.run = ask_in_the_middle  # type: ignore[method-assign]
+    step.run = ask_in_the_middle
     run_of([batch_of(1), batch_of(2, (1,) * 4)], listener=listener, step=step, num_passes=3)
     # The last is the capture of the end.
     assert [capture.training for capture in listener.captures] == [3, 6, 6]

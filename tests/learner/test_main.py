@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -55,7 +54,7 @@ runpy.run_module("impala_async.learner", run_name="__main__")
 NEEDS = "a learner needs 64 and two for each actor: raise ulimit -n"
 
 
-def start(path: Path) -> int:
+def start(path):
     return door.main(["--run-dir", str(path), "--set", "env.id=CartPole-v1"])
 
 
@@ -127,7 +126,7 @@ def begin(env_id, *, rows=7, kwargs=None, **sections):
 @pytest.fixture
 def children(monkeypatch):
     """The children that are started, real ones."""
-    started, start = list[Any](), subprocess.Popen
+    started, start = [], subprocess.Popen
     noted = lambda *args, **how: started.append(start(*args, **how)) or started[-1]  # noqa: E731
     monkeypatch.setattr(door.subprocess, "Popen", noted)
     return started
@@ -149,7 +148,7 @@ def test_the_child_describes_the_spaces_and_ends(children):
 class Daemon(Counting):
     """Making it starts one that lives on, as a simulator may: forked twice, and no new program."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         if os.fork() == 0:
             if (daemon := os.fork()) == 0:
@@ -254,7 +253,6 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path):
     learner = subprocess.Popen(
         [sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE
     )
-    assert learner.stderr is not None
     child = psutil.Process(int(learner.stderr.readline()))
     learner.kill()
     learner.wait()

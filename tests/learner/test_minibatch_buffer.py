@@ -1,7 +1,6 @@
 """The ring against its table of emissions, slow sources, and a plain count of passes."""
 
 import queue
-from typing import Any
 
 import pytest
 
@@ -24,11 +23,11 @@ TABLE = [
 class Script:
     """A source that hands out the letters of a script, and is empty at its dots."""
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script):
         self.script = iter(script)
-        self.timeouts: list[float | None] = []
+        self.timeouts = []
 
-    def get(self, *, timeout: float | None) -> str:
+    def get(self, *, timeout):
         self.timeouts.append(timeout)
         letter = next(self.script)
         if letter == ".":
@@ -36,7 +35,7 @@ class Script:
         return letter
 
 
-def spell(draw: Draw[Any]) -> str:
+def spell(draw):
     return f"{draw.item}{'*' if draw.is_last_pass else ''}"
 
 
@@ -45,7 +44,7 @@ def test_emission_also_from_a_source_that_is_empty_at_times():
         for script in ("ABCDEFGH", ".A..B.C...D.E..F."):
             source = Script(script)
             buffer = MinibatchBuffer(source, size, passes, init, timeout_s=0.25)
-            wanted, got = emission.split(), list[str]()
+            wanted, got = emission.split(), []
             while len(got) < len(wanted):
                 num_live = len(buffer)
                 try:
@@ -57,7 +56,7 @@ def test_emission_also_from_a_source_that_is_empty_at_times():
 
 
 def test_a_queue_is_a_source_and_a_live_place_asks_it_for_nothing():
-    source: queue.Queue[object] = queue.Queue()
+    source = queue.Queue()
     for item in (0, "", None, False):
         # Items that are false are items.
         buffer = MinibatchBuffer(source, 1, 2, timeout_s=0.0)
@@ -96,7 +95,7 @@ def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_
     ],
 )
 def test_a_wrong_argument_is_named(wrong, names):
-    right: dict[str, Any] = {"size": 2, "num_passes": 3, "init_num_passes": 2, "timeout_s": 1.0}
+    right = {"size": 2, "num_passes": 3, "init_num_passes": 2, "timeout_s": 1.0}
     with pytest.raises(ConfigError) as error:
         MinibatchBuffer(Script("A"), **(right | wrong))
     message = str(error.value)

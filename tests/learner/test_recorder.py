@@ -3,10 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -19,12 +17,12 @@ from impala_async.learner.slots import Arrival
 from impala_async.metrics.names import undeclared
 from impala_async.weights import Version
 from impala_async.wire.messages import EPISODE, Data
-from impala_async.wire.recording import OPENING, End, Reader, Record, Recorded, Start, encode_record
+from impala_async.wire.recording import OPENING, End, Reader, Recorded, Start, encode_record
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import until
 
 RUN = b"run".ljust(16, b"-")
-SETTINGS: dict[str, Any] = {"seed": 7, "learner": {"device": "cpu"}}
+SETTINGS = {"seed": 7, "learner": {"device": "cpu"}}
 DATA = Data(b"s" * 16, 0, 1, 0, 3, 1, 0, 0, b"what was inline")
 
 
@@ -33,21 +31,21 @@ def path(tmp_path):
     return tmp_path / "recording"
 
 
-def records(path: Path) -> list[Record]:
+def records(path):
     return [record for _, record, _ in Reader(path).records()]
 
 
-def begin(recorder: Recorder, has_room: Callable[[], object] = bool) -> None:
+def begin(recorder, has_room=bool):
     recorder.begin(Version(1, 0), small_schema(), SETTINGS, has_room)
 
 
-def take(recorder: Recorder, seq: int, num_bytes: int = 8, num_episodes: int = 0) -> None:
+def take(recorder, seq, num_bytes=8, num_episodes=0):
     obs = np.full((1, num_bytes), seq, np.uint8)
     small = np.full((1, 4), 255 - seq, np.uint8)
     episodes = np.array([(seq, 1)] * num_episodes, EPISODE) if num_episodes else None
     # Some came compressed; what is recorded is what was unpacked.
-    data: Any = DATA._replace(seq=seq, codec=seq % 2)
-    peer: Any = SimpleNamespace(rank=seq % 2)
+    data = DATA._replace(seq=seq, codec=seq % 2)
+    peer = SimpleNamespace(rank=seq % 2)
     recorder.take(Arrival(peer, data, obs, small, episodes=episodes))
     # Slots are written to again.
     obs[:] = small[:] = 99
@@ -90,7 +88,7 @@ async def test_what_was_taken_is_there_when_the_learner_is_killed(path):
 
 
 async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(path, monkeypatch, caplog):
-    may_write, room = threading.Event(), list[str]()
+    may_write, room = threading.Event(), []
 
     def slowly(record):
         if isinstance(record, Recorded):
@@ -114,12 +112,12 @@ async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(path, mo
     may_write.set()
     await until(lambda: room == ["room"], "room")
     assert not recorder.is_behind
-    assert float(recorder.report()["recording/behind_total_s"]) > 0  # type: ignore[arg-type]
+    assert float(recorder.report()["recording/behind_total_s"]) > 0
     await recorder.finish("env_steps", 1, {})
     assert len(records(path)) == 5
 
 
-def open_full(fd: int, mode: str, size: int) -> IO[bytes]:
+def open_full(fd, mode, size):
     """In place of `os.fdopen`: a disk that is full."""
     os.close(fd)
     return open("/dev/full", mode, size)
@@ -129,7 +127,7 @@ def open_full(fd: int, mode: str, size: int) -> IO[bytes]:
 async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     path, monkeypatch, caplog, *, had_messages
 ):
-    room: list[str] = []
+    room = []
     monkeypatch.setattr(module, "MOST_WAITING_BYTES", 10)
     recorder = Recorder(path, RUN)
     if had_messages:
@@ -152,7 +150,7 @@ async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     await recorder.finish("env_steps", 1, {})
 
 
-def replace(path: Path) -> None:
+def replace(path):
     other = path.with_name("other")
     other.write_bytes(path.read_bytes())
     other.rename(path)
@@ -181,7 +179,7 @@ async def test_a_file_that_somebody_spoils_is_no_recording(path, caplog, spoil):
 
 
 async def test_a_bug_in_the_thread_reaches_the_loop(path, monkeypatch):
-    deaths: list[BaseException] = []
+    deaths = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: deaths.append(context["exception"]))
     monkeypatch.setattr(module, "encode_record", lambda record: 1 / 0)

@@ -7,10 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -41,9 +38,9 @@ from impala_async.processes import GIVE_UP
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import newest_checkpoint
 from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk, Heartbeat
-from tests.learner.hand_actor import Actor, until
+from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
-from tests.learner.service_run import ServiceRun, service_run
+from tests.learner.service_run import service_run
 
 SUMMARY = {
     *("env_steps_trained", "updates", "wall_s", "env_steps_per_s", "mean_return_100"),
@@ -51,7 +48,7 @@ SUMMARY = {
 }
 
 
-def check_end(run: ServiceRun, reason: str) -> dict[str, Any]:
+def check_end(run, reason):
     """What every orderly end leaves behind; the last report."""
     last = run.reports[-1]
     summary = run.summary
@@ -67,13 +64,12 @@ def check_end(run: ServiceRun, reason: str) -> dict[str, Any]:
     for name in ("updates", "env_steps_trained"):
         assert summary[name] == last[name]
     checkpoint = newest_checkpoint(run.folder.checkpoints)
-    assert checkpoint is not None
     assert checkpoint.version.update == last["updates"]
     assert not (run.folder.path / "service.json").exists()
     return last
 
 
-def fill_disk(run: ServiceRun) -> None:
+def fill_disk(run):
     """No checkpoint can be written from now on."""
     run.folder.checkpoints.rmdir()
     run.folder.checkpoints.write_text("in the way")
@@ -115,7 +111,7 @@ async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors
 ):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(output, "Wait", lambda tell: Wait(tell, after_s=0.0))
-    has_gone, write, written = threading.Event(), Saver._write, list[int]()
+    has_gone, write, written = threading.Event(), Saver._write, []
 
     def write_late(saver, captured, *others):
         written.append(captured.progress.update)
@@ -309,9 +305,7 @@ async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path, mon
         assert await run.end() == EXIT_BUG
     assert run.summary["updates"] == 0
     check_end(run, "not_finite")
-    found = newest_checkpoint(tmp_path / "checkpoints")
-    assert found is not None
-    assert found.version == (1, 0)
+    assert newest_checkpoint(tmp_path / "checkpoints").version == (1, 0)
     kept = load_file(tmp_path / "not-finite-1-0.safetensors")
     assert kept["is_failed_B"].all()
 
@@ -335,11 +329,11 @@ class Boom(Exception):
     pass
 
 
-def boom(*_: object) -> None:
+def boom(*_):
     raise Boom("it broke")
 
 
-async def death_of(run: ServiceRun) -> ServiceError:
+async def death_of(run):
     """How it died, and that everything that it held is gone."""
     with pytest.raises(ServiceError) as raised:
         await run.end()
@@ -348,19 +342,19 @@ async def death_of(run: ServiceRun) -> ServiceError:
     return raised.value
 
 
-def break_a_callback(run: ServiceRun) -> None:
+def break_a_callback(run):
     asyncio.get_running_loop().call_soon(boom)
 
 
-def break_a_sink(run: ServiceRun) -> None:
+def break_a_sink(run):
     run.sink.error = Boom("it broke")
 
 
-async def start_an_actor(run: ServiceRun) -> None:
+async def start_an_actor(run):
     await run.start_actors(1)
 
 
-def stop(run: ServiceRun) -> None:
+def stop(run):
     run.service.stop("terminated")
 
 
@@ -380,7 +374,7 @@ def stop(run: ServiceRun) -> None:
 async def test_a_death_ends_the_run_at_once_with_its_cause(
     tmp_path, monkeypatch, broken, act, what
 ):
-    died_at: list[float] = []
+    died_at = []
 
     def die(*_, **__):
         died_at.append(time.monotonic())
@@ -388,7 +382,7 @@ async def test_a_death_ends_the_run_at_once_with_its_cause(
 
     if broken is not None:
         monkeypatch.setattr(f"impala_async.{broken}", die)
-    settings: dict[str, Any] = {"report_every_s": 0.02}
+    settings = {"report_every_s": 0.02}
     async with service_run(tmp_path, learner=settings, checkpoint={"every_s": 0.05}) as run:
         await run.place()
         acting = act(run)
@@ -429,8 +423,8 @@ async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path):
 @pytest.mark.parametrize("what", ["open", "announce"])
 async def test_a_start_that_fails_leaves_nothing_open(tmp_path, monkeypatch, what):
     monkeypatch.setattr(service.LearnerService, f"_{what}", boom)
-    closed: list[Any] = []
-    close: Callable[[Any], None] = ActorServer.close
+    closed = []
+    close = ActorServer.close
     monkeypatch.setattr(ActorServer, "close", lambda server: (closed.append(server), close(server)))
     async with service_run(tmp_path) as run:
         with pytest.raises(Boom):
@@ -441,7 +435,7 @@ async def test_a_start_that_fails_leaves_nothing_open(tmp_path, monkeypatch, wha
 # -------------------- a run that goes on: counters, watermarks, lineage, and a new epoch
 
 
-async def first_start(path: Path, monkeypatch) -> tuple[ServiceRun, Actor]:
+async def first_start(path, monkeypatch):
     """A start with one hand-made actor that sent five messages; ended in good order."""
     # Hand-made actors do not answer a goodbye.
     monkeypatch.setattr(service, "GOODBYE_S", 0.01)
@@ -459,7 +453,7 @@ async def first_start(path: Path, monkeypatch) -> tuple[ServiceRun, Actor]:
     return run, actor
 
 
-async def come_back(run: ServiceRun, former: Actor) -> Actor:
+async def come_back(run, former):
     """The same actor at the next start, which remembers nothing of what it sent."""
     actor = await run.actor()
     actor.uuid = former.uuid
@@ -489,7 +483,6 @@ async def test_numbers_go_on_where_they_were(tmp_path, monkeypatch):
     check_identities(final)
     assert final["trajectories/in_slots"] == 0
     # What the summary says of this start is of this start, from its first update.
-    assert run.service._reading.first_update is not None
     begun = run.service._reading.first_update[1]
     assert begun > last["env_steps_trained"]
     steps = final["env_steps_trained"] - begun
@@ -534,7 +527,7 @@ async def test_what_was_settled_or_made_by_an_abandoned_branch_is_not_taken_agai
 async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(tmp_path, monkeypatch):
     """A learner that has published nothing yet could not judge it: it gives no credit."""
     _, former = await first_start(tmp_path, monkeypatch)
-    held: list[Callable[[], None]] = []
+    held = []
     deliver = Mailbox._deliver
     with monkeypatch.context() as patch:
         patch.setattr(Mailbox, "_deliver", lambda box, _: held.append(lambda: deliver(box, None)))

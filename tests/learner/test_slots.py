@@ -1,7 +1,5 @@
 """Batch memory is touched once, and stays; and every column in it is accounted for."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ B = 4
 
 
 def test_planes_are_allocated_once_each_and_never_again():
-    sizes: list[int] = []
+    sizes = []
 
     def allocate(num_bytes):
         sizes.append(num_bytes)
@@ -30,7 +28,7 @@ def test_planes_are_allocated_once_each_and_never_again():
     slots = allocate_slots(schema, B, 3, allocate)
     layout = schema.layout
     assert sizes == [B * layout.obs_bytes, B * layout.small_bytes] * 3
-    submitted: list[int] = []
+    submitted = []
     filler = SlotFiller(lambda _: None)
     filler.open(slots, submitted.append)
     places = [(slot.obs.ctypes.data, slot.small.ctypes.data) for slot in slots]
@@ -46,27 +44,22 @@ def test_planes_are_allocated_once_each_and_never_again():
 
 
 def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committed():
-    submitted: list[int] = []
+    submitted = []
     schema = small_schema()
     filler, slots = SlotFiller(print), allocate_slots(schema, 4, 3)
     assert filler.free_columns == 0
     filler.open(slots, submitted.append)
 
-    def assign(num_columns):
-        arrival = room(filler, num_columns)
-        assert arrival is not None
-        return arrival
-
     def fill(num_columns):
         return put(filler, planes_of(schema, num_columns), update=num_columns)
 
-    first, second = assign(2), assign(2)
+    first, second = room(filler, 2), room(filler, 2)
     assert (first.start, second.start, filler.free_columns) == (0, 2, 12)
     assert np.shares_memory(second.obs, slots[0].obs[2:])
     assert room(filler, 1) is None
     # What was not committed is written over.
     filler.commit([])
-    assert assign(1).start == 0
+    assert room(filler, 1).start == 0
     filler.commit([])
     is_only = []
     for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):
@@ -91,8 +84,8 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
 # -------------------- the accounts: they hold at every moment, whatever happens in whatever order
 
 
-def check(ledger: Ledger) -> dict[str, Any]:
-    report: dict[str, Any] = ledger.report()
+def check(ledger):
+    report = ledger.report()
     check_identities(report)
     return report
 

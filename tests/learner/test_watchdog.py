@@ -54,7 +54,7 @@ dog.close()
 """
 
 
-def run(what: str) -> subprocess.CompletedProcess[str]:
+def run(what):
     script = SCRIPT.replace("CALL", what)
     return subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False
@@ -85,11 +85,11 @@ def test_a_build_and_a_process_that_was_stopped_are_waited_for(what):
 class Watched:
     """A watchdog whose time the test makes, and whose loop never comes to anything."""
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
+    def __init__(self):
+        self.lines = []
         self.dog = Watchdog(60.0, self.lines.append)
 
-    def tick(self) -> str:
+    def tick(self):
         self.dog.tick()
         return self.lines[-1]
 
@@ -125,7 +125,7 @@ def test_an_end_has_its_time_and_a_save_its_own():
 
 
 async def test_the_loop_tells_that_it_runs_until_the_close():
-    lines: list[str] = []
+    lines = []
     dog = Watchdog(2.0, lines.append)
     dog.start(asyncio.get_running_loop().call_later, has_child=False)
     await until(lambda: lines.count("1") >= 3, "ticks")
@@ -138,7 +138,6 @@ async def test_the_loop_tells_that_it_runs_until_the_close():
 async def test_a_child_that_somebody_ends_is_told_once(caplog):
     dog = Watchdog(2.0)
     dog.start(asyncio.get_running_loop().call_later, has_child=True)
-    assert dog._child is not None
     dog._child.kill()
     await until(lambda: "which watches for hangs, has ended (-9)" in caplog.text, "its end")
     dog.beat(BUILD_PATIENCE)
@@ -147,7 +146,7 @@ async def test_a_child_that_somebody_ends_is_told_once(caplog):
     dog.close()
 
 
-def silent(silence: Silence, ticks: int, line: str = "X") -> list[tuple[int, bool]]:
+def silent(silence, ticks, line="X"):
     """When something is said, and whether it is the end."""
     found = ((tick, silence.add([line])) for tick in range(1, ticks + 1))
     return [(tick, said[1]) for tick, said in found if said is not None]

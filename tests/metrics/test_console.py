@@ -8,9 +8,9 @@ from rich.console import Console
 
 from impala_async.config.run import StopSection
 from impala_async.metrics.console import ConsoleSink
-from impala_async.metrics.names import Value, undeclared
+from impala_async.metrics.names import undeclared
 
-REPORT: dict[str, Value] = {
+REPORT = {
     "time_s": 200.0,
     "learner/wall_s": 12.3,
     "env_steps_trained": 12345,
@@ -34,7 +34,7 @@ class Screen(io.StringIO):
     def __init__(self, is_terminal=False, stop=NO_STOP):
         super().__init__()
         self.is_terminal = is_terminal
-        self.error: OSError | None = None
+        self.error = None
         self.now_s = 50.0
         console = Console(file=self, force_terminal=is_terminal, width=80, color_system=None)
         self.sink = ConsoleSink(stop, console, clock=lambda: self.now_s)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impala_async.metrics.names import REGISTRY, Value
+from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import (
     ADVICE,
     BATCH_WAIT_MS,
@@ -47,7 +47,7 @@ def test_counts_by_reason_with_zeros_shown():
 
 
 def test_merge_keeps_everything_in_order_and_refuses_two_owners_and_an_undeclared_name():
-    snapshot: dict[str, object] = {"updates": 7, "loss/total": math.nan}
+    snapshot = {"updates": 7, "loss/total": math.nan}
     report = merge(snapshot, {"lag/quantiles": [1.0, math.inf]}, {"bottleneck": "learner"})
     assert list(report) == ["updates", "loss/total", "lag/quantiles", "bottleneck"]
     assert list(report.values()) == [7, None, [1.0, None], "learner"]
@@ -113,26 +113,25 @@ def test_a_goal_and_few_episodes_are_told():
 
 # -------------------- what limits the run
 
-Report = dict[str, Value]
 ENV, ACT, SEND, WEIGHTS = (
     f"actor/{name}" for name in ("env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms")
 )
 STARVED = "learner/starved_since_s"
-HALF: Report = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0}
-FED: Report = {UPDATE_MS: 90.0, BATCH_WAIT_MS: 10.0}
+HALF = {UPDATE_MS: 50.0, BATCH_WAIT_MS: 50.0}
+FED = {UPDATE_MS: 90.0, BATCH_WAIT_MS: 10.0}
 WAITS = "the learner waits 50 % of its time for batches"
 SPENDS = f"{WAITS}, an actor spends {{}} % of its time"
 UNTOLD = "no actor has said yet what takes its time"
 NOBODY = "the learner has nobody to learn from"
 NO_BATCH = "the learner has had no batch for 37 s"
-OLD: Report = FED | {"time_s": 40.0, STARVED: 3.0}
-REFUSED: Report = {"trajectories/received": 10, "trajectories/rejected": 9}
-LOCKSTEP: Report = OLD | {"num_actors": 2, "lockstep/num_done": 0, "lockstep/waits_for": "actor 0"}
-AT_WORK: Report = {ENV: 9.0, ACT: 1.0}
+OLD = FED | {"time_s": 40.0, STARVED: 3.0}
+REFUSED = {"trajectories/received": 10, "trajectories/rejected": 9}
+LOCKSTEP = OLD | {"num_actors": 2, "lockstep/num_done": 0, "lockstep/waits_for": "actor 0"}
+AT_WORK = {ENV: 9.0, ACT: 1.0}
 HANG = "environment 3 of actor 2 has been in step for 12 s"
 
 # A report, and the verdict, of which some words may be left out.
-CASES: list[tuple[Report, str]] = [
+CASES = [
     # Before measurements, or when no time has passed.
     ({}, "unknown: no update has been measured yet"),
     ({BATCH_WAIT_MS: 5}, "unknown: no update…"),
@@ -202,9 +201,9 @@ def test_the_verdict_is_what_the_numbers_say():
 @pytest.mark.parametrize("reason", ["unknown_session", "duplicate"])
 def test_what_anybody_may_send_is_no_verdict(reason):
     report = HALF | {"trajectories/received": 40970, "trajectories/rejected": 40963}
-    some: Report = {f"rejected/{reason}": 40960, "rejected/stale": 3}
+    some = {f"rejected/{reason}": 40960, "rejected/stale": 3}
     assert judge(report | some).startswith("waiting: ")
-    worse: Report = {f"rejected/{reason}": 40950, "rejected/stale": 13}
+    worse = {f"rejected/{reason}": 40950, "rejected/stale": 13}
     told = "rejections: 65 % of what arrived was refused, most as stale"
     assert judge(report | worse) == told
 
@@ -227,7 +226,7 @@ def times_of(*reports, num_updates=0):
 def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last():
     rows = (200, 90.0, 10.0, {}), (300, 90.0, 10.0, {}), (301, 1.0, 99.0, {})
     times = times_of(*rows, num_updates=100)
-    last: Report = {"updates": 301, UPDATE_MS: 1.0, BATCH_WAIT_MS: 99.0, STARVED: 3.0}
+    last = {"updates": 301, UPDATE_MS: 1.0, BATCH_WAIT_MS: 99.0, STARVED: 3.0}
     assert judge(last).startswith("waiting: ")
     whole = times.over(last)
     assert judge(whole) == "learner: updates take 90 % of its time"
@@ -242,7 +241,7 @@ def test_what_was_measured_late_is_a_mean_of_its_own_updates():
 
 
 def test_a_whole_start_had_the_actors_that_left_before_its_end():
-    last: Report = FED | {"updates": 1, "num_actors": 0}
+    last = FED | {"updates": 1, "num_actors": 0}
     for num_actors, stage in ((2, "learner"), (0, "actors")):
         times = times_of((1, 90.0, 10.0, {"num_actors": num_actors}))
         assert judge(times.over(last)).startswith(stage)

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -51,7 +50,7 @@ def read(path):
 
 
 def test_each_report_is_a_line_at_once_by_one_write_also_of_the_next_start(path, monkeypatch):
-    written: list[bytes] = []
+    written = []
     real_write = os.write
 
     def spy(fd, line):
@@ -97,7 +96,7 @@ def test_a_full_disk_loses_reports_and_says_so_once_each_time(path, caplog):
 
 
 def test_half_a_line_is_taken_back_and_a_moved_file_or_a_lost_folder_gets_no_more(path, caplog):
-    gone: list[bool] = []
+    gone = []
     sink = JsonlSink(path, is_gone=lambda: bool(gone))
     write(sink, 1)
     with file_size_limit(path.stat().st_size + 5):
@@ -235,7 +234,7 @@ def test_one_that_fails_is_told_of_once_and_the_others_go_on(module, make, caplo
     names = ("Empties", "Fails", "Keeps", "FailsToClose")
     sinks = make(*(f"own_sinks:{name}" for name in names))
     for number in range(3):
-        report: dict[str, Any] = {"updates": number, "lag/quantiles": [0.0, 1.0]}
+        report = {"updates": number, "lag/quantiles": [0.0, 1.0]}
         sinks.write(report)
         assert report == {"updates": number, "lag/quantiles": [0.0, 1.0]}
     sinks.close()
@@ -282,7 +281,7 @@ def test_one_that_hangs_keeps_nobody_waiting(module, make, monkeypatch, caplog):
 
 # -------------------- TensorBoard and Weights & Biases
 
-REPORT: dict[str, Any] = {
+REPORT = {
     "env_steps_trained": 640,
     "mean_return": 21.5,
     "loss/total": None,

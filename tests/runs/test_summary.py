@@ -20,12 +20,7 @@ from impala_async.metrics.report import ADVICE
 from impala_async.output import Wait
 from impala_async.runs import summary as summary_module
 from impala_async.runs.folder import RunFolder
-from impala_async.runs.summary import (
-    describe,
-    draw_at_end,
-    lag_quantiles,
-    summarise,
-)
+from impala_async.runs.summary import describe, draw_at_end, lag_quantiles, summarise
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
 

@@ -2,8 +2,6 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from impala_async.learner.loop.endpoint import BAD_REASONS
-from impala_async.learner.slots import Arrival
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
 from impala_async.wire.messages import (
@@ -37,7 +34,7 @@ SMALL, BIG = small_schema(), big_schema()
 FORMS = pytest.mark.parametrize("form", ["inline", "frames", "compressed"])
 
 
-def train(learner: PureLearner) -> Callable[[int], Any]:
+def train(learner):
     """Be done with the oldest full slot; what it held, by column."""
     slot = learner.full.pop(0)
     copy = Planes(learner.schema, len(slot.obs))
@@ -46,7 +43,7 @@ def train(learner: PureLearner) -> Callable[[int], Any]:
     return lambda column: (copy.columns, column)
 
 
-def refused(actor: HandActor) -> list[tuple[int, str]]:
+def refused(actor):
     """Seqs, and why."""
     return [(seq, VERDICTS[code]) for seq, code in actor.verdicts]
 
@@ -88,10 +85,10 @@ def test_columns_and_episodes_arrive_as_they_were_sent(form, columns):
 # -------------------- what is not
 
 
-def spoiled(planes: Planes, leaf: str, value: float) -> Planes:
+def spoiled(planes, leaf, value):
     """The same columns with a fault in the last one."""
     columns = planes.columns
-    array: Any = {
+    array = {
         "obs": columns.obs.get("speed"),
         "action": columns.actions.get("leg"),
         "reward": columns.rewards_CT,
@@ -102,14 +99,14 @@ def spoiled(planes: Planes, leaf: str, value: float) -> Planes:
     return planes
 
 
-FAULTS: list[tuple[str, float, str]] = [
+FAULTS = [
     ("obs", np.nan, "nonfinite"),
     ("reward", 1e38, "nonfinite"),
     ("action", 4, "invalid"),
     ("log_prob", 2e-6, "invalid"),
     ("mask", 2, "invalid"),
 ]
-BAD_EPISODES: list[tuple[list[tuple[float, int]], str]] = [
+BAD_EPISODES = [
     ([(np.nan, 3)], "nonfinite"),
     ([(-1e38, 3)], "nonfinite"),
     ([(1.0, 2), (-np.inf, 1)], "nonfinite"),
@@ -121,7 +118,7 @@ BAD_EPISODES: list[tuple[list[tuple[float, int]], str]] = [
 def test_a_bad_value_refuses_its_message_and_leaves_the_others():
     learner = PureLearner(BIG, columns=8)
     bad, good = HandActor(learner, 2).join(), HandActor(learner, 2).join()
-    wanted: list[tuple[int, str]] = []
+    wanted = []
     for leaf, value, reason in FAULTS:
         bad.send(spoiled(planes_of(BIG, 2, seed=9), leaf, value))
         wanted.append((len(wanted), reason))
@@ -146,7 +143,7 @@ def test_a_bad_value_refuses_its_message_and_leaves_the_others():
     assert (refused(good), learner.episodes) == ([], [])
 
 
-def broken(actor: HandActor) -> dict[str, list[list[Any]]]:
+def broken(actor):
     """The frames of messages of one column, not as they should be, by the reason."""
     planes = planes_of(actor.schema, 1)
     header, obs, small = encode_data(actor.header(), planes.obs, planes.small, [])
@@ -288,7 +285,7 @@ def test_what_an_actor_says_is_heard_after_what_it_sent():
 # -------------------- credit
 
 
-def send_all(actor: HandActor) -> int:
+def send_all(actor):
     """Send everything that may go without waiting for more credit; how many columns."""
     num_sent = 0
     while actor.granted > actor.seq:
@@ -341,11 +338,11 @@ def test_who_gets_no_credit_is_told_later_what_became_of_its_message():
 
 
 class FakeRecorder:
-    def __init__(self) -> None:
+    def __init__(self):
         self.is_behind = False
-        self.taken: list[tuple[int, int, int, bytes]] = []
+        self.taken = []
 
-    def take(self, arrival: Arrival) -> None:
+    def take(self, arrival):
         data, episodes = arrival.data, arrival.episodes
         tail = b"" if episodes is None else episodes.tobytes()
         planes = arrival.obs.tobytes() + arrival.small.tobytes() + tail
@@ -391,17 +388,15 @@ B = 8
 WIDTHS = (1, 2, 3)
 KINDS = ("good", "good", "good", "nan", "no choice", "endless episode", "short", "again", "stale",
          "from nowhere", "without credit")  # fmt: skip
-Step = tuple[int, str]
-"""Who sends, and what."""
 
 
 class Bay(PureLearner):
     """Three actors, and a learner that is done at once."""
 
-    def __init__(self, *, goal: float = float("inf")) -> None:
-        self.batches: list[Any] = []
-        self.refused: list[str] = []
-        self.taken: list[tuple[int, int, bytes]] = []
+    def __init__(self, *, goal=float("inf")):
+        self.batches = []
+        self.refused = []
+        self.taken = []
         self.num_sent = 0
         self.is_behind = False
         self.goal = goal
@@ -417,16 +412,16 @@ class Bay(PureLearner):
             peer.usual_s = 0.0
         self.end_burst()
 
-    def take(self, arrival: Arrival) -> None:
+    def take(self, arrival):
         planes = arrival.obs.tobytes() + arrival.small.tobytes()
         self.taken.append((arrival.peer.rank, arrival.data.seq, planes))
 
-    def count(self, episodes: Any) -> None:
+    def count(self, episodes):
         super().count(episodes)
         if episodes["total"].max() >= self.goal:
             self.admission.close()
 
-    def end_burst(self) -> None:
+    def end_burst(self):
         self.admission.decide(self.now)
         while self.full:
             slot = self.full.pop(0)
@@ -435,7 +430,7 @@ class Bay(PureLearner):
             self.settle(slot, is_dealing=False)
         self._say(self.admission.deal(self.now))
 
-    def send(self, number: int, kind: str = "good") -> None:
+    def send(self, number, kind="good"):
         actor, granted = self.actors[number], self.peers[number].granted
         self.num_sent += 1
         planes = planes_of(SMALL, actor.columns, seed=self.num_sent)
@@ -452,19 +447,19 @@ class Bay(PureLearner):
             actor.seq += 1
         header = actor.header(seq=seq, epoch=1, update=update)
         (frame,) = encode_data(header, planes.obs, planes.small, episodes)
-        message: Any = unpack(frame)
+        message = unpack(frame)
         body = message.body[:-1] if kind == "short" else message.body
         if reason := actor.say(message._replace(body=body)):
             self.refused.append(reason)
 
-    def all_that_came_of_it(self) -> Any:
+    def all_that_came_of_it(self):
         grants = [[g._replace(verdicts=[]) for g in actor.grants] for actor in self.actors]
         # In a burst a message that is refused by its header has its verdict before others.
         told = grants, [sorted(actor.verdicts) for actor in self.actors], self.refused
         return told, self.episodes, self.batches, self.taken, self.ledger.report()
 
 
-def play(bursts: list[list[Step]], *, alone: bool = False) -> Bay:
+def play(bursts, *, alone=False):
     bay = Bay()
     for burst in bursts:
         for step in burst:
@@ -485,7 +480,7 @@ def test_a_burst_comes_to_the_same_as_its_messages_alone(bursts):
 
 
 def test_what_is_sound_is_checked_once_a_burst(monkeypatch):
-    checked: list[int] = []
+    checked = []
     find_fault = ColumnChecks.find_fault
 
     def note(checks, obs, small):
@@ -583,7 +578,7 @@ def test_a_late_message_is_taken_comes_again_or_begins_anew(how):
 # -------------------- thousands of mutated messages, while a well-behaved actor works
 
 
-def mutated(rng: random.Random, frames: list[Any]) -> list[bytes]:
+def mutated(rng, frames):
     """One frame is left out, cut, changed, longer, or has another before it."""
     at, noise = rng.randrange(len(frames)), rng.randbytes(rng.choice((0, 3, 300, 13_000)))
     frame = bytes(frames[at])
@@ -596,7 +591,7 @@ def mutated(rng: random.Random, frames: list[Any]) -> list[bytes]:
 def test_thousands_of_bad_messages():
     learner, rng = PureLearner(big_schema(rows=2)), random.Random(1)
     good, bad = HandActor(learner, 2).join(), HandActor(learner, 1).join()
-    planes, reasons = planes_of(bad.schema, 1, seed=99), Counter[str]()
+    planes, reasons = planes_of(bad.schema, 1, seed=99), Counter()
     sent, taken = [], {}
     for number in range(4000):
         session = bad.session if rng.random() < 0.8 else rng.randbytes(16)

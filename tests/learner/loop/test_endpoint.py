@@ -3,8 +3,6 @@
 import asyncio
 import itertools
 import select
-from collections.abc import Callable
-from typing import Any
 
 import msgpack
 import pytest
@@ -23,7 +21,6 @@ from impala_async.wire.messages import (
     Get,
     Heartbeat,
     Hello,
-    Message,
     NotModified,
     Spec,
     pack,
@@ -40,31 +37,31 @@ DATA = Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
 class Bench:
     """An endpoint whose messages a test takes, and a dealer at its other end."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.context, self.counters = new_context(), Counters(WIRE_COUNTS)
         self.router = Router(self.context, "tcp://127.0.0.1:*", None, 1 << 20)
-        self.heard, self.bursts, self.is_open = list[tuple[bytes, Message]](), list[int](), True
-        self.on_message: Callable[[bytes, Message], object] = lambda route, message: None
+        self.heard, self.bursts, self.is_open = [], [], True
+        self.on_message = lambda route, message: None
         after = lambda: self.bursts.append(len(self.heard))  # noqa: E731
         loop = asyncio.get_running_loop()
         self.endpoint = Endpoint(loop, self.router, self.counters, self._handle, after)
         self.dealer = Dealer(self.context, self.router.connectable_url())
 
-    def _handle(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
+    def _handle(self, route, message, rest, now):
         self.heard.append((route, message))
         self.on_message(route, message)
         return []
 
-    async def say(self, *frames: bytes) -> None:
+    async def say(self, *frames):
         await until(lambda: self.dealer.send(frames), "a connection")
 
-    async def refusal(self, code: str) -> str:
+    async def refusal(self, code):
         """The text of the refusal that comes."""
-        answer: Any = await self.answer()
+        answer = await self.answer()
         assert answer.code == REJECT_CODES.index(code)
         return str(answer.text)
 
-    async def answer(self) -> Message:
+    async def answer(self):
         frames = await until(lambda: self.dealer.receive(0), "an answer")
         return unpack(frames[0])
 
@@ -81,7 +78,7 @@ async def bench():
 
 async def test_messages_arrive_in_order_and_in_bursts_that_let_others_run(bench):
     loop = asyncio.get_running_loop()
-    others: list[int] = []
+    others = []
     for number in range(320):
         await bench.say(pack(Get(ID, 1, number)))
 
@@ -101,7 +98,7 @@ async def test_messages_arrive_in_order_and_in_bursts_that_let_others_run(bench)
 @pytest.fixture
 def cut(bench, monkeypatch):
     """Connections that are to be ended."""
-    told: list[tuple[bytes, str]] = []
+    told = []
     monkeypatch.setattr(bench.endpoint.connections, "cut", lambda *each: told.append(each))
     return told
 
@@ -127,7 +124,7 @@ async def test_sends_while_messages_wait_lose_none_of_them(bench, cut):
     await until(have_come, "all messages")
 
 
-BAD_HEADERS: list[tuple[str, tuple[bytes, ...]]] = [
+BAD_HEADERS = [
     *(("malformed_header", (text,)) for text in (b"", b"\xff\xff\xff", b"\x91" * 4000)),
     ("malformed_header", (msgpack.packb([6, ID, 1, -1]),)),
     ("unknown_type", (msgpack.packb([99]),)),
@@ -205,7 +202,7 @@ async def test_who_never_reads_is_cut_off(bench, cut):
 
 
 async def test_after_the_close_nothing_is_read(bench):
-    errors: list[object] = []
+    errors = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     await bench.say(pack(Get(ID, 1, 7)))
     assert select.select([bench.router.fd], [], [], DEADLINE_S)[0]

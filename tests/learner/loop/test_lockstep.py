@@ -5,7 +5,6 @@ whatever the order of events, the same batches, and nobody stuck.
 """
 
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,31 +24,29 @@ from tests.learner.server_harness import check_identities
 
 SCHEMA = small_schema()
 WIDTH = 2
-Trajectory = tuple[int, int, Version]
-"""Who sent it, its number, and the version it acted with."""
 
 
 class SimulatedActor:
     """An actor whose next move the test chooses. `route` is empty when it is dead."""
 
-    def __init__(self, simulation: "LockstepSimulation", number: int) -> None:
+    def __init__(self, simulation, number):
         self.simulation, self.number = simulation, number
-        self.acting: Version | None = None
+        self.acting = None
         self.rank, self.num_acted, self.now = -1, 0, 0.0
         self.is_dead = self.is_turned_away = self.is_broken = False
-        self.arrived: list[Version] = []
-        self.side: ActorSide[Trajectory] = ActorSide(number.to_bytes(16, "big"))
+        self.arrived = []
+        self.side = ActorSide(number.to_bytes(16, "big"))
         self.side.set_spec(SCHEMA, MODEL.digest, WIDTH, 1)
 
     @property
-    def route(self) -> bytes:
+    def route(self):
         return b"" if self.is_dead else b"route-%d" % self.number
 
     @property
-    def is_at_work(self) -> bool:
+    def is_at_work(self):
         return self.side.is_joined and not self.is_dead
 
-    def hear(self, frames: Any) -> None:
+    def hear(self, frames):
         message = unpack(bytes(frames[0]))
         if self.is_dead:
             return
@@ -69,7 +66,7 @@ class SimulatedActor:
 
     # What it does, each if it can; whether it could.
 
-    def join(self) -> bool:
+    def join(self):
         if self.side.is_joined or self.is_dead:
             return False
         self.is_turned_away = False
@@ -80,7 +77,7 @@ class SimulatedActor:
         self.simulation.take(self, unpack(bytes(spec)), schema)
         return True
 
-    def pull(self) -> bool:
+    def pull(self):
         self.now += LONGEST_PAUSE_S
         get = self.pulls.get(self.now) if self.is_at_work else None
         if get is None:
@@ -92,7 +89,7 @@ class SimulatedActor:
         assert len(self.arrived) <= 1 + self.simulation.lag
         return len(self.arrived) > before
 
-    def begin(self) -> bool:
+    def begin(self):
         """A trajectory boundary: all that is finished must be under way, then weights."""
         if not self.is_at_work or self.acting or self.side.outbox.num_unsent:
             return False
@@ -103,14 +100,14 @@ class SimulatedActor:
         self.acting = self.side.version
         return True
 
-    def finish(self) -> bool:
+    def finish(self):
         if self.acting is None or self.is_dead or len(self.side.outbox) > 2:
             return False
         acted, self.acting = self.acting, None
         self.num_acted += self.side.put((self.number, self.num_acted, acted))
         return True
 
-    def send(self) -> bool:
+    def send(self):
         """The first that has credit; it may be damaged."""
         one = self.side.outbox.sendable() if self.is_at_work else None
         if one is None:
@@ -119,14 +116,14 @@ class SimulatedActor:
         self.simulation.take_data(self, *one)
         return True
 
-    def beat(self) -> bool:
+    def beat(self):
         """How it finds out that its session is over: what it holds is given up."""
         is_over = self.is_at_work and self.simulation.table.peer_of(self.side.session) is None
         if is_over:
             self.lose()
         return is_over
 
-    def lose(self) -> None:
+    def lose(self):
         self.side.lose()
         self.arrived.clear()
 
@@ -142,8 +139,8 @@ class LockstepSimulation(PureLearner):
 
     def __init__(self, num_ranks, lag, *, first_update=0, stops_at_loss=False):
         self.num_ranks, self.lag, self.num_losses = num_ranks, lag, 0
-        self.batches, self.lags = list[list[Trajectory | None]](), list[list[int | None]]()
-        self.actors: list[SimulatedActor] = []
+        self.batches, self.lags = [], []
+        self.actors = []
         epoch = 1 if first_update == 0 else 2
         super().__init__(
             SCHEMA,
@@ -154,26 +151,26 @@ class LockstepSimulation(PureLearner):
             on_loss=self._note_loss if stops_at_loss else None,
         )
 
-    def add_actors(self, num_actors: int | None = None) -> list[SimulatedActor]:
+    def add_actors(self, num_actors=None):
         first = 1 + len(self.actors)
         new = [SimulatedActor(self, first + n) for n in range(num_actors or self.num_ranks)]
         self.actors += new
         self.listeners |= {actor.route: actor.hear for actor in new}
         return new
 
-    def _note_loss(self) -> None:
+    def _note_loss(self):
         self.num_losses += 1
         self.admission.close()
 
-    def take(self, actor: SimulatedActor, message: Any, *rest: Any) -> None:
+    def take(self, actor, message, *rest):
         self.hear(actor.route, message, *rest)
         self.end_burst()
 
-    def take_get(self, actor: SimulatedActor, get: wire.Get) -> None:
+    def take_get(self, actor, get):
         if not actor.beat():
             self.hear_pull(actor.route, get)
 
-    def take_data(self, actor: SimulatedActor, seq: int, trajectory: Trajectory) -> None:
+    def take_data(self, actor, seq, trajectory):
         """With what it is in its rewards, so that a slot shows what lies where."""
         if actor.beat():
             return
@@ -188,17 +185,17 @@ class LockstepSimulation(PureLearner):
         self.hear_frames(actor.route, frame)
         self.end_burst()
 
-    def end_burst(self) -> None:
+    def end_burst(self):
         super().end_burst()
         self.check()
 
-    def check(self) -> None:
+    def check(self):
         """What must hold at any moment."""
         assert self.table.outstanding_columns <= self.filler.free_columns
         check_identities(self.ledger.report())
         assert 0 <= self.ledger.in_slots <= len(self.slots) * self.num_ranks * WIDTH
 
-    def train(self) -> bool:
+    def train(self):
         """The update of the oldest full slot, as the learner thread tells of it."""
         if not self.full:
             return False
@@ -220,19 +217,19 @@ class LockstepSimulation(PureLearner):
         self.settle(slot)
         return True
 
-    def end_session(self, actor: SimulatedActor) -> None:
+    def end_session(self, actor):
         """Its lease is over."""
         for peer in self.table:
             if peer.actor == actor.side.actor:
                 self.sessions.lose(peer, "its lease is over")
         self.end_burst()
 
-    def leave(self, actor: SimulatedActor) -> None:
+    def leave(self, actor):
         """It says goodbye."""
         self.take(actor, wire.Bye(actor.side.session, 1))
         actor.is_dead = True
 
-    def settle_down(self, moves: tuple[str, ...] = SimulatedActor.WORK) -> int:
+    def settle_down(self, moves=SimulatedActor.WORK):
         """Everybody who can moves until nobody can; how many updates there were.
 
         A simulation that can go on does so for ever, so this ends after some.
@@ -250,7 +247,7 @@ class LockstepSimulation(PureLearner):
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 
 
-def at_work(num_ranks: int, lag: int, num_joined: int = 0, **settings: Any) -> LockstepSimulation:
+def at_work(num_ranks, lag, num_joined=0, **settings):
     """All have joined, or so many, and work until nobody can go on, or for a while."""
     simulation = LockstepSimulation(num_ranks, lag, **settings)
     for actor in simulation.add_actors()[: num_joined or num_ranks]:
@@ -262,7 +259,7 @@ def at_work(num_ranks: int, lag: int, num_joined: int = 0, **settings: Any) -> L
 # -------------------- all are there: any order of events gives the same batches
 
 
-def play(simulation: LockstepSimulation, random: Random, num_updates: int) -> None:
+def play(simulation, random, num_updates):
     """Whoever can move does so in a random order, until there were so many updates."""
     moves = [getattr(actor, move) for actor in simulation.actors for move in SimulatedActor.MOVES]
     while len(simulation.batches) < num_updates:
@@ -335,7 +332,7 @@ def test_a_refused_message_leaves_its_place_empty_and_cannot_spoil_the_update():
 # -------------------- who is waited for
 
 
-def waits(simulation: LockstepSimulation) -> tuple[object, object]:
+def waits(simulation):
     report = merge(simulation.filler.report())
     return report["lockstep/num_done"], report["lockstep/waits_for"]
 
@@ -379,7 +376,6 @@ def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag):
         learner.settle(learner.full.pop())
     wanted = 44 - lag
     peer = learner.table.peer_of(actors[0].session)
-    assert peer is not None
     updates = (wanted - 1, wanted, wanted + 1)
     verdicts = [learner.filler.judge(peer, Version(2, update)) for update in updates]
     assert verdicts == ["stale", None, "invalid"]
@@ -474,7 +470,7 @@ def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, num_joined, caplog):
 # -------------------- and all of it in any order
 
 
-def mishap(simulation: LockstepSimulation, actor: SimulatedActor, what: str) -> None:
+def mishap(simulation, actor, what):
     if what in ("dies", "is replaced"):
         actor.is_dead = True
     if what in ("is over", "is replaced"):

@@ -5,20 +5,17 @@ import errno
 import itertools
 import statistics
 import time
-from typing import Any
 
 import numpy as np
-import pytest
 
 from impala_async.learner.loop import reporter
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
-from impala_async.metrics.names import Value
 from impala_async.metrics.report import BATCH_WAIT_MS, UPDATE_MS
 from impala_async.wire.messages import EPISODE
 from tests.learner.hand_actor import until
 
 
-def episodes(*pairs: tuple[float, int]) -> Any:
+def episodes(*pairs):
     return np.array(list(pairs), EPISODE)
 
 
@@ -45,10 +42,10 @@ def test_the_mean_return_needs_a_hundred_episodes_and_an_interval_has_its_own_me
 
 
 class Sink:
-    def __init__(self) -> None:
-        self.lines, self.times = list[dict[str, Value]](), list[float]()
+    def __init__(self):
+        self.lines, self.times = [], []
 
-    def write(self, report: dict[str, Value]) -> None:
+    def write(self, report):
         self.lines.append(report)
         self.times.append(time.monotonic())
 
@@ -56,9 +53,9 @@ class Sink:
 class ReporterHarness:
     """A reporter on a clock of its own."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings):
         self.now, self.env_steps, self.num_asked = 50.0, 1000, 0
-        self.sinks: Any = [Sink(), Sink()]
+        self.sinks = [Sink(), Sink()]
         self.reporter = Reporter(
             **{
                 "every_s": 2.0,
@@ -72,10 +69,10 @@ class ReporterHarness:
             }
         )
 
-    def _ask(self) -> None:
+    def _ask(self):
         self.num_asked += 1
 
-    def after(self, seconds: float, env_steps: int) -> dict[str, Value]:
+    def after(self, seconds, env_steps):
         self.now += seconds
         self.env_steps += env_steps
         return self.reporter.report()
@@ -124,7 +121,7 @@ def test_a_report_is_merged_and_reaches_every_sink(monkeypatch):
     assert [sink.lines for sink in harness.sinks] == [[report, last]] * 2
 
 
-def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch):
     num_cut, num_given = 0, itertools.count()
     monkeypatch.setattr(reporter, "give_back_freed_memory", lambda: next(num_given))
     harness = ReporterHarness(parts=[lambda: {"wire/cut": num_cut}])
@@ -141,7 +138,7 @@ async def report_for(harness, num_reports, answers):
     """Run the task until so many reports are there; the times between them."""
     task, num_answered = asyncio.create_task(harness.reporter.report_regularly()), 0
 
-    def is_done() -> bool:
+    def is_done():
         nonlocal num_answered
         if answers() and harness.num_asked > num_answered:
             num_answered = harness.num_asked

@@ -6,9 +6,6 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -36,7 +33,7 @@ ACTOR = b"a" * 16
 class Ship:
     """A saver and all that it saves."""
 
-    def __init__(self, folder: RunFolder, *, keep: int = 2, lineage: Lineage | None = None) -> None:
+    def __init__(self, folder, *, keep=2, lineage=None):
         self.folder = folder
         self.ledger = Ledger()
         self.episodes = EpisodeStats()
@@ -56,25 +53,22 @@ class Ship:
         policy = Policy(small_schema(), config.model, seed=3)
         self.step = UpdateStep(policy, config.algorithm)
 
-    def accounts(self) -> dict[str, Any]:
+    def accounts(self):
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state):
         self.ledger.restore(state["ledger"])
         self.table.restore_watermarks(state["watermarks"], 0.0)
         self.saver.restore(state)
 
-    async def save(self, update: int, mean_return: float | None = None) -> bool:
+    async def save(self, update, mean_return=None):
         if mean_return is not None:
             self.episodes.take(np.array([(mean_return, 1)] * 100, EPISODE))
         progress = Progress(1, update, env_steps_trained=update * 10)
         return await self.saver.save(Captured(progress, self.step.capture()))
 
-    def names(self) -> set[str]:
+    def names(self):
         return {path.name for path in self.folder.checkpoints.iterdir()}
-
-
-Make = Callable[..., Ship]
 
 
 @pytest.fixture
@@ -99,7 +93,6 @@ async def test_everything_that_is_saved_comes_back(make_ship):
     assert await ship.save(40, mean_return=7.0)
 
     restored = load_newest(ship.folder)
-    assert restored is not None
     assert restored.progress == Progress(1, 40, 400)
     assert restored.training.state["run_s"] == 12.5
     assert {int(k): v for k, v in restored.training.state["forks"].items()} == {1: 0, 2: 30}
@@ -128,7 +121,6 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_ship):
         assert await ship.save(update, score)
     assert ship.names() == {"ckpt-1-5", "ckpt-1-7", "ckpt-1-8"}
     restored = load_newest(ship.folder)
-    assert restored is not None
     again = make_ship(keep=1)
     again.restore(restored.training.state)
     await again.save(9, 8.0)
@@ -192,9 +184,7 @@ async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(mak
     torn = ship.folder.checkpoints / "ckpt-1-3" / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
     (ship.folder.checkpoints / "ckpt-1-2" / "manifest.json").unlink()
-    restored = load_newest(ship.folder)
-    assert restored is not None
-    assert restored.progress.update == 1
+    assert load_newest(ship.folder).progress.update == 1
     assert caplog.text.count("skipping a damaged checkpoint") == 2
     shutil.rmtree(ship.folder.checkpoints / "ckpt-1-1")
     with pytest.raises(CheckpointError, match="no checkpoint there is whole"):
@@ -208,19 +198,17 @@ async def test_a_note_of_what_is_not_there_is_told(make_ship, caplog):
     assert "last_checkpoint" not in caplog.text
     for noted in ("junk\x1b[31m", "", "ckpt-1-9"):
         (ship.folder.path / "last_checkpoint").write_text(noted)
-        restored = load_newest(ship.folder)
-        assert restored is not None
-        assert restored.progress.update == 1
+        assert load_newest(ship.folder).progress.update == 1
         assert f"last_checkpoint: names {noted!r}, which is not there" in caplog.text
 
 
-def nested(depth: int) -> dict[str, Any]:
+def nested(depth):
     return {"a": nested(depth - 1)} if depth else {"a": "1"}
 
 
 # Each is wrong: what the state lacks, or another value of it.
 KEYS = ("env_steps_trained", "ledger", "watermarks", "forks", "episodes", "run_s")
-CRAFTED: list[tuple[str, Any]] = [
+CRAFTED = [
     ("env_steps_trained", "10"),
     ("env_steps_trained", -1),
     ("env_steps_trained", True),
@@ -278,7 +266,7 @@ async def test_accounts_that_do_not_add_up_are_refused(make_ship):
             load_newest(ship.folder)
 
 
-def rewrite(path: Path, state: dict[str, Any]) -> None:
+def rewrite(path, state):
     """Change the state of a checkpoint so that its manifest still fits."""
     data = json.dumps(state).encode()
     (path / "state.json").write_bytes(data)

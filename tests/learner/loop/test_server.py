@@ -69,7 +69,6 @@ async def test_urls_can_be_dialled_settings_be_read_and_ipc_is_offered(make_harn
     settings, welcome = msgpack.unpackb(actor.settings), actor.welcome
     assert settings["trajectory"] == {"rows": harness.schema.rows}
     assert settings["actor"]["num_envs"] == 3
-    assert welcome is not None
     assert welcome.weights_port == int(harness.server.weights_url.rpartition(":")[2])
     assert (welcome.lease_s, welcome.heartbeat_s, welcome.max_columns) == (10, 2, 4)
     assert Path(welcome.nonce_path).read_bytes() == welcome.nonce

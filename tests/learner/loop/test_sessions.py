@@ -4,7 +4,6 @@ import hashlib
 import json
 import logging
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,30 +20,27 @@ from impala_async.wire.messages import (
     REJECT_CODES,
     Bye,
     ByeOk,
-    Frame,
     Get,
     Grant,
     Heartbeat,
-    Message,
     NotModified,
     Spec,
-    WeightsReply,
     unpack,
 )
 from impala_async.wire.pulls import decode_weights
 from tests.learner.columns import small_schema
-from tests.learner.hand_actor import LAYOUT, Speaker
+from tests.learner.hand_actor import LAYOUT
 from tests.learner.pure_learner import RUN_ID, HandActor, PureLearner
 
 SCHEMA = small_schema()
 NOBODY = b"?" * 16
 
 
-def learner_of(**settings: Any) -> PureLearner:
+def learner_of(**settings):
     return PureLearner(SCHEMA, **settings)
 
 
-def refusal(actor: Speaker, code: str = "mismatch") -> str:
+def refusal(actor, code="mismatch"):
     """The text of the refusal that came."""
     assert [reject.code for reject in actor.rejects] == [REJECT_CODES.index(code)]
     return actor.rejects.pop().text
@@ -102,7 +98,7 @@ def test_who_speaks_of_no_session_is_unknown_and_who_says_what_is_not_his_not_al
     actor = HandActor(learner).join()
     assert actor.say(Spec(NOBODY, NOBODY, NOBODY, 1, 1), b"{}") == "unknown_session"
     assert actor.pull(Get(NOBODY, 1, 1)) == actor.pull(Heartbeat(NOBODY, {})) == "unknown_session"
-    ours: list[Message] = [Grant(actor.session, 1, 0, 1, 0, []), NotModified(1, 1)]
+    ours = [Grant(actor.session, 1, 0, 1, 0, []), NotModified(1, 1)]
     for message in [*ours, Get(actor.session, 1, 1), Heartbeat(actor.session, {})]:
         assert actor.say(message) == "not_allowed_now"
     for message in [*ours, ByeOk(actor.session), actor.hello_of(), actor.header()]:
@@ -211,14 +207,12 @@ def test_an_actor_without_a_model_is_told_the_layout_of_the_weights():
     (frame,) = actor.after_grant
     assert json.loads(frame) == [{"name": "w", "shape": [16], "dtype": "float32"}]
     actor.pull(Get(actor.session, 0, 0))
-    reply = unpack(actor.others[0][0])
-    assert isinstance(reply, WeightsReply)
-    assert reply.layout_digest == hashlib.sha256(frame).digest()[:16]
+    assert unpack(actor.others[0][0]).layout_digest == hashlib.sha256(frame).digest()[:16]
     # Those who have one are told nothing.
     assert HandActor(learner).join().after_grant == []
 
 
-BROKEN: list[tuple[list[bytes], str]] = [
+BROKEN = [
     ([], "wrong_frame_count"),
     ([SCHEMA.to_json(), b""], "wrong_frame_count"),
     ([b" " * (MAX_SCHEMA_BYTES + 1)], "wrong_size"),
@@ -289,7 +283,7 @@ def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again():
     assert (actor.granted, actor.version) == (1, Version(1, 0))
 
 
-def beat(actor: HandActor, **timers: float) -> dict[str, Any]:
+def beat(actor, **timers):
     actor.pull(Heartbeat(actor.session, timers))
     report = actor.learner.report()
     merge(report)
@@ -363,11 +357,11 @@ def test_lines_are_few_and_each_stays_one(caplog, monkeypatch):
 # -------------------- one frame per version, made once, the same for everybody
 
 
-def weights_of(update: int, epoch: int = 1, layout_digest: bytes = b"") -> Weights:
+def weights_of(update, epoch=1, layout_digest=b""):
     return Weights(Version(epoch, update), np.full(1000, update, np.uint8), layout_digest)
 
 
-def publisher_of(*versions: Weights, num_kept: int = 1) -> Publisher:
+def publisher_of(*versions, num_kept=1):
     publisher = Publisher(num_kept)
     publisher.layout_digest = b"d" * 16
     for weights in versions:
@@ -375,7 +369,7 @@ def publisher_of(*versions: Weights, num_kept: int = 1) -> Publisher:
     return publisher
 
 
-def served(publisher: Publisher, *have: int, **asked: bool) -> tuple[Version | None, list[Frame]]:
+def served(publisher, *have, **asked):
     frames = publisher.reply(Get(NOBODY, *have), **asked)
     reply = unpack(bytes(frames[0]))
     if isinstance(reply, NotModified):
@@ -408,7 +402,7 @@ def test_all_pulls_of_a_version_share_its_memory():
     first, second, other = (served(publisher, *have)[1] for have in ((1, 3), (1, 3), (1, 4)))
     assert first[0] is second[0]
     assert all(np.shares_memory(np.asarray(reply[1]), weights.buffer) for reply in (first, second))
-    digests = [unpack(bytes(frames[0])).layout_digest for frames in (first, other)]  # type: ignore[union-attr]
+    digests = [unpack(bytes(frames[0])).layout_digest for frames in (first, other)]
     assert digests == [b"d" * 16, b"e" * 16]
     served(publisher, 1, 5)
     assert merge(publisher.report()) == {
