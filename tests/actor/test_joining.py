@@ -8,14 +8,7 @@ import msgpack
 import pytest
 
 from impala_async.actor import joining
-from impala_async.actor.joining import (
-    Inquiry,
-    SeldomLog,
-    best_urls,
-    find_learner,
-    say_goodbye,
-)
-from impala_async.config.run import ActorSettings
+from impala_async.actor.joining import Inquiry, SeldomLog, best_urls, find_learner, say_goodbye
 from impala_async.errors import MismatchError, UnreachableError
 from impala_async.output import EVERY_S, Wait
 from impala_async.wire.actor_side import Handshake
@@ -39,7 +32,6 @@ WELCOME = Welcome(
     *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
 )
 BYE = Bye(b"s" * 16, BYE_REASONS.index("leaving"))
-Answer = tuple[Welcome, ActorSettings]
 
 
 class Stopped(Exception):

@@ -1,7 +1,6 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -13,12 +12,7 @@ from impala_async.weights import NO_VERSION, Version, WeightsLayout
 from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Get, Grant, Heartbeat, Welcome
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import new_context
-from tests.actor.scripted import (
-    LAYOUT,
-    WITHIN_S,
-    reply_of,
-    weights_of,
-)
+from tests.actor.scripted import LAYOUT, WITHIN_S, reply_of, weights_of
 from tests.proxy import HOST, LEARNER_HOST, proxy
 from tests.wire.ends import until
 
@@ -27,7 +21,6 @@ WELCOME = Welcome(
     *(b"r" * 16, 2, SESSION, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 60.0, 60.0, 64)
 )
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
-Open = Callable[..., Link]
 
 
 @pytest.fixture

@@ -26,13 +26,7 @@ from impala_async.wire.messages import (
     WeightsReply,
     body_sizes,
 )
-from tests.actor.scripted import (
-    WITHIN_S,
-    Session,
-    body_of,
-    settings_for,
-    settings_of,
-)
+from tests.actor.scripted import WITHIN_S, Session, body_of, settings_for, settings_of
 from tests.actor.worlds import section
 
 MANY = 1000

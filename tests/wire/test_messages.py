@@ -68,7 +68,7 @@ GOLDEN = [
 ]
 
 
-EXAMPLES: dict[str, Any] = {type(message).__name__: message for message, _ in GOLDEN}
+EXAMPLES = {type(message).__name__: message for message, _ in GOLDEN}
 FRAMES = [bytes.fromhex(frame) for _, frame in GOLDEN]
 
 
@@ -205,8 +205,7 @@ def kind_of(name):
 def with_field(name, index, value):
     fields = list(EXAMPLES[name])
     fields[index] = value
-    frame = msgpack.packb([kind_of(name), *fields])
-    return frame
+    return msgpack.packb([kind_of(name), *fields])
 
 
 @pytest.mark.parametrize(("name", "index"), EACH_FIELD)
