@@ -50,6 +50,9 @@ from tests.proxy import LEARNER_HOST
 from tests.wire.ends import until
 
 WITHIN_S = 20.0
+WELCOME = Welcome(
+    *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
+)
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
 # The arguments of `Client.join`.
 ACTOR_SPEC = schema_of(3), [LAYOUT], 2, 1

@@ -19,19 +19,15 @@ from impala_async.wire.messages import (
     ByeOk,
     Grant,
     Hello,
-    Welcome,
     encode_settings,
     pack,
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
-from tests.actor.scripted import WITHIN_S, settings_of
+from tests.actor.scripted import WELCOME, WITHIN_S, settings_of
 
 HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
-WELCOME = Welcome(
-    *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
-)
-BYE = Bye(b"s" * 16, BYE_REASONS.index("leaving"))
+BYE = Bye(WELCOME.session, BYE_REASONS.index("leaving"))
 
 
 class Stopped(Exception):

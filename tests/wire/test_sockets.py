@@ -346,11 +346,7 @@ def test_a_wildcard_is_told_as_something_to_connect_to(ends, monkeypatch):
     monkeypatch.setattr(sockets.socket, "gethostname", lambda: "this-host")
     monkeypatch.setattr(sockets.socket, "gethostbyname", {"this-host": "127.0.0.2"}.__getitem__)
     assert router.connectable_url() == f"tcp://127.0.0.2:{router.port}"
-
-    def unknown(host):
-        raise OSError(host)
-
-    monkeypatch.setattr(sockets.socket, "gethostbyname", unknown)
+    monkeypatch.setattr(sockets.socket, "gethostbyname", MagicMock(side_effect=OSError))
     assert router.connectable_url() == f"tcp://127.0.0.1:{router.port}"
 
 
