@@ -12,7 +12,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from impala_async.wire.messages import (
     Grant,
     Heartbeat,
     Hello,
-    Message,
     NotModified,
     Spec,
     WeightsReply,
@@ -51,12 +50,13 @@ from tests.proxy import LEARNER_HOST
 from tests.wire.ends import until
 
 WITHIN_S = 20.0
+WELCOME = Welcome(
+    *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
+)
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
 # The arguments of `Client.join`.
 ACTOR_SPEC = schema_of(3), [LAYOUT], 2, 1
 V1 = Version(1, 1)
-Kind = TypeVar("Kind", bound=Message)
-Result = TypeVar("Result")
 
 
 class Heard(NamedTuple):
@@ -300,7 +300,7 @@ class Scene:
             heard = earlier.pop(0) if earlier else self.learner.weights.next()
             if isinstance(heard.message, Get) and heard.message[1:] == NO_VERSION:
                 # It asks again when it is told that there are no weights yet.
-                heard.answer(nothing_published())
+                heard.answer(NotModified(*NO_VERSION))
             num_beats += isinstance(heard.message, Heartbeat) and not earlier
         return not call.done()
 
@@ -347,10 +347,6 @@ def reply_of(weights, layout=LAYOUT):
     return reply, weights.buffer.tobytes()
 
 
-def nothing_published():
-    return NotModified(*NO_VERSION)
-
-
 def body_of(heard):
     """Of `Data`, however it travelled."""
     body = heard.message.body
@@ -358,5 +354,4 @@ def body_of(heard):
 
 
 def seq_of(heard):
-    data = heard.message
-    return data.seq
+    return heard.message.seq

@@ -10,16 +10,7 @@ import pytest
 from impala_async.actor import joining
 from impala_async.actor.client import RunFinished
 from impala_async.errors import MismatchError, UnreachableError
-from impala_async.wire.messages import (
-    VERDICTS,
-    ByeOk,
-    Data,
-    Get,
-    Grant,
-    Heartbeat,
-    Hello,
-    Spec,
-)
+from impala_async.wire.messages import VERDICTS, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import AddressError, Router
 from tests.actor.scripted import (

@@ -8,14 +8,7 @@ import msgpack
 import pytest
 
 from impala_async.actor import joining
-from impala_async.actor.joining import (
-    Inquiry,
-    SeldomLog,
-    best_urls,
-    find_learner,
-    say_goodbye,
-)
-from impala_async.config.run import ActorSettings
+from impala_async.actor.joining import Inquiry, SeldomLog, best_urls, find_learner, say_goodbye
 from impala_async.errors import MismatchError, UnreachableError
 from impala_async.output import EVERY_S, Wait
 from impala_async.wire.actor_side import Handshake
@@ -26,20 +19,15 @@ from impala_async.wire.messages import (
     ByeOk,
     Grant,
     Hello,
-    Welcome,
     encode_settings,
     pack,
 )
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
-from tests.actor.scripted import WITHIN_S, settings_of
+from tests.actor.scripted import WELCOME, WITHIN_S, settings_of
 
 HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
-WELCOME = Welcome(
-    *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
-)
-BYE = Bye(b"s" * 16, BYE_REASONS.index("leaving"))
-Answer = tuple[Welcome, ActorSettings]
+BYE = Bye(WELCOME.session, BYE_REASONS.index("leaving"))
 
 
 class Stopped(Exception):

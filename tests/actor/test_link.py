@@ -1,7 +1,6 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -10,24 +9,14 @@ from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
 from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout
-from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Get, Grant, Heartbeat, Welcome
+from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Get, Grant, Heartbeat
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import new_context
-from tests.actor.scripted import (
-    LAYOUT,
-    WITHIN_S,
-    reply_of,
-    weights_of,
-)
+from tests.actor.scripted import LAYOUT, WELCOME, WITHIN_S, reply_of, weights_of
 from tests.proxy import HOST, LEARNER_HOST, proxy
 from tests.wire.ends import until
 
-SESSION = b"s" * 16
-WELCOME = Welcome(
-    *(b"r" * 16, 2, SESSION, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 60.0, 60.0, 64)
-)
 V5, V6, V7 = Version(1, 5), Version(1, 6), Version(1, 7)
-Open = Callable[..., Link]
 
 
 @pytest.fixture
@@ -36,8 +25,8 @@ def open_link(scene):
     context = new_context()
     links = []
 
-    def make(host=LEARNER_HOST, heartbeat_s=60.0, **changes):
-        welcome = WELCOME._replace(heartbeat_s=heartbeat_s)
+    def make(host=LEARNER_HOST, **changes):
+        welcome = WELCOME._replace(lease_s=60.0, heartbeat_s=60.0)
         terms = {"layouts": (LAYOUT,), "have": NO_VERSION, "num_kept": 1, "timers": {}}
         log = SeldomLog(logging.getLogger("impala_async.actor.link"))
         url = scene.learner.weights.router.url.replace(LEARNER_HOST, host)
@@ -59,7 +48,7 @@ def await_weights(link):
 
 
 def grant(version):
-    return Grant(SESSION, 1, 0, *version, [])
+    return Grant(WELCOME.session, 1, 0, *version, [])
 
 
 def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(scene, open_link):
@@ -103,7 +92,7 @@ def test_a_version_that_is_wanted_while_another_is_named_is_heard_too(
     monkeypatch.setattr(Pulls, "take", want_and_take)
     beat.answer(grant(V6))
     scene.learner.weights.hear(Get).answer(*reply_of(weights_of(6, V6)))
-    assert scene.learner.weights.hear(Get).message == Get(SESSION, *V6)
+    assert scene.learner.weights.hear(Get).message == Get(WELCOME.session, *V6)
 
 
 def test_another_model_ends_the_actor(scene, open_link):

@@ -26,13 +26,7 @@ from impala_async.wire.messages import (
     WeightsReply,
     body_sizes,
 )
-from tests.actor.scripted import (
-    WITHIN_S,
-    Session,
-    body_of,
-    settings_for,
-    settings_of,
-)
+from tests.actor.scripted import WITHIN_S, Session, body_of, settings_for, settings_of
 from tests.actor.worlds import section
 
 MANY = 1000
@@ -336,12 +330,7 @@ def test_seed_rank_and_beginning_decide_what_an_actor_does(scene, mode):
 def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
     hanging = {"id": "tests.actor.worlds:Hanging"}
     settings = changed(settings_for("Counting", rows=4, sampler="parallel"), env=hanging)
-
-    def serve(scene):
-        session = at_work(scene, settings)
-        finish(scene, session)
-
-    code, _ = run(scene, serve)
+    code, _ = run(scene, play(settings, num_messages=0))
     assert code == 0
 
 

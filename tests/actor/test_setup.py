@@ -24,8 +24,8 @@ from tests.actor.scripted import settings_of
 from tests.actor.worlds import section
 
 
-def schema_for(envs, rows=4):
-    return Schema(envs.obs_spec, envs.action_spec, rows)
+def schema_for(envs):
+    return Schema(envs.obs_spec, envs.action_spec, 4)
 
 
 POLE = section("CartPole-v1")
@@ -111,14 +111,11 @@ def policy_for(envs):
     return FakePolicy(envs.action_spec.parts[0].choices[0])
 
 
-def measured(setup, look_up=lambda: None):
-    return measure(setup, schema_for(setup.envs), policy_for(setup.envs), look_up)
-
-
 def test_steps_that_wait_are_told_from_those_that_compute():
     for env, is_waiting in ((SLOW, True), (section("Busy"), False)):
         setup = set_for("serial", 2, env)
-        found = measured(setup)
+        schema, policy = schema_for(setup.envs), policy_for(setup.envs)
+        found = measure(setup, schema, policy, lambda: None)
         setup.envs.close()
         assert found.is_waiting == is_waiting
         assert 0 < found.env_s <= found.round_s

@@ -154,24 +154,17 @@ class Stopped(Exception):
     pass
 
 
-def order_of(env, num_envs, first_env=0):
-    return {
-        "env": env.model_dump(mode="json"),
-        "policies": ONE_POLICY.model_dump(mode="json"),
-        "num_envs": num_envs,
-        "first_env": first_env,
-    }
-
-
 @contextmanager
-def working(env, look_up=lambda: None, num_envs=1):
-    """A worker that has been reset."""
+def working(env, look_up=lambda: None):
+    """A worker that has been reset, of one environment."""
     memory = os.memfd_create("columns")
-    worker = Worker(order_of(env, num_envs), memory, look_up)
+    sections = {"env": env, "policies": ONE_POLICY}
+    order = {name: each.model_dump(mode="json") for name, each in sections.items()}
+    worker = Worker(order | {"num_envs": 1, "first_env": 0}, memory, look_up)
     try:
         *_, (obs, action, _) = worker.hear_look()
-        worker.place = SharedColumns.over(memory, obs, action, num_envs).place
-        worker.tell(as_line([num_envs, 0]))
+        worker.place = SharedColumns.over(memory, obs, action, 1).place
+        worker.tell(as_line([1, 0]))
         worker.begin_reset(1)
         worker.hear()
         yield worker

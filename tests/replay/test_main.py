@@ -219,6 +219,3 @@ def test_a_recording_that_lacks_messages_of_its_run_is_told(capsys):
     assert replay.main([recording(), "--exact"]) == 2
     says = "its messages make 7 updates, and the learner that was recorded made 7"
     assert says in capsys.readouterr().err
-
-
-# -------------------- the end of a process

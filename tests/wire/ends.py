@@ -1,8 +1,6 @@
 """Real sockets for the tests of this room, and patience with them."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import zmq
 
@@ -16,18 +14,16 @@ MAX_MESSAGE_BYTES = 1 << 20
 class Ends:
     """Opens sockets, and closes them all."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.context = new_context()
-        self.open: list[Router | Dealer | zmq.Socket[bytes]] = []
+        self.open = []
 
-    def router(
-        self, url: str = ANY_PORT, ipc: Path | None = None, max_bytes: int = MAX_MESSAGE_BYTES
-    ) -> Router:
+    def router(self, url=ANY_PORT, ipc=None, max_bytes=MAX_MESSAGE_BYTES):
         router = Router(self.context, url, str(ipc) if ipc else None, max_bytes)
         self.open.append(router)
         return router
 
-    def flooder(self, url: str) -> zmq.Socket[bytes]:
+    def flooder(self, url):
         """A router that keeps next to nothing, and sends whatever it is let."""
         flooder = self.context.socket(zmq.ROUTER)
         flooder.set(zmq.LINGER, 0)
@@ -38,18 +34,18 @@ class Ends:
         self.open.append(flooder)
         return flooder
 
-    def dealer(self, url: str) -> Dealer:
+    def dealer(self, url):
         dealer = Dealer(self.context, url)
         self.open.append(dealer)
         return dealer
 
-    def close(self) -> None:
+    def close(self):
         for end in self.open:
             end.close()
         self.context.destroy(linger=0)
 
 
-def until(condition: Callable[[], object]) -> None:
+def until(condition):
     """Wait for what real sockets do in their own time."""
     give_up_at = time.monotonic() + DEADLINE_S
     while not condition():
@@ -57,16 +53,14 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def take(router: Router) -> tuple[bytes, bytes, int]:
+def take(router):
     """The next message's route, header and true size."""
     until(router.has_input)
-    arrived = router.receive()
-    assert arrived is not None
-    route, header, size = arrived
+    route, header, size = router.receive()
     return route, bytes(header), size
 
 
-def greeted(router: Router, dealer: Dealer) -> bytes:
+def greeted(router, dealer):
     """The route to a dealer that has said something."""
     until(lambda: dealer.send([b"hello"]))
     return take(router)[0]

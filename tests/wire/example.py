@@ -11,7 +11,6 @@ from impala_async.wire.messages import (
     Bye,
     ByeOk,
     Data,
-    Frame,
     Get,
     Grant,
     Heartbeat,
@@ -37,7 +36,7 @@ EPISODES = [(1.5, 7)]
 WIDTH = 16
 
 
-def session() -> dict[str, list[Frame]]:
+def session():
     """The frames of each message, from the first word to the last."""
     places = (RUN, 1, SESSION, 0, 5556, "", "", "", NONCE)
     welcome = Welcome(*places, lease_s=10.0, heartbeat_s=2.0, max_columns=16)
@@ -60,7 +59,7 @@ def session() -> dict[str, list[Frame]]:
     }
 
 
-def data_frames() -> list[Frame]:
+def data_frames():
     """An episode ends in row 0; row 1 shows its last observation; row 2 begins the next one."""
     obs = np.zeros((1, SCHEMA.layout.obs_bytes), np.uint8)
     small = np.zeros((1, SCHEMA.layout.small_bytes), np.uint8)
@@ -74,7 +73,7 @@ def data_frames() -> list[Frame]:
     return encode_data(Data(SESSION, 0, 1, 0, 3, 1, 0, 0, None), obs, small, EPISODES)
 
 
-def example_text() -> str:
+def example_text():
     """The session as a block of the page: texts in quotes, all other frames in hexadecimal."""
     lines = ["```"]
     for title, frames in session().items():
@@ -88,7 +87,7 @@ def example_text() -> str:
     return "\n".join([*lines, "```", "", *_body_table()])
 
 
-def _body_table() -> list[str]:
+def _body_table():
     """Where the body of Data has what."""
     layout, start = SCHEMA.layout, {"obs": 0, "small": SCHEMA.layout.obs_bytes}
     rows = [

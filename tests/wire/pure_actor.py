@@ -1,54 +1,26 @@
 """An actor with neither environments nor sockets: its side of the protocol, and somebody who
 carries what it says to a learner's data port."""
 
-from collections.abc import Callable
-from typing import Generic
-
-from impala_async.schema import Schema
-from impala_async.wire.actor_side import ActorSide, Handshake, Item
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    Bye,
-    ByeOk,
-    Frame,
-    Grant,
-    Message,
-    Reject,
-    code_of,
-    pack,
-)
-
-Say = Callable[[list[Frame]], bool]
-"""Carries a message away, if it can be now."""
-Encode = Callable[[int, Item], list[Frame]]
-"""The frames of a trajectory, by its seq."""
+from impala_async.wire.actor_side import ActorSide, Handshake
+from impala_async.wire.messages import BYE_REASONS, Bye, ByeOk, Reject, code_of, pack
 
 
-class PureActor(Generic[Item]):
-    """It says what is due whenever it is asked to, and answers what it hears."""
+class PureActor:
+    """It says what is due whenever it is asked to, and answers what it hears.
 
-    def __init__(
-        self,
-        actor: bytes,
-        schema: Schema,
-        layout_digest: bytes,
-        columns: int,
-        streams: int = 1,
-        *,
-        say: Say,
-        encode: Encode[Item],
-        lockstep_lag: int | None = None,
-        now: float = 0.0,
-    ) -> None:
-        self.side: ActorSide[Item] = ActorSide(actor)
-        self.side.set_spec(schema, layout_digest, columns, streams)
+    `say` carries frames away if it can be now; `encode` makes those of a trajectory, by its seq.
+    """
+
+    def __init__(self, actor, *spec, streams=1, say, encode, lockstep_lag=None, now=0.0):
+        self.side = ActorSide(actor)
+        self.side.set_spec(*spec, streams)
         self.is_over = False
-        self.goodbyes: list[str] = []
+        self.goodbyes = []
         self._say, self._encode = say, encode
         self._lockstep_lag = lockstep_lag
         self._greeting = self._new_handshake(now)
 
-    def tick(self, now: float) -> None:
+    def tick(self, now):
         """A hello, or all that has credit, if that is due."""
         if self.is_over:
             return
@@ -62,7 +34,7 @@ class PureActor(Generic[Item]):
         while (one := outbox.sendable()) is not None and self._say(self._encode(*one)):
             outbox.mark_sent(one[0], now)
 
-    def hear(self, message: Message, now: float) -> Grant | Reject | Bye | None:
+    def hear(self, message, now):
         """Do what a message of the learner asks for."""
         if not self.side.has_session:
             welcome = self._greeting.take(message, now)
@@ -81,11 +53,11 @@ class PureActor(Generic[Item]):
             self.come_back(now)
         return taken
 
-    def come_back(self, now: float) -> None:
+    def come_back(self, now):
         """Look for a learner again; what is not settled goes again."""
         self.side.lose()
         self._greeting = self._new_handshake(now)
 
-    def _new_handshake(self, now: float) -> Handshake:
+    def _new_handshake(self, now):
         # Simulations play the same twice.
         return Handshake(self.side.handshake(now).hello, now, chance=lambda: 0.5)

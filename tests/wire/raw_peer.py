@@ -8,12 +8,12 @@ READY = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
 EMPTY_AND_MORE = b"\x01\x00"
 
 
-def message(body: bytes) -> bytes:
+def message(body):
     """One small frame that is a whole message."""
     return b"\x00" + bytes([len(body)]) + body
 
 
-def connect(url: str, route: bytes = b"") -> socket.socket:
+def connect(url, route=b""):
     """A connection to a router's tcp address; what is written to it now are frames.
 
     A peer may claim the route that the router knows it by; else it is given one.
@@ -32,7 +32,7 @@ def connect(url: str, route: bytes = b"") -> socket.socket:
     return raw
 
 
-def hang_up(raw: socket.socket) -> None:
+def hang_up(raw):
     """At once, whatever is still under way: the other side is reset."""
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     raw.close()

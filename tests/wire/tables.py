@@ -1,11 +1,10 @@
 """Session tables and peers for the tests of the protocol, with as few words as possible."""
 
 import itertools
-from typing import Any
 
 from impala_async.weights import Lineage, Version
 from impala_async.wire.messages import PROTOCOL, Data, Hello
-from impala_async.wire.peer import PROVEN, Peer
+from impala_async.wire.peer import PROVEN
 from impala_async.wire.session import SessionTable
 
 RUN = b"R" * 16
@@ -14,13 +13,11 @@ LEASE_S = 10.0
 MAX_LAG = 20
 
 
-def actor_id(number: int) -> bytes:
+def actor_id(number):
     return number.to_bytes(16, "big")
 
 
-def new_table(
-    lineage: Lineage | None = None, run_id: bytes = RUN, num_ranks: int | None = None
-) -> SessionTable:
+def new_table(lineage=None, run_id=RUN, num_ranks=None):
     sessions = itertools.count(1)
     return SessionTable(
         run_id=run_id,
@@ -32,42 +29,35 @@ def new_table(
     )
 
 
-def hello_of(actor: int, **changes: Any) -> Hello:
-    hello = Hello(PROTOCOL, actor_id(actor), "0.1.0", RUN, 0, 0)
-    return hello._replace(**changes)
+def hello_of(actor, **changes):
+    return Hello(PROTOCOL, actor_id(actor), "0.1.0", RUN, 0, 0)._replace(**changes)
 
 
-def greet(table: SessionTable, actor: int, now: float = 0.0, **changes: Any) -> Peer:
+def greet(table, actor, now=0.0, **changes):
     """A session without a schema yet."""
-    peer = table.hello(hello_of(actor, **changes), b"route-%d" % actor, now)
-    assert isinstance(peer, Peer)
-    return peer
+    return table.hello(hello_of(actor, **changes), b"route-%d" % actor, now)
 
 
-def join(
-    table: SessionTable, actor: int, columns: int = 1, streams: int = 1, now: float = 0.0
-) -> Peer:
+def join(table, actor, columns=1, streams=1, now=0.0):
     """A session that may have credit, and uses it at once."""
     peer = newcomer(table, actor, columns, streams, now)
     peer.usual_s, peer.is_brisk, peer.num_used = 0.0, True, PROVEN
     return peer
 
 
-def newcomer(
-    table: SessionTable, actor: int, columns: int = 1, streams: int = 1, now: float = 0.0
-) -> Peer:
+def newcomer(table, actor, columns=1, streams=1, now=0.0):
     """A session that may have credit."""
     peer = greet(table, actor, now)
     assert table.join(peer, columns, streams, gives_way=True)
     return peer
 
 
-def data_of(peer: Peer, seq: int, version: Version = NOW, columns: int | None = None) -> Data:
+def data_of(peer, seq, version=NOW, columns=None):
     columns = peer.columns if columns is None else columns
     return Data(peer.session, seq, *version, 50, columns, 0, 0, None)
 
 
-def send(table: SessionTable, peer: Peer, seq: int, version: Version = NOW) -> str | None:
+def send(table, peer, seq, version=NOW):
     """A trajectory arrives whole; its verdict."""
     verdict = table.reserve(peer, data_of(peer, seq, version), NOW)
     if verdict != "duplicate":

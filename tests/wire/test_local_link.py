@@ -5,6 +5,7 @@ import stat
 import tempfile
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -55,10 +56,8 @@ def test_only_this_user_may_enter_and_where_the_runtime_folder_does_not_do_the_t
 
 
 def test_where_nothing_can_be_written_the_variable_is_named(monkeypatch):
-    def fail(**_):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    read_only = OSError(30, "Read-only file system")
+    monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=read_only))
     for runtime, named in (("", "TMPDIR"), ("/tmp", "XDG_RUNTIME_DIR")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         with pytest.raises(ConfigError, match=f"^{named}: .*: Read-only file system: name one"):
@@ -98,10 +97,8 @@ def test_the_next_start_clears_what_a_killed_process_left(runtime_dir):
 
 
 def test_where_folders_cannot_be_locked_it_serves_and_clears_nothing(runtime_dir, monkeypatch):
-    def fail(*_):
-        raise OSError(9, "Bad file descriptor")
-
-    monkeypatch.setattr(local_link.fcntl, "flock", fail)
+    unlockable = OSError(9, "Bad file descriptor")
+    monkeypatch.setattr(local_link.fcntl, "flock", Mock(side_effect=unlockable))
     first = LocalLink()
     age(Path(first.nonce_path).parent)
     second = LocalLink()

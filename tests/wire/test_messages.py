@@ -1,7 +1,6 @@
 """The messages as literal bytes, so that none changes unnoticed; and whatever is no message is a
 ProtocolError, with one of two reasons, and nothing else ever."""
 
-import contextlib
 import random
 from typing import Any, NamedTuple, get_args
 
@@ -68,7 +67,7 @@ GOLDEN = [
 ]
 
 
-EXAMPLES: dict[str, Any] = {type(message).__name__: message for message, _ in GOLDEN}
+EXAMPLES = {type(message).__name__: message for message, _ in GOLDEN}
 FRAMES = [bytes.fromhex(frame) for _, frame in GOLDEN]
 
 
@@ -205,8 +204,7 @@ def kind_of(name):
 def with_field(name, index, value):
     fields = list(EXAMPLES[name])
     fields[index] = value
-    frame = msgpack.packb([kind_of(name), *fields])
-    return frame
+    return msgpack.packb([kind_of(name), *fields])
 
 
 @pytest.mark.parametrize(("name", "index"), EACH_FIELD)
@@ -274,19 +272,15 @@ def test_text_that_is_no_text():
     assert refusal(with_field("Reject", 1, "é" * 1001)) == "malformed_header"
 
 
-def read_or_refused(frame):
-    """Nothing but a message or a ProtocolError comes out."""
-    message = None
-    with contextlib.suppress(ProtocolError):
-        message = unpack(frame)
-    assert message is None or unpack(pack(message)) == message
-
-
 @pytest.mark.parametrize("frame", FRAMES)
-def test_damaged_messages(frame):
+def test_damaged_messages_are_messages_or_refused(frame):
     rng = random.Random(1)
     for _ in range(500):
         damaged = bytearray(frame)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        read_or_refused(bytes(damaged))
+        try:
+            message = unpack(bytes(damaged))
+        except ProtocolError:
+            continue
+        assert unpack(pack(message)) == message

@@ -36,9 +36,7 @@ def data_of(columns):
 
 
 def header_of(frames):
-    header = unpack(bytes(frames[0]))
-    assert isinstance(header, Data)
-    return header
+    return unpack(bytes(frames[0]))
 
 
 def refusal(call, *args, says=None):

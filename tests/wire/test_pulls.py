@@ -65,7 +65,6 @@ def test_the_first_pull_is_repeated_ever_less_often_until_something_is_published
     ask(pulls, now, NO_VERSION)
     assert not pulls.is_serving
     weights = pulls.take(*reply_of(V5, floats(2.5)), now)
-    assert weights is not None
     assert weights.buffer.view(np.float32).tolist() == [2.5] * 4
     assert pulls.is_serving
     assert pulls.get(now) is None
@@ -157,7 +156,6 @@ def test_an_answer_that_brings_nothing_newer_does_not_make_it_ask_at_once():
 def test_weights_may_come_in_either_layout_and_in_no_other():
     pulls = pulls_of()
     half = pulls.take(*reply_of(V5, np.zeros(COARSE.num_bytes, np.uint8), COARSE), 0.0)
-    assert half is not None
     assert half.layout_digest == COARSE.digest
     assert pulls.take(*reply_of(V6), 0.0) is not None
     other = WeightsLayout((ArraySpec("w", (2, 2), "float32"),))

@@ -13,14 +13,7 @@ import pytest
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
-from impala_async.wire.messages import (
-    Data,
-    Grant,
-    Heartbeat,
-    encode_data,
-    pack,
-    unpack,
-)
+from impala_async.wire.messages import Data, Grant, Heartbeat, encode_data, pack, unpack
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.session import reject
 from tests.learner.columns import planes_of, small_schema
@@ -45,7 +38,8 @@ class Actor:
         self.network, self.name, self.columns = network, name, columns
         self.num_buffers, self.planes = streams * (WINDOW + 1), planes_of(SCHEMA, columns)
         self.actor = PureActor(
-            *(name, SCHEMA, MODEL.digest, columns, streams),
+            *(name, SCHEMA, MODEL.digest, columns),
+            streams=streams,
             say=lambda frames: network.say(DATA + name, frames),
             encode=self.encode,
             now=network.now,
