@@ -19,6 +19,7 @@ from impala_async.training.optimizer import (
     scheduled,
     take_step,
 )
+from tests.training.conftest import are_equal
 
 
 def make_parameters(seed=0):
@@ -52,10 +53,6 @@ def resumed_as(parameters, optimizer, kind, **options):
     tensors, saved = flatten_optimizer(optimizer)
     restore_optimizer(other, tensors, json.loads(json.dumps(saved)))
     return copies, other
-
-
-def are_equal(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # -------------------- clipping, and steps that are not taken
@@ -189,18 +186,13 @@ AN_UPDATE = """
 import sys, torch
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.batch import Batch
 from impala_async.models.flat import Snapshot
 from impala_async.training.step import UpdateStep
 from impala_async.weights import NO_VERSION
+from tests.training.conftest import flat_schema, random_batch
 
-obs, action = ArraySpec("", (3,), "float32"), ActionPart("", "discrete", (4,))
-schema = Schema(ObsSpec((obs,)), ActionSpec((action,)), 5)
-planes = (torch.zeros((2, size), dtype=torch.uint8)
-          for size in (schema.layout.obs_bytes, schema.layout.small_bytes))
-batch = Batch.in_planes(schema, *planes)
-batch.mask_BT.fill_(True)
+schema = flat_schema(3, 4, 5)
+batch = random_batch(schema, 2)
 for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
     policy = Policy(schema, ModelSection(), seed=0)
     step = UpdateStep(policy, AlgorithmSection(optimizer=optimizer))

@@ -73,23 +73,6 @@ def test_losses_gradient_and_step_are_those_of_the_formulas(make_step, make_batc
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
 
 
-def test_what_masked_rows_hold_changes_nothing(make_step, make_batch):
-    batch = make_batch()
-    assert not batch.mask_BT.all()
-    garbage = changed(
-        batch,
-        rewards_BT=torch.where(batch.mask_BT, batch.rewards_BT, math.nan),
-        log_probs_BT=torch.where(batch.mask_BT, batch.log_probs_BT, math.nan),
-        actions={"": torch.where(batch.mask_BT, batch.actions[""], 3)},
-        terminated_BT=batch.terminated_BT | ~batch.mask_BT,
-    )
-    clean, dirty = make_step(), make_step()
-    results = clean.run(batch, ALIVE_B, 0), dirty.run(garbage, ALIVE_B, 0)
-    assert results[1].applied
-    assert results[0].stats == results[1].stats
-    assert are_equal(weights_of(clean), weights_of(dirty))
-
-
 def test_dead_columns_have_no_influence(make_step, make_batch):
     batch, alive_B = make_batch(), torch.tensor([True, False, True, True, False])
     rewards_BT = torch.where(alive_B.unsqueeze(-1), batch.rewards_BT, math.nan)

@@ -1,8 +1,9 @@
-"""Each algorithm's update: its parts, its statistics, its target network, and what it reports."""
+"""Each algorithm's update: its parts, statistics and target, what it reports and learns."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -205,3 +206,47 @@ def test_everything_reported_is_declared(make_step, make_batch, settings):
     assert "algorithm/return_scale" in result.stats
     assert ("algorithm/kl_coeff" in result.stats) == (settings.get("name") == "appo")
     assert all(type(value) is float for value in result.stats.values())
+
+
+# -------------------- what is learned in a second or two
+
+
+RIGHT = torch.tensor([2, 0, 3, 1])
+CONTEXTS = torch.eye(4)[:, :3]
+SLOW_TARGET = {"kl_coeff": 0.2, "tau": 0.5, "target_update_every_updates": 2}
+PARTS = {"name": "ppo", "lr": 5e-3, "num_minibatches": 2}
+# Its mean square starts at 1, far above these gradients: 0.9 forgets that soon.
+TF = {"optimizer": "rmsprop_tf", "optimizer_options": {"eps": 1e-4, "decay": 0.9}}
+NORMAL = {"normalize_advantages": True, "normalize_returns": True}
+# Settings, and passes of each batch.
+LEARNERS = {
+    "impala, TF1's RMSProp": ({"lr": 5e-3} | TF, 1),
+    "impala, AdamW, normal": ({"lr": 5e-3, "optimizer": "adamw"} | NORMAL, 1),
+    "appo, KL and a slow target": ({"name": "appo", "lr": 5e-3} | SLOW_TARGET, 2),
+    "ppo": (PARTS, 2),
+    "ppo, V-trace": (PARTS | {"returns": "vtrace"}, 2),
+    "a2c, RMSProp": ({"name": "a2c", "lr": 2e-3, "optimizer": "rmsprop"}, 1),
+}
+
+
+@pytest.mark.parametrize(("settings", "num_passes"), LEARNERS.values(), ids=LEARNERS.keys())
+def test_a_contextual_bandit_is_solved(make_step, make_batch, settings, num_passes):
+    """Four contexts, four actions, one of them right in each; every row is its own game."""
+    step, batch = make_step(hidden=(32,), gamma=0.0, **settings), make_batch(22)
+    rng, source = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    batch.mask_BT.fill_(True)
+    for number in range(220 // num_passes):
+        contexts_BS = torch.from_numpy(rng.integers(0, 4, (22, 7)))
+        batch.obs[""].copy_(CONTEXTS[contexts_BS])
+        seen = batch.obs[""][:, :-1].reshape(-1, 3).numpy()
+        action = step.policy.act({"": seen}, {}, source)
+        batch.actions[""].copy_(torch.from_numpy(action.actions[""]).view(22, 6))
+        batch.log_probs_BT.copy_(torch.from_numpy(action.log_probs).view(22, 6))
+        batch.rewards_BT.copy_(batch.actions[""] == RIGHT[contexts_BS[:, :-1]])
+        for index in range(num_passes):
+            alive_B = torch.ones(22, dtype=torch.bool)
+            assert step.run(batch, alive_B, number * 132, is_first_pass=index == 0).applied
+    with torch.no_grad():
+        logits_NA, values_N = step.policy.model({"": CONTEXTS})
+    assert logits_NA.softmax(-1)[range(4), RIGHT].min() > 0.8
+    assert values_N.min() > 0.7
