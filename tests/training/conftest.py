@@ -107,10 +107,11 @@ def make_step(schema: Schema, core: str | None) -> Callable[..., UpdateStep]:
         *,
         seed: int = 0,
         hidden: tuple[int, ...] = (16, 16),
+        activation: str | None = None,
         normalize_obs: bool = False,
         **settings: object,
     ) -> UpdateStep:
-        model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs}
+        model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs, "activation": activation}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
         return UpdateStep(policy, AlgorithmSection.model_validate(settings))

@@ -46,15 +46,6 @@ def train(optimizer, parameters, seeds):
         take_step(optimizer, 0.0, None)
 
 
-def resumed_as(parameters, optimizer, kind, **options):
-    """The same weights, and an optimizer of this kind that goes on from the state of the other."""
-    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-    other = build(copies, kind, **options)
-    tensors, saved = flatten_optimizer(optimizer)
-    restore_optimizer(other, tensors, json.loads(json.dumps(saved)))
-    return copies, other
-
-
 # -------------------- clipping, and steps that are not taken
 
 
@@ -153,7 +144,10 @@ def test_changed_settings_hold_in_a_resumed_run(kind, before, after):
     parameters = make_parameters()
     optimizer = build(parameters, kind, **before)
     train(optimizer, parameters, range(4))
-    copies, other = resumed_as(parameters, optimizer, kind, **after)
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    other = build(copies, kind, **after)
+    tensors, saved = flatten_optimizer(optimizer)
+    restore_optimizer(other, tensors, json.loads(json.dumps(saved)))
     # Momentum that comes back later begins anew.
     has_momentum = any("momentum" in name for name in flatten_optimizer(other)[0])
     assert has_momentum == bool(after.get("momentum"))
