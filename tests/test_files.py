@@ -72,8 +72,8 @@ def test_no_more_is_read_than_may_be_there(path):
         find_bytes(path, most=4)
 
 
-def test_it_is_written_beside_and_on_the_disk_before_it_is_there(tmp_path, monkeypatch):
-    path, seen = tmp_path / "page", []
+def test_it_is_written_beside_and_on_the_disk_before_it_is_there(path, monkeypatch):
+    seen = []
     path.write_bytes(b"before")
     beside(path).write_bytes(b"left over")
     fsync = os.fsync
@@ -86,19 +86,17 @@ def test_it_is_written_beside_and_on_the_disk_before_it_is_there(tmp_path, monke
     write_whole(path, b"after", 0o600)
     assert seen == [(False, b"before"), (True, b"after")]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
 
 
-def test_on_a_full_disk_all_stays_as_it_was(tmp_path, monkeypatch):
-    path = tmp_path / "page"
+def test_on_a_full_disk_all_stays_as_it_was(path, monkeypatch):
+    def full_disk(descriptor):
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENOSPC, "full")
+
     path.write_bytes(b"before")
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OSError, match="full"):
         write_whole(path, b"after")
     assert path.read_bytes() == b"before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def full_disk(descriptor):
-    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        raise OSError(errno.ENOSPC, "full")
+    assert list(path.parent.iterdir()) == [path]

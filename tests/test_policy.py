@@ -36,17 +36,10 @@ COMPOSITE = Schema(
     ),
     rows=5,
 )
-MASKED = Schema(
-    ObsSpec((ArraySpec("legal", (7,), "int8"), ArraySpec("see", (3,), "float32"))),
-    ActionSpec(
-        (
-            ActionPart("move", "discrete", (3,)),
-            ActionPart("push", "continuous"),
-            ActionPart("look", "discrete", (2, 2), (2,)),
-        ),
-        legal="legal",
-    ),
-    rows=5,
+MASKED = replace(
+    COMPOSITE,
+    obs=ObsSpec((ArraySpec("legal", (9,), "int8"), *COMPOSITE.obs.leaves)),
+    action=replace(COMPOSITE.action, legal="legal"),
 )
 SCHEMAS = {
     "discrete": PLAIN,

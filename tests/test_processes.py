@@ -16,12 +16,7 @@ from impala_async import processes
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import EXIT_TRY_AGAIN
-from impala_async.processes import (
-    REQUESTS,
-    VARIABLE,
-    Lifeline,
-    quit_at_once,
-)
+from impala_async.processes import REQUESTS, VARIABLE, Lifeline, quit_at_once
 from impala_async.runs.folder import RunFolder
 
 PATIENCE_S = 60.0
@@ -339,16 +334,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def page_faults(how: str) -> int:
-    ran = subprocess.run(
-        [sys.executable, "-c", CHURN, how], capture_output=True, text=True, check=True
-    )
-    return int(ran.stdout)
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
 def test_what_is_allocated_again_faults_no_more():
-    kept, given_back = page_faults("keep"), page_faults("as it is")
+    kept, given_back = (int(run(CHURN, how)[1]) for how in ("keep", "as it is"))
     assert kept < 100 * NUM_ROUNDS
     # Otherwise this test shows nothing.
     assert given_back > 10 * kept
@@ -375,8 +363,7 @@ print(kept - before, rss().rss - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
 def test_memory_of_a_flood_in_another_thread_can_be_given_back() -> None:
-    ran = subprocess.run([sys.executable, "-c", FLOOD], capture_output=True, text=True, check=True)
-    kept, left = map(int, ran.stdout.split())
+    kept, left = map(int, run(FLOOD)[1].split())
     assert kept > 40e6
     assert left < 10e6
 

@@ -21,6 +21,7 @@ from impala_async.schema import (
     recurrent_state,
 )
 from impala_async.weights import NO_VERSION, Version, Weights
+from tests.test_policy import are_equal as are_alike
 
 TRIO = PoliciesSection(
     names=("main", "past", "other"), copies={"past": "main"}, copy_every_updates=3
@@ -69,10 +70,6 @@ def columns_of(arrays, columns):
 
 def are_equal(mine, theirs) -> bool:
     return mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k]) for k in mine)
-
-
-def are_alike(one: Team, other: Team) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
 @pytest.mark.parametrize("seed", [3, None])

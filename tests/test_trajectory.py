@@ -8,6 +8,7 @@ import pytest
 
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, Bytes2D, ObsSpec, Schema
 from impala_async.trajectory import LARGEST, LOG_PROB_SLACK, ColumnChecks, Columns, columns_over
+from tests import test_schema
 
 NUM_COLUMNS, NUM_ROWS = 3, 4
 SCHEMA = Schema(
@@ -25,7 +26,8 @@ SCHEMA = Schema(
     rows=NUM_ROWS,
     state=(ArraySpec("core", (2,), "float32"), ArraySpec("gate", (2,), "bool")),
 )
-WIDE = Schema(
+WIDE = replace(
+    test_schema.WIDE,
     obs=ObsSpec(
         (
             ArraySpec("lamp", (), "uint8", (3,)),
@@ -35,16 +37,7 @@ WIDE = Schema(
             ArraySpec("legal", (7,), "int8"),
         )
     ),
-    action=ActionSpec(
-        (
-            ActionPart("move", "discrete", (2, 5), (2,)),
-            ActionPart("push", "continuous", (), (2,)),
-            ActionPart("turn", "squashed"),
-        ),
-        legal="legal",
-    ),
     rows=NUM_ROWS,
-    state=(ArraySpec("hidden", (2,), "float32"),),
 )
 # A column in the middle of a slot, a row in the middle of the trajectory.
 HERE = (1, 2)

@@ -70,14 +70,6 @@ def named(name):
     return import_callable(f"model.name: {name}", name)
 
 
-def test_a_name_is_a_class_or_a_function_of_a_module(folder):
-    (folder / "mine_good.py").write_text("class Net: ...\ndef make(): return 7\n")
-    assert getattr(named("mine_good:Net"), "__name__", None) == "Net"
-    make = named("mine_good:make")
-    assert callable(make)
-    assert make() == 7
-
-
 @pytest.mark.parametrize(
     ("source", "name", "says"),
     [

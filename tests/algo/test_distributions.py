@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from impala_async.algo.distributions import (
-    Categorical,
-    Gaussian,
-    Joint,
-    joint_of,
-)
+from impala_async.algo.distributions import Categorical, Gaussian, Joint, joint_of
 from impala_async.schema import ActionPart
 
 Kind = Callable[[Tensor, tuple[int, ...]], Gaussian]

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,39 +13,23 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from tests import matrix
+from tests.training.conftest import flat_schema, random_batch
 
 CPU = torch.device("cpu")
-COLUMNS, ROWS = 6, 9
-SCHEMA = Schema(
-    ObsSpec((ArraySpec("", (4,), "float32"),)),
-    ActionSpec((ActionPart("", "discrete", (3,)),)),
-    ROWS,
-)
+COLUMNS = 6
+SCHEMA = flat_schema(4, 3, rows=9)
 SECTION = AlgorithmSection(reward_scale=0.1, reward_clip="unit", grad_clip=0.5, entropy_cost=0.02)
 SERVICE = {"rows_per_s": 96.0, "update_ms": 3.0, "wait_share": 0.0, "load_wait_share": 0.03}
 SERVICE |= {"loop_cores": 0.2, "other_cores": 1.0}
 
 
 def batch():
-    """Noise, with ends of both kinds and the masked rows behind them."""
-    rng = np.random.default_rng(0)
-    planes = SCHEMA.layout.obs_bytes, SCHEMA.layout.small_bytes
-    made = Batch.in_planes(
-        SCHEMA, *(torch.zeros((COLUMNS, size), dtype=torch.uint8) for size in planes)
-    )
-    shape = (COLUMNS, ROWS)
-    made.obs[""].copy_(torch.from_numpy(rng.normal(size=(COLUMNS, ROWS + 1, 4))))
-    made.actions[""].copy_(torch.from_numpy(rng.integers(0, 3, shape)))
-    made.rewards_BT.copy_(torch.from_numpy(3 * rng.normal(size=shape)))
-    made.log_probs_BT.copy_(torch.from_numpy(-rng.uniform(0.5, 2.0, shape)))
-    made.mask_BT.fill_(True)
-    made.terminated_BT[1, 3] = made.truncated_BT[2, 5] = True
-    made.mask_BT[1, 4] = made.mask_BT[2, 6] = False
-    made.rewards_BT[1, 4] = made.log_probs_BT[2, 6] = torch.nan
+    """With rewards beyond the clip, and what masked rows hold is not looked at."""
+    made = random_batch(SCHEMA, COLUMNS)
+    for rows_BT in (made.rewards_BT.mul_(3), made.log_probs_BT):
+        rows_BT[~made.mask_BT] = torch.nan
     return made
 
 

@@ -16,12 +16,14 @@ from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection
 from impala_async.config.run import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
+from tests.training.conftest import flat_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 4, 2
+# Settings that have one name in both.
+SAME = ("gamma", "lr", "entropy_cost", "value_cost", "grad_clip", "reward_scale")
 SHAPE = {"env_id": "Short-v0", "num_envs": NUM_COLUMNS, "rows": NUM_ROWS}
 SETTINGS = Settings(**SHAPE, lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
 
@@ -79,21 +81,9 @@ def package_names(model):
 
 
 def package_step(model):
-    schema = Schema(
-        ObsSpec((ArraySpec("", (NUM_FEATURES,), "float32"),)),
-        ActionSpec((ActionPart("", "discrete", (NUM_ACTIONS,)),)),
-        NUM_ROWS,
-    )
-    algorithm = AlgorithmSection(
-        gamma=SETTINGS.gamma,
-        lr=SETTINGS.lr,
-        lr_end=0.0,
-        schedule_env_steps=SETTINGS.lr_env_steps,
-        entropy_cost=SETTINGS.entropy_cost,
-        value_cost=SETTINGS.value_cost,
-        grad_clip=SETTINGS.grad_clip,
-        reward_scale=SETTINGS.reward_scale,
-    )
+    settings = {name: getattr(SETTINGS, name) for name in SAME}
+    algorithm = AlgorithmSection(lr_end=0.0, schedule_env_steps=SETTINGS.lr_env_steps, **settings)
+    schema = flat_schema(NUM_FEATURES, NUM_ACTIONS, NUM_ROWS)
     policy = Policy(schema, ModelSection(), seed=0)
     policy.model.load_state_dict(package_names(model))
     return UpdateStep(policy, algorithm)
@@ -157,7 +147,7 @@ def test_its_settings_are_those_of_the_cartpole_config():
         ((ours.goal_return, ours.max_env_steps), (stop.mean_return, stop.env_steps)),
     ):
         assert mine == theirs
-    for name in ("gamma", "lr", "entropy_cost", "value_cost", "grad_clip", "reward_scale"):
+    for name in SAME:
         assert getattr(ours, name) == getattr(algorithm, name), name
 
 

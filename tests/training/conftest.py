@@ -3,6 +3,8 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +27,6 @@ from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.trajectory import columns_over
 
-NUM_ROWS = 6
 CORE_SIZE = 8
 ALIVE_B = torch.ones(5, dtype=torch.bool)
 
@@ -58,6 +59,35 @@ def is_same(
     return is_alike and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
+def flat_schema(num_features: int, num_actions: int, rows: int, **more: Any) -> Schema:
+    """A vector of floats, and one choice."""
+    obs = ObsSpec((ArraySpec("", (num_features,), "float32"),))
+    action = ActionSpec((ActionPart("", "discrete", (num_actions,)),))
+    return Schema(obs, action, rows, **more)
+
+
+def random_batch(schema: Schema, num_columns: int = 5, seed: int = 0) -> Batch:
+    """Random columns with episode ends, in planes as a slot has them."""
+    rng = np.random.default_rng(seed)
+    layout = schema.layout
+    obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
+    small = np.zeros((num_columns, layout.small_bytes), np.uint8)
+    columns = columns_over(schema, obs, small)
+    shape = columns.rewards_CT.shape
+    columns.obs[""][:] = rng.normal(size=columns.obs[""].shape)
+    columns.actions[""][:] = rng.integers(0, schema.action.num_choices, shape)
+    columns.rewards_CT[:] = rng.normal(size=shape)
+    columns.log_probs_CT[:] = rng.uniform(-2.5, -0.5, shape)
+    kinds = rng.choice(["none", "terminated", "truncated"], shape, p=[0.6, 0.2, 0.2])
+    columns.mask_CT[:] = True
+    columns.mask_CT[:, 1:] = kinds[:, :-1] == "none"
+    columns.terminated_CT[:] = (kinds == "terminated") & columns.mask_CT
+    columns.truncated_CT[:] = (kinds == "truncated") & columns.mask_CT
+    for array in (columns.rewards_CT, columns.log_probs_CT, columns.actions[""]):
+        array[~columns.mask_CT] = 0
+    return Batch.in_planes(schema, obs, small)
+
+
 @pytest.fixture
 def core() -> str | None:
     """The recurrent core of the policies; a module may say otherwise."""
@@ -66,12 +96,7 @@ def core() -> str | None:
 
 @pytest.fixture
 def schema(core: str | None) -> Schema:
-    return Schema(
-        obs=ObsSpec((ArraySpec("", (3,), "float32"),)),
-        action=ActionSpec((ActionPart("", "discrete", (4,)),)),
-        rows=NUM_ROWS,
-        state=recurrent_state(core, CORE_SIZE),
-    )
+    return flat_schema(3, 4, 6, state=recurrent_state(core, CORE_SIZE))
 
 
 @pytest.fixture
@@ -82,10 +107,11 @@ def make_step(schema: Schema, core: str | None) -> Callable[..., UpdateStep]:
         *,
         seed: int = 0,
         hidden: tuple[int, ...] = (16, 16),
+        activation: str | None = None,
         normalize_obs: bool = False,
         **settings: object,
     ) -> UpdateStep:
-        model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs}
+        model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs, "activation": activation}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
         return UpdateStep(policy, AlgorithmSection.model_validate(settings))
@@ -127,26 +153,4 @@ def make_team_step(schema: Schema, core: str | None) -> Callable[..., TeamStep]:
 
 @pytest.fixture
 def make_batch(schema: Schema) -> Callable[..., Batch]:
-    """Random columns with episode ends, in planes as a slot has them."""
-
-    def make(num_columns: int = 5, seed: int = 0) -> Batch:
-        rng = np.random.default_rng(seed)
-        layout = schema.layout
-        obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
-        small = np.zeros((num_columns, layout.small_bytes), np.uint8)
-        columns = columns_over(schema, obs, small)
-        shape = columns.rewards_CT.shape
-        columns.obs[""][:] = rng.normal(size=columns.obs[""].shape)
-        columns.actions[""][:] = rng.integers(0, 4, shape)
-        columns.rewards_CT[:] = rng.normal(size=shape)
-        columns.log_probs_CT[:] = rng.uniform(-2.5, -0.5, shape)
-        kinds = rng.choice(["none", "terminated", "truncated"], shape, p=[0.6, 0.2, 0.2])
-        columns.mask_CT[:] = True
-        columns.mask_CT[:, 1:] = kinds[:, :-1] == "none"
-        columns.terminated_CT[:] = (kinds == "terminated") & columns.mask_CT
-        columns.truncated_CT[:] = (kinds == "truncated") & columns.mask_CT
-        for array in (columns.rewards_CT, columns.log_probs_CT, columns.actions[""]):
-            array[~columns.mask_CT] = 0
-        return Batch.in_planes(schema, obs, small)
-
-    return make
+    return partial(random_batch, schema)

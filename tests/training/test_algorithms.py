@@ -1,17 +1,17 @@
 """Each name is its loss, with the section's settings; a user's own is one by its name alone."""
 
 import math
-import sys
 from functools import partial
 
 import pytest
 import torch
 
 from impala_async.algo import losses
+from impala_async.algo.vtrace import ValidRows
 from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.report import merge
-from impala_async.training.algorithms import MAKERS, View, make_algorithm
+from impala_async.training.algorithms import MAKERS, Algorithm, View, make_algorithm
 from tests.training.conftest import ALIVE_B, is_same, remembered
 
 SHARED = {"value_cost": 0.7, "reduction": "sum"}
@@ -108,89 +108,52 @@ def test_the_settings_know_those_that_there_are():
 # -------------------- a user's own
 
 
-OWN = """
-import torch
-
-from impala_async.algo.losses import loss_terms
-from impala_async.algo.vtrace import ValidRows
-from impala_async.training.algorithms import Algorithm
-
-NUMBER = 3
-
-
-def loss(view, entropy_cost):
+def own_loss(view, entropy_cost):
+    """It makes what was done likelier; no value."""
     seen = view.evaluation
     rows = ValidRows(seen.values_SB, view.mask_TB)
     targets_TB = seen.values_SB[:-1].detach()
     policy_TB = -rows.take(seen.log_probs_TB)
-    return loss_terms(rows, policy_TB, targets_TB, seen.entropies_TB, 0.5, 0.0)
+    return losses.loss_terms(rows, policy_TB, targets_TB, seen.entropies_TB, 0.5, 0.0)
 
 
-def with_stats(stats):
-    return lambda section: Algorithm(loss, stats)
+def clamped_loss(view, entropy_cost):
+    view.behaviour_log_probs_TB.clamp_(min=-1)
+    return own_loss(view, entropy_cost)
 
 
-def imitation(section):
-    '''It makes what was done likelier, near a target network; no value.'''
+def own_stats(view):
+    log_probs_TB = view.evaluation.log_probs_TB
+    kl = view.mean(view.target.log_probs_TB - log_probs_TB)
+    return {"policy/kl": kl, "user/surprise": view.mean(-log_probs_TB)}
 
-    def stats(view):
-        log_probs_TB = view.evaluation.log_probs_TB
-        kl = view.mean(view.target.log_probs_TB - log_probs_TB)
-        return {"policy/kl": kl, "user/surprise": view.mean(-log_probs_TB)}
 
-    return Algorithm(loss, stats, has_target=True)
+def with_loss(*functions, **more):
+    return lambda section: Algorithm(*functions, **more)
+
+
+imitation = with_loss(own_loss, own_stats, has_target=True)
+without_kl = with_loss(own_loss, has_target=True)
+undeclared = with_loss(own_loss, lambda view: {"debug/My Norm": torch.tensor(1.0)})
+wide = with_loss(own_loss, lambda view: {"user/x": view.rewards_TB})
+no_dict = with_loss(own_loss, lambda view: None)
+in_place_stats = with_loss(own_loss, lambda view: {"user/x": view.rewards_TB.mul_(2).sum()})
+in_place = with_loss(clamped_loss)
+fails = with_loss(lambda view, cost: view.returns_TB)
+gives_a_tensor = with_loss(lambda view, cost: own_loss(view, cost).total)
+constant = with_loss(lambda view, cost: own_loss(view, cost)._replace(total=torch.zeros(())))
+
+
+def nothing(section): ...
 
 
 def without_key(section):
     return {}["no such key"]
 
 
-def nothing(section):
-    return None
-
-
-undeclared = with_stats(lambda view: {"debug/My Norm": torch.tensor(1.0)})
-wide = with_stats(lambda view: {"user/x": view.rewards_TB})
-no_dict = with_stats(lambda view: None)
-in_place_stats = with_stats(lambda view: {"user/x": view.rewards_TB.mul_(2).sum()})
-
-
-def fails(section):
-    return Algorithm(lambda view, entropy_cost: view.returns_TB)
-
-
-def gives_a_tensor(section):
-    return Algorithm(lambda view, entropy_cost: loss(view, entropy_cost).total)
-
-
-def constant(section):
-    return Algorithm(lambda view, cost: loss(view, cost)._replace(total=torch.zeros(())))
-
-
-def in_place(section):
-    def clamped(view, entropy_cost):
-        view.behaviour_log_probs_TB.clamp_(min=-1)
-        return loss(view, entropy_cost)
-
-    return Algorithm(clamped)
-
-
-def without_kl(section):
-    return Algorithm(loss, has_target=True)
-"""
-
-
-@pytest.fixture
-def own(tmp_path, monkeypatch):
-    (tmp_path / "own_algorithms.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "own_algorithms"
-    sys.modules.pop("own_algorithms", None)
-
-
-def test_a_users_own_is_trained_with_and_resumed(own, make_step, make_batch):
+def test_a_users_own_is_trained_with_and_resumed(make_step, make_batch):
     """Every key is allowed, and a metric of its own needs no declaration."""
-    settings = {"name": f"{own}:imitation", "lr": 1e-2, "rho_bar": 3.0, "clip": 0.1}
+    settings = {"name": f"{__name__}:imitation", "lr": 1e-2, "rho_bar": 3.0, "clip": 0.1}
     settings |= {"target_update_every_updates": 2, "tau": 0.5}
     step, resumed = make_step(**settings), make_step(seed=1, **settings)
     batch = make_batch()
@@ -207,14 +170,13 @@ def test_a_users_own_is_trained_with_and_resumed(own, make_step, make_batch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("without_key", r"failed when it was made: KeyError.*own_algorithms\.py:[0-9]+\)"),
+        ("without_key", r"failed when it was made: KeyError.*test_algorithms\.py:[0-9]+\)"),
         ("nothing", "must make .*Algorithm, not NoneType"),
         ("missing", "has no 'missing'"),
-        ("NUMBER", "is of type int, and cannot be called"),
     ],
 )
-def test_one_that_cannot_be_made_is_told_why(own, name, text):
-    section = AlgorithmSection(name=f"{own}:{name}")
+def test_one_that_cannot_be_made_is_told_why(name, text):
+    section = AlgorithmSection(name=f"{__name__}:{name}")
     with pytest.raises(ConfigError, match=rf"^algorithm\.name: .*{name}.*{text}"):
         make_algorithm(section)
 
@@ -225,7 +187,7 @@ def test_one_that_cannot_be_made_is_told_why(own, name, text):
         ("undeclared", r"report 'debug/My Norm' as a tensor .* or like user/name$"),
         ("wide", "must report 'user/x' as a tensor without dimensions"),
         ("no_dict", "must give stats as a dict, not NoneType"),
-        ("fails", r"failed in its loss: AttributeError.*own_algorithms\.py:\d+\)"),
+        ("fails", r"failed in its loss: AttributeError.*test_algorithms\.py:\d+\)"),
         ("gives_a_tensor", "must give LossTerms .*, not Tensor"),
         ("constant", "has no gradient"),
         ("in_place", r"changes view\.behaviour_log_probs_TB in place"),
@@ -234,17 +196,17 @@ def test_one_that_cannot_be_made_is_told_why(own, name, text):
     ],
 )
 def test_what_is_wrong_with_ones_own_is_told_before_anything_is_trained(
-    own, make_step, make_team_step, make_batch, name, text
+    make_step, make_team_step, make_batch, name, text
 ):
     for make in (make_step, make_team_step):
-        step = make(name=f"{own}:{name}")
-        with pytest.raises(ConfigError, match=f"^algorithm.name: .*{own}:{name} .*{text}"):
+        step = make(name=f"{__name__}:{name}")
+        with pytest.raises(ConfigError, match=f"^algorithm.name: .*{__name__}:{name} .*{text}"):
             step.prepare(make_batch())
 
 
-def test_one_is_tried_without_a_trace(own, make_step, make_batch):
+def test_one_is_tried_without_a_trace(make_step, make_batch):
     """Not even in what a network of the user's own draws."""
-    step, blank = make_step(name=f"{own}:imitation", normalize_obs=True), make_batch()
+    step, blank = make_step(name=f"{__name__}:imitation", normalize_obs=True), make_batch()
     blank.mask_BT.fill_(False)
     torso = step.policy.model.policy_torso
     torso.register_forward_hook(lambda module, inputs, output: output + torch.rand_like(output))

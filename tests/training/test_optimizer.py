@@ -19,6 +19,7 @@ from impala_async.training.optimizer import (
     scheduled,
     take_step,
 )
+from tests.training.conftest import are_equal
 
 
 def make_parameters(seed=0):
@@ -43,19 +44,6 @@ def train(optimizer, parameters, seeds):
         set_gradients(parameters, seed)
         optimizer.param_groups[0]["lr"] = 0.01 / (1 + seed)
         take_step(optimizer, 0.0, None)
-
-
-def resumed_as(parameters, optimizer, kind, **options):
-    """The same weights, and an optimizer of this kind that goes on from the state of the other."""
-    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-    other = build(copies, kind, **options)
-    tensors, saved = flatten_optimizer(optimizer)
-    restore_optimizer(other, tensors, json.loads(json.dumps(saved)))
-    return copies, other
-
-
-def are_equal(first, second):
-    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 # -------------------- clipping, and steps that are not taken
@@ -156,7 +144,10 @@ def test_changed_settings_hold_in_a_resumed_run(kind, before, after):
     parameters = make_parameters()
     optimizer = build(parameters, kind, **before)
     train(optimizer, parameters, range(4))
-    copies, other = resumed_as(parameters, optimizer, kind, **after)
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+    other = build(copies, kind, **after)
+    tensors, saved = flatten_optimizer(optimizer)
+    restore_optimizer(other, tensors, json.loads(json.dumps(saved)))
     # Momentum that comes back later begins anew.
     has_momentum = any("momentum" in name for name in flatten_optimizer(other)[0])
     assert has_momentum == bool(after.get("momentum"))
@@ -189,18 +180,13 @@ AN_UPDATE = """
 import sys, torch
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.training.batch import Batch
 from impala_async.models.flat import Snapshot
 from impala_async.training.step import UpdateStep
 from impala_async.weights import NO_VERSION
+from tests.training.conftest import flat_schema, random_batch
 
-obs, action = ArraySpec("", (3,), "float32"), ActionPart("", "discrete", (4,))
-schema = Schema(ObsSpec((obs,)), ActionSpec((action,)), 5)
-planes = (torch.zeros((2, size), dtype=torch.uint8)
-          for size in (schema.layout.obs_bytes, schema.layout.small_bytes))
-batch = Batch.in_planes(schema, *planes)
-batch.mask_BT.fill_(True)
+schema = flat_schema(3, 4, 5)
+batch = random_batch(schema, 2)
 for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
     policy = Policy(schema, ModelSection(), seed=0)
     step = UpdateStep(policy, AlgorithmSection(optimizer=optimizer))

@@ -84,11 +84,3 @@ def test_it_has_bounds_below_and_above_whatever_it_is_fed():
     # So that the update that would use it is skipped.
     for targets in ([math.inf, 1.0], [math.nan, 1.0], [math.inf, -math.inf]):
         assert math.isnan(scale_of(sums(targets)))
-
-
-def test_its_state_survives_json_and_goes_on_bit_for_bit():
-    scale, resumed = scale_after(([1.0, 2.5], 0.7)), ReturnScale()
-    resumed.restore(json.loads(json.dumps(scale.state())))
-    for each in (scale, resumed):
-        each.add([sums([3.0, -2.5])], each.scale)
-    assert scale.state() == resumed.state()

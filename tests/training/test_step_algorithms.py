@@ -1,8 +1,9 @@
-"""Each algorithm's update: its parts, its statistics, its target network, and what it reports."""
+"""Each algorithm's update: its parts, statistics and target, what it reports and learns."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ PPO = {"name": "ppo", "num_minibatches": 3}
 APPO = {"name": "appo", "kl_coeff": 0.5, "target_update_every_updates": 2}
 EVERYTHING = {"normalize_obs": True, "normalize_returns": True, "lr": 1e-2}
 CASES = {
-    "impala": EVERYTHING,
+    "impala": EVERYTHING | {"reduction": "sum"},
     "appo": EVERYTHING | APPO,
     "ppo": EVERYTHING | PPO,
     "a2c": EVERYTHING | {"name": "a2c", "optimizer": "rmsprop_tf"},
@@ -87,7 +88,7 @@ def test_a_skipped_update_leaves_everything_as_it_was(make_step, make_batch, set
     step, undisturbed = make_step(**settings), make_step(**settings)
     good, bad = make_batch(seed=1), make_batch(seed=2)
     bad.mask_BT[:, 0] = True
-    fresh = remembered(step)
+    no_rows, fresh = good.living(~ALIVE_B), remembered(step)
     for number, reward in enumerate((math.inf, math.nan, 3e38)):
         bad.rewards_BT[:, 0] = reward
         if number == 0:
@@ -96,10 +97,15 @@ def test_a_skipped_update_leaves_everything_as_it_was(make_step, make_batch, set
         for each in (step, undisturbed):
             assert each.run(good, ALIVE_B, number).applied
         before = remembered(step)
-        failed = step.run(bad, ALIVE_B, number)
-        assert not failed.applied
-        assert failed.not_finite
-        assert not step.run(good, ~ALIVE_B, number).applied
+        # Without a valid row Adam would move on its momentum alone.
+        for batch, alive_B, is_failed in (
+            (good, ~ALIVE_B, False),
+            (no_rows, ALIVE_B, False),
+            (bad, ALIVE_B, True),
+        ):
+            skipped = step.run(batch, alive_B, number)
+            assert not skipped.applied
+            assert bool(skipped.not_finite) == bool(skipped.num_failed_in_a_row) == is_failed
         assert is_same(remembered(step), before)
     assert is_same(remembered(step), remembered(undisturbed))
 
@@ -205,3 +211,47 @@ def test_everything_reported_is_declared(make_step, make_batch, settings):
     assert "algorithm/return_scale" in result.stats
     assert ("algorithm/kl_coeff" in result.stats) == (settings.get("name") == "appo")
     assert all(type(value) is float for value in result.stats.values())
+
+
+# -------------------- what is learned in a second or two
+
+
+RIGHT = torch.tensor([2, 0, 3, 1])
+CONTEXTS = torch.eye(4)[:, :3]
+SLOW_TARGET = {"kl_coeff": 0.2, "tau": 0.5, "target_update_every_updates": 2}
+PARTS = {"name": "ppo", "lr": 5e-3, "num_minibatches": 2}
+# Its mean square starts at 1, far above these gradients: 0.9 forgets that soon.
+TF = {"optimizer": "rmsprop_tf", "optimizer_options": {"eps": 1e-4, "decay": 0.9}}
+NORMAL = {"normalize_advantages": True, "normalize_returns": True}
+# Settings, and passes of each batch.
+LEARNERS = {
+    "impala, TF1's RMSProp": ({"lr": 5e-3} | TF, 1),
+    "impala, AdamW, normal": ({"lr": 5e-3, "optimizer": "adamw"} | NORMAL, 1),
+    "appo, KL and a slow target": ({"name": "appo", "lr": 5e-3} | SLOW_TARGET, 2),
+    "ppo": (PARTS, 2),
+    "ppo, V-trace": (PARTS | {"returns": "vtrace"}, 2),
+    "a2c, RMSProp": ({"name": "a2c", "lr": 2e-3, "optimizer": "rmsprop"}, 1),
+}
+
+
+@pytest.mark.parametrize(("settings", "num_passes"), LEARNERS.values(), ids=LEARNERS.keys())
+def test_a_contextual_bandit_is_solved(make_step, make_batch, settings, num_passes):
+    """Four contexts, four actions, one of them right in each; every row is its own game."""
+    step, batch = make_step(hidden=(32,), gamma=0.0, **settings), make_batch(22)
+    rng, source = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    batch.mask_BT.fill_(True)
+    for number in range(220 // num_passes):
+        contexts_BS = torch.from_numpy(rng.integers(0, 4, (22, 7)))
+        batch.obs[""].copy_(CONTEXTS[contexts_BS])
+        seen = batch.obs[""][:, :-1].reshape(-1, 3).numpy()
+        action = step.policy.act({"": seen}, {}, source)
+        batch.actions[""].copy_(torch.from_numpy(action.actions[""]).view(22, 6))
+        batch.log_probs_BT.copy_(torch.from_numpy(action.log_probs).view(22, 6))
+        batch.rewards_BT.copy_(batch.actions[""] == RIGHT[contexts_BS[:, :-1]])
+        for index in range(num_passes):
+            alive_B = torch.ones(22, dtype=torch.bool)
+            assert step.run(batch, alive_B, number * 132, is_first_pass=index == 0).applied
+    with torch.no_grad():
+        logits_NA, values_N = step.policy.model({"": CONTEXTS})
+    assert logits_NA.softmax(-1)[range(4), RIGHT].min() > 0.8
+    assert values_N.min() > 0.7

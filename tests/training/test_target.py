@@ -7,6 +7,7 @@ import torch
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.training.algorithms import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
+from tests.training.conftest import are_equal
 
 
 @pytest.fixture
@@ -29,10 +30,6 @@ def tensors_of(owner):
     return {name: tensor.clone() for name, tensor in owner.model.state_dict().items()}
 
 
-def are_equal(first, second):
-    return all(torch.equal(first[name], second[name]) for name in first)
-
-
 @pytest.mark.parametrize("tau", [1.0, 0.25])
 def test_it_is_a_copy_that_stays_until_its_time_and_then_goes_part_of_the_way(policy, tau):
     """Statistics go all of it."""
@@ -43,7 +40,7 @@ def test_it_is_a_copy_that_stays_until_its_time_and_then_goes_part_of_the_way(po
         for _ in range(2):
             drift(policy)
             target.note_update(policy.model, kl=0.0)
-            assert are_equal(before, tensors_of(target))
+            assert are_equal(before.values(), tensors_of(target).values())
         drift(policy)
         target.note_update(policy.model, kl=0.0)
         live = tensors_of(policy)
@@ -107,8 +104,8 @@ def test_its_state_goes_on_where_it_was_but_for_settings_of_the_kl_that_changed(
     resumed = target_of(make_step(seed=4, normalize_obs=True).policy, **settings | changes)
     resumed.restore(tensors, json.loads(json.dumps(target.state())))
     assert resumed.kl_coeff == coeff
-    assert are_equal(tensors_of(resumed), tensors)
+    assert are_equal(tensors_of(resumed).values(), tensors.values())
     # It moves when it would have moved.
     for is_moved in (False, True):
         resumed.note_update(policy.model, kl=1.0)
-        assert are_equal(tensors_of(resumed), tensors) != is_moved
+        assert are_equal(tensors_of(resumed).values(), tensors.values()) != is_moved

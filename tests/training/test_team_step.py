@@ -27,9 +27,13 @@ def played(batch, players_BS):
 
 
 def spoilt(batch, is_spoilt_BT):
-    rewards_BT = torch.where(is_spoilt_BT, math.nan, batch.rewards_BT)
-    log_probs_BT = torch.where(is_spoilt_BT, math.nan, batch.log_probs_BT)
-    return dataclasses.replace(batch, rewards_BT=rewards_BT, log_probs_BT=log_probs_BT)
+    return dataclasses.replace(
+        batch,
+        rewards_BT=torch.where(is_spoilt_BT, math.nan, batch.rewards_BT),
+        log_probs_BT=torch.where(is_spoilt_BT, math.nan, batch.log_probs_BT),
+        actions={"": torch.where(is_spoilt_BT, 3, batch.actions[""])},
+        terminated_BT=batch.terminated_BT | is_spoilt_BT,
+    )
 
 
 def members_of(step):
@@ -63,7 +67,7 @@ def test_each_member_learns_as_if_it_were_alone_with_its_rows(make_team_step, ma
 
 def test_what_others_play_and_dead_columns_have_no_influence(make_team_step, make_batch):
     batch, alive_B = played(make_batch(), PLAYERS), torch.arange(5) < 3
-    is_others_BT = (batch.obs[POLICY][:, :-1] != 0) | ~alive_B.unsqueeze(-1)
+    is_others_BT = (batch.obs[POLICY][:, :-1] != 0) | ~alive_B.unsqueeze(-1) | ~batch.mask_BT
     clean, dirty = (make_team_step(train=("a",)) for _ in range(2))
     garbage = spoilt(batch, is_others_BT)
     assert clean.run(batch, alive_B, 0).stats == dirty.run(garbage, alive_B, 0).stats
