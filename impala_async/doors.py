@@ -227,7 +227,6 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
 
 
 def _fixed(config: "RunConfig") -> dict[str, Any]:
-    """The settings that a resumed run may not change, by their keys."""
     found = {}
     for section, keys in config.model_dump(mode="json", by_alias=True).items():
         for name, value in keys.items() if isinstance(keys, dict) else ():

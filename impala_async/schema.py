@@ -308,7 +308,6 @@ def _faults(schema: Schema) -> Iterator[str]:
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a nested structure; a shape stays one value."""
     if isinstance(tree, tuple) and tree and isinstance(tree[0], dict):
         tree = {item["name"] or number: item for number, item in enumerate(tree)}
     if not isinstance(tree, dict):

@@ -64,7 +64,6 @@ class Worker:
         self._timeout_s = order["env"]["step_timeout_s"] or math.inf
         self._num_envs, self._first_env = order["num_envs"], order["first_env"]
         self._look_up = look_up
-        self._where = "to be made"
         self.place = RUNNING.place
         self._lifeline = Lifeline()
         theirs, self._commands = os.pipe()
@@ -80,19 +79,12 @@ class Worker:
             os.close(replies)
         self.tell(as_line(order))
 
-    def tell(self, message: bytes) -> None:
+    def tell(self, message: bytes, where: str = "to be made") -> None:
+        self._where = where
         try:
             write(self._commands, message)
         except BrokenPipeError:
             raise self._death() from None
-
-    def begin_reset(self, seed: int) -> None:
-        self._where = "in reset"
-        self.tell(RESET + as_line(seed))
-
-    def begin_step(self) -> None:
-        self._where = "in step"
-        self.tell(STEP)
 
     def hear(self) -> int:
         if not self._waiter.poll(POLL_MS):
@@ -234,7 +226,7 @@ class WorkerEnvs:
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         for worker in self._workers:
-            worker.begin_reset(seed)
+            worker.tell(RESET + as_line(seed), "in reset")
         for worker in self._workers:
             worker.hear()
         return self._shared.obs
@@ -243,7 +235,7 @@ class WorkerEnvs:
         for name, array in self._shared.actions.items():
             np.copyto(array, actions[name])
         for worker in self._workers:
-            worker.begin_step()
+            worker.tell(STEP, "in step")
         brought = 0
         for worker in self._workers:
             brought |= worker.hear()

@@ -10,7 +10,7 @@ divided by each other, and bf16 is too coarse for that.
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from functools import cache, reduce
+from functools import reduce
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +22,9 @@ from impala_async.schema import ActionPart
 
 # Deviations beyond would be certain, or at random, for good.
 LOG_STD_RANGE = (-10.0, 2.0)
-NUM_NODES = 16
+# Nodes and weights, for the mean of a polynomial of degree 2 Q - 1 of a standard normal.
+NODES_Q, WEIGHTS_Q = np.polynomial.hermite_e.hermegauss(16)
+GAUSS_2Q = np.stack((NODES_Q, WEIGHTS_Q / WEIGHTS_Q.sum()))
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -138,7 +140,7 @@ class Gaussian:
         entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
         if not self._is_squashed:
             return entropy
-        gauss_2Q = torch.as_tensor(_nodes_and_weights()).to(self.mean_D)
+        gauss_2Q = torch.as_tensor(GAUSS_2Q).to(self.mean_D)
         points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * gauss_2Q[0]
         return entropy + (_log_tanh_slope(points_DQ) * gauss_2Q[1]).sum((-2, -1))
 
@@ -195,13 +197,6 @@ def _log_tanh_slope(values: Tensor) -> Tensor:
     """log(1 - tanh(x)^2), without loss of digits far from 0."""
     softplus = torch.nn.functional.softplus(-2 * values)
     return 2 * (math.log(2) - values - softplus)
-
-
-@cache
-def _nodes_and_weights() -> NDArray[np.float64]:
-    """[2, Q], for the mean of a polynomial of degree 2 Q - 1 of a standard normal."""
-    nodes_Q, weights_Q = np.polynomial.hermite_e.hermegauss(NUM_NODES)
-    return np.stack((nodes_Q, weights_Q / weights_Q.sum()))
 
 
 def _side_by_side(logits: Tensor, choices: tuple[int, ...]) -> Tensor:

@@ -266,7 +266,6 @@ def _remove(path: Path) -> None:
 
 
 def _found(directory: Path) -> list[tuple[Version, Path]]:
-    """Everything that is named like a checkpoint, newest first."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -312,7 +311,6 @@ def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _sized_files(path: Path, version: Version) -> dict[str, str]:
-    """The files that a manifest lists, each of its stated size, with their sha256."""
     try:
         manifest = find_object(path / MANIFEST, is_strict=True) or {}
         said = manifest["schema"], manifest["epoch"], manifest["update"]

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from impala_async.actor import workers as worker_module
-from impala_async.actor.env_worker import SharedColumns, as_line
+from impala_async.actor.env_worker import RESET, STEP, SharedColumns, as_line
 from impala_async.actor.workers import CLOSE_S, Worker, WorkerEnvs
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.faults import RUNNING
@@ -165,7 +165,7 @@ def working(env, look_up=lambda: None):
         *_, (obs, action, _) = worker.hear_look()
         worker.place = SharedColumns.over(memory, obs, action, 1).place
         worker.tell(as_line([1, 0]))
-        worker.begin_reset(1)
+        worker.tell(RESET + as_line(1), "in reset")
         worker.hear()
         yield worker
     finally:
@@ -178,7 +178,7 @@ def test_one_that_takes_too_long_tells_its_stack(capfd):
     with working(section("Hanging", kwargs={"after": 0})) as worker:
         # Not before: a reset may take longer on a busy machine.
         worker._timeout_s = 0.1
-        worker.begin_step()
+        worker.tell(STEP, "in step")
         said = r"worlds:Hanging has been in step for \d+ s, longer than env.step_timeout_s"
         with pytest.raises(EnvHangsError, match=said) as caught:
             worker.hear()
@@ -198,7 +198,7 @@ def test_an_actor_that_was_stopped_for_a_while_has_not_waited_meanwhile(monkeypa
             raise Stopped
 
     with working(section("Hanging", kwargs={"after": 0}), look_up) as worker:
-        worker.begin_step()
+        worker.tell(STEP, "in step")
         monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=read_clock))
         with pytest.raises(Stopped):
             worker.hear()
@@ -217,10 +217,10 @@ def test_one_that_was_ended_with_its_actor_is_no_fault_of_its_own():
         worker.process.kill()
         worker.process.wait()
         with pytest.raises(EnvError, match=r"was killed \(SIGKILL\)"):
-            worker.begin_step()
+            worker.tell(STEP, "in step")
         is_told = True
         with pytest.raises(Stopped):
-            worker.begin_step()
+            worker.tell(STEP, "in step")
 
 
 def test_signals_are_left_to_its_actor():
@@ -228,7 +228,7 @@ def test_signals_are_left_to_its_actor():
         for number in (signal.SIGINT, signal.SIGTERM):
             worker.process.send_signal(number)
             for _ in range(3):
-                worker.begin_step()
+                worker.tell(STEP, "in step")
                 worker.hear()
         assert worker.process.poll() is None
 
