@@ -20,8 +20,8 @@ async def make_harness():
     """Makes servers with open slots, by the settings of a test, and closes them at its end."""
     with ExitStack() as stack:
 
-        def make(*args, **settings):
-            made = ServerHarness(*args, **settings)
+        def make(**settings):
+            made = ServerHarness(**settings)
             stack.callback(made.close)
             return made
 

@@ -33,16 +33,15 @@ def config_of(schema, **sections):
 class ServerHarness:
     """A server with open slots. Full slots wait in `full` until the test is done with them."""
 
-    def __init__(self, schema=None, *, num_slots=3, is_open=True, lineage=None, **sections):
+    def __init__(self, *, schema=None, num_slots=3, is_open=True, **sections):
         self.schema = schema or small_schema()
         self.config = config_of(self.schema, **sections)
         self.full, self.slots, self.actors = [], [], []
-        self.schemas, self.losses = [], []
-        self.episodes = []
+        self.schemas, self.losses, self.episodes = [], [], []
         self.server = ActorServer(
             self.config,
             run_id=RUN_ID,
-            lineage=lineage or Lineage(0).resumed(1, 0),
+            lineage=Lineage(0).resumed(1, 0),
             schema=self.schema if is_open else None,
             on_schema=self.schemas.append,
             on_episodes=lambda episodes: self.episodes.extend(episodes.tolist()),
@@ -58,16 +57,13 @@ class ServerHarness:
         self.slots = allocate_slots(self.schema, columns, self._num_slots)
         self.server.open(self.schema, self.slots, self.full.append, MODEL)
 
-    def publish(self, update, epoch=1, layout_digest=b""):
+    def publish(self, update):
         buffer = np.full(64, update % 251, np.uint8)
-        weights = Weights(Version(epoch, update), buffer, layout_digest)
-        self.server.publish(weights)
-        return weights
+        self.server.publish(Weights(Version(1, update), buffer))
 
-    def actor(self, columns=1, schema=None):
+    def actor(self, columns=1):
         """One that has not said anything yet."""
-        server = self.server
-        made = Actor(server.data_url, server.weights_url, schema or self.schema, columns)
+        made = Actor(self.server.data_url, self.server.weights_url, self.schema, columns)
         self.actors.append(made)
         return made
 

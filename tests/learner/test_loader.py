@@ -240,19 +240,13 @@ def test_a_queue_keeps_the_order_and_wakes_whoever_waits():
     assert waiting.result() == 5
 
 
-def test_a_close_wakes_all_waiters_and_leaves_the_rest_for_the_accounts():
+def test_a_close_wakes_all_waiters():
     for is_drained in (False, True):
         indices = queue_of()
         with ThreadPoolExecutor() as pool:
             waiting = [pool.submit(indices.get, timeout) for timeout in (None, DEADLINE_S, None)]
             indices.close(is_drained=is_drained)
         assert [type(each.exception()) for each in waiting] == [ClosedError] * 3
-    indices = queue_of(1, 2)
-    indices.close()
-    with pytest.raises(ClosedError):
-        indices.get()
-    assert indices.take_all() == [1, 2]
-    assert len(indices) == 0
 
 
 def test_a_drained_close_gives_out_what_is_there_unless_another_one_follows():

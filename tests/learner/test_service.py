@@ -342,33 +342,25 @@ async def death_of(run):
     return raised.value
 
 
-def break_a_callback(run):
-    asyncio.get_running_loop().call_soon(boom)
-
-
 def break_a_sink(run):
     run.sink.error = Boom("it broke")
-
-
-async def start_an_actor(run):
-    await run.start_actors(1)
-
-
-def stop(run):
-    run.service.stop("terminated")
 
 
 @pytest.mark.parametrize(
     ("broken", "act", "what"),
     [
-        ("training.step.UpdateStep.run", start_an_actor, "the learner thread"),
+        ("training.step.UpdateStep.run", lambda run: run.start_actors(1), "the learner thread"),
         # It is not the fault of a peer, then.
-        ("trajectory.ColumnChecks.find_fault", start_an_actor, "the event loop"),
-        (None, break_a_callback, "the event loop"),
+        ("trajectory.ColumnChecks.find_fault", lambda run: run.start_actors(1), "the event loop"),
+        (None, lambda run: asyncio.get_running_loop().call_soon(boom), "the event loop"),
         (None, break_a_sink, "the reporter task"),
         # It is no trouble of the disk: it would never be saved again.
         ("learner.loop.saver.save_checkpoint", lambda run: None, "a save"),
-        ("training.step.UpdateStep.capture", stop, "the learner thread"),
+        (
+            "training.step.UpdateStep.capture",
+            lambda run: run.service.stop("terminated"),
+            "the learner thread",
+        ),
     ],
 )
 async def test_a_death_ends_the_run_at_once_with_its_cause(
@@ -385,8 +377,7 @@ async def test_a_death_ends_the_run_at_once_with_its_cause(
     settings = {"report_every_s": 0.02}
     async with service_run(tmp_path, learner=settings, checkpoint={"every_s": 0.05}) as run:
         await run.place()
-        acting = act(run)
-        if acting is not None:
+        if asyncio.iscoroutine(acting := act(run)):
             await acting
         death = await death_of(run)
         assert not died_at or time.monotonic() - died_at[0] < AT_ONCE_S

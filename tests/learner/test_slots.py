@@ -84,19 +84,14 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
 # -------------------- the accounts: they hold at every moment, whatever happens in whatever order
 
 
-def check(ledger):
-    report = ledger.report()
-    check_identities(report)
-    return report
-
-
 def test_what_is_filling_and_what_never_reached_the_learner_is_given_up_at_the_end():
     ledger = Ledger()
     ledger.admit(7)
     ledger.submit(1, 4)
     for batches in ((), (1,), ()):
         ledger.abandon(*batches)
-    report = check(ledger)
+    report = ledger.report()
+    check_identities(report)
     assert (report["dropped/shutdown"], report["trajectories/in_slots"]) == (7, 0)
 
 
@@ -115,4 +110,5 @@ def test_a_saved_ledger_goes_on_with_the_same_numbers():
     # Saving changes nothing for whoever goes on; what was in slots is lost to whoever resumes.
     assert ledger.report() == before
     lost = {"dropped/shutdown": 6, "trajectories/dropped": 7, "trajectories/in_slots": 0}
-    assert check(resumed) == {**before, **lost}
+    check_identities(resumed.report())
+    assert resumed.report() == {**before, **lost}

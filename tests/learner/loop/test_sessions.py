@@ -1,5 +1,6 @@
 """Everything that an actor says except its trajectories: a message and a time in, answers out."""
 
+import functools
 import hashlib
 import json
 import logging
@@ -34,10 +35,7 @@ from tests.learner.pure_learner import RUN_ID, HandActor, PureLearner
 
 SCHEMA = small_schema()
 NOBODY = b"?" * 16
-
-
-def learner_of(**settings):
-    return PureLearner(SCHEMA, **settings)
+learner_of = functools.partial(PureLearner, SCHEMA)
 
 
 def refusal(actor, code="mismatch"):
