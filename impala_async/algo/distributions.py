@@ -212,7 +212,6 @@ def _side_by_side(logits: Tensor, choices: tuple[int, ...]) -> Tensor:
 
 
 def _flat(actions: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Actions of a part's own shape, one item after the other."""
     return actions.flatten(-len(shape)) if shape else actions.unsqueeze(-1)
 
 

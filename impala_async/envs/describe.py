@@ -90,7 +90,6 @@ def random_actions(
 
 
 def _items(spec: ActionSpec, values_CP: NDArray[Any]) -> list[NDArray[Any]]:
-    """The columns that belong to each discrete item, of all parts one after the other."""
     sizes = [size for part in spec.parts for size in part.choices]
     return np.split(values_CP, np.cumsum(sizes)[:-1], axis=1) if sizes else []
 

@@ -134,7 +134,6 @@ def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
 
 
 def _turn(space: Any, is_squashed: bool) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """From our values of one part to a new array of the space's."""
     dtype = np.dtype(space.dtype)
     if not isinstance(space, Box):
         if not np.any(start := getattr(space, "start", 0)):

@@ -80,7 +80,6 @@ class OwnEnvs:
         raise NotImplementedError
 
     def _first_seed(self, seed: int, first_env: int) -> int:
-        """The seed of the first environment, whose number among those of its actor is this."""
         self._stepping.first = self._resetting.first = first_env
         return spread_seed(seed) + first_env
 

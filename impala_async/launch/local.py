@@ -106,7 +106,8 @@ class _Actor:
         with contextlib.suppress(OSError), self.log_path.open("rb") as log:
             log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
             words = log.read(MOST_LAST_BYTES)
-        lines = words.decode(errors="replace").splitlines()
+        # What `start_logging` writes of its work is no reason of a death.
+        lines = [x for x in words.decode(errors="replace").splitlines() if x[8:14] != " INFO "]
         if errors := [line for line in lines if line.startswith("error: ")]:
             said = errors[-1].removeprefix("error: ")
         elif lines:
@@ -205,7 +206,6 @@ class LocalRun:
             self._learner.send_signal(number)
 
     def _is_hurried(self) -> bool:
-        """Whether a second Ctrl-C was not answered in time: it may hang, or be stopped."""
         return time.monotonic() >= self._kill_at
 
     def _tell_wait(self) -> None:
@@ -230,9 +230,15 @@ class LocalRun:
             self._learner.send_signal(GIVE_UP if is_given_up else signal.SIGTERM)
         end_in_time([self._learner], LEARNER_END_S, self._is_hurried)
         running = [actor.process for actor in self._actors if actor.process]
+        wait = Wait(logger.info)
+
+        def is_hurried() -> bool:
+            wait.look(lambda s: f"ending: waiting for the actors ({s:.0f} s)")
+            return self._is_hurried()
+
         # A learner that reached its goal has told them so; one that was told to end may be started
         # again, as far as they know, and they would look for it.
-        end_in_time(running, ACTOR_END_S if is_finished else 0.0, self._is_hurried)
+        end_in_time(running, ACTOR_END_S if is_finished else 0.0, is_hurried)
         self._lifeline.close()
 
 

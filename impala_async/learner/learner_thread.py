@@ -240,7 +240,6 @@ class LearnerThread:
 
     @property
     def _is_between_updates(self) -> bool:
-        """Whether anything may end or be saved now."""
         return not (self._is_lockstep and len(self._ring))
 
     def _is_over(self) -> bool:

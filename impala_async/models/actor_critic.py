@@ -95,7 +95,6 @@ class ActorCritic(nn.Module):
                 return torso(obs).float()  # type: ignore[no-any-return]
 
     def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The leaves, those that are normalised in float32 and in their own shapes."""
         normal = {}
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             values = obs[leaf.name]

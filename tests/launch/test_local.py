@@ -307,13 +307,15 @@ sys.exit(2)
     assert "cannot run" not in caplog.text
 
 
-WARNING = "03:52:22 WARNING in step for 12 s"
+INFO, WARNING = "03:52:22 INFO back at work", "03:52:22 WARNING in step for 12 s"
 
 
 @pytest.mark.parametrize(
     ("said", "code", "how"),
     [
         ("", -11, "died of SIGSEGV (it said nothing)"),
+        (INFO, -11, "died of SIGSEGV (it said nothing)"),
+        (f"no GL\n{INFO}", -11, "died of SIGSEGV (the last line of its log: no GL)"),
         (WARNING, -11, f"died of SIGSEGV (the last line of its log: {WARNING})"),
         (f"error: no such world\n{WARNING}", 78, "ended with exit code 78 (no such world)"),
         # It may be its environment's, and no reason.
@@ -491,3 +493,4 @@ serve()
     monkeypatch.setattr(local.logger, "info", say)
     assert run(learner, ACTOR_UNTIL_KILLED, num_actors=2) == 0
     assert said[0].startswith("starting: waiting for the learner, which loads torch, tries ")
+    assert said[-1] == "ending: waiting for the actors"
