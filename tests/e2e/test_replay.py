@@ -37,12 +37,6 @@ def play(player, recording, *flags):
     return player.open("replay", str(recording), "--run-dir", str(player.run_dir), *flags)
 
 
-def played(player, recording, *flags):
-    door = play(player, recording, *flags)
-    assert door.wait_exit(90) == 0, door.log
-    return door.log
-
-
 def test_a_run_is_made_again_with_passes_rings_rounded_weights_and_actors_of_any_width(
     site, recording, player
 ):
@@ -58,7 +52,9 @@ def test_a_run_is_made_again_with_passes_rings_rounded_weights_and_actors_of_any
     # Torsos round to bfloat16 anyway, so they travel in it.
     whole_bytes = 2 * TORSO_NUMBERS + 4 * HEAD_NUMBERS
     assert last["weights/bytes"] == last["weights/served"] * whole_bytes
-    assert "to the last bit" in played(player, recording, "--exact")
+    door = play(player, recording, "--exact")
+    assert door.wait_exit(90) == 0, door.log
+    assert "to the last bit" in door.log
     assert player.outcome() == site.outcome()
     names = ("model", "optimizer", "target")
     assert {f"{name}.safetensors" for name in names} <= site.outcome().keys()

@@ -387,10 +387,14 @@ def run_of(script, **settings):
     return Run(script, lockstep=True, **settings)()
 
 
+def in_order(num_batches):
+    """Each acted with the version before its own."""
+    return [batch_of(n, updates=(n - 1,) * 4) for n in range(1, num_batches + 1)]
+
+
 @pytest.mark.parametrize("num_updates", [1, 4])
 def test_all_passes_and_minibatches_of_a_batch_are_one_version(num_updates):
-    batches = [batch_of(n, updates=(n - 1,) * 4) for n in (1, 2, 3)]
-    run = run_of(batches, step=FakeStep(num_updates=num_updates), num_passes=3)
+    run = run_of(in_order(3), step=FakeStep(num_updates=num_updates), num_passes=3)
     assert run.step.batches == [1] * 3 + [2] * 3 + [3] * 3
     assert run.listener.updates == [0, 1, 2, 3]
     # Weights of the last pass.
@@ -417,8 +421,7 @@ def test_an_update_that_is_skipped_has_a_version_all_the_same(why):
 
 
 def test_a_limit_that_is_reached_waits_for_the_end_of_the_update():
-    batches = [batch_of(1), batch_of(2, (1,) * 4), batch_of(3, (2,) * 4)]
-    run = run_of(batches, num_passes=3, stop={"env_steps": 13})
+    run = run_of(in_order(3), num_passes=3, stop={"env_steps": 13})
     assert run.step.batches == [1] * 3 + [2] * 3
     assert run.listener.stops == ["env_steps"]
     assert run.thread.progress == Progress(1, update=2, env_steps_trained=24)
@@ -426,8 +429,7 @@ def test_a_limit_that_is_reached_waits_for_the_end_of_the_update():
 
 
 def test_the_end_is_told_before_the_version_by_which_others_would_go_on():
-    listener = Listener()
-    told = []
+    listener, told = Listener(), []
     post = listener.channels.stops.post
 
     def noted(reason):
@@ -435,15 +437,13 @@ def test_the_end_is_told_before_the_version_by_which_others_would_go_on():
         post(reason)
 
     listener.channels.stops.post = noted
-    batches = [batch_of(1), batch_of(2, (1,) * 4), batch_of(3, (2,) * 4)]
-    run_of(batches, listener=listener, stop={"env_steps": 24})
+    run_of(in_order(3), listener=listener, stop={"env_steps": 24})
     assert told == [("env_steps", [0, 1])]
     assert listener.updates.copy() == [0, 1, 2]
 
 
 def test_nothing_is_saved_between_the_passes_of_an_update():
-    listener = Listener()
-    step = FakeStep()
+    listener, step = Listener(), FakeStep()
     learn = step.run
 
     def ask_in_the_middle(*arguments, **settings):
@@ -451,7 +451,7 @@ def test_nothing_is_saved_between_the_passes_of_an_update():
         return learn(*arguments, **settings)
 
     step.run = ask_in_the_middle
-    run_of([batch_of(1), batch_of(2, (1,) * 4)], listener=listener, step=step, num_passes=3)
+    run_of(in_order(2), listener=listener, step=step, num_passes=3)
     # The last is the capture of the end.
     assert [capture.training for capture in listener.captures] == [3, 6, 6]
     assert [capture.progress.update for capture in listener.captures] == [1, 2, 2]
