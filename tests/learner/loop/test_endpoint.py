@@ -216,10 +216,11 @@ async def test_after_the_close_nothing_is_read(bench):
     assert errors == []
 
 
-async def test_a_message_of_very_many_frames_is_dropped_in_turns(bench):
+async def test_a_message_of_very_many_frames_is_dropped_in_turns_and_cut_off(bench, cut):
     await bench.say(pack(NotModified(1, 1)), *[b""] * (5 * MAX_DISCARDED))
     await bench.say(pack(DATA))
     await until(lambda: [message for _, message in bench.heard] == [DATA], "the next message")
     # Between them the loop had its turns.
     assert len(bench.bursts) >= 3
     assert bench.counters["bad/wrong_frame_count"] == 1
+    assert [why for _, why in cut] == ["sent a message of too many frames"]

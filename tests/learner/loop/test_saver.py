@@ -16,7 +16,7 @@ from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured, Progress
 from impala_async.learner.loop import saver
 from impala_async.learner.loop.reporter import EpisodeStats
-from impala_async.learner.loop.saver import Saver, load_newest
+from impala_async.learner.loop.saver import Saver, begin_epoch, load_newest
 from impala_async.learner.slots import Ledger, Settlement
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
@@ -274,3 +274,10 @@ def rewrite(path, state):
     digest = hashlib.sha256(data).hexdigest()
     manifest["files"]["state.json"] = {"size": len(data), "sha256": digest}
     (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_start_has_an_epoch_over_those_of_all_checkpoints(tmp_path):
+    """The file that counts starts may be older, put back from elsewhere perhaps."""
+    folder = RunFolder(tmp_path)
+    (folder.checkpoints / "ckpt-7-3").mkdir(parents=True)
+    assert begin_epoch(folder, None)[0].epoch == 8
