@@ -196,7 +196,6 @@ class LearnerService:
             await asyncio.wait(tasks)
 
     def _begin(self, what: str, body: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
-
         def note_end(task: asyncio.Task[object]) -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._fail(what, error)
