@@ -106,7 +106,7 @@ class _Actor:
         with contextlib.suppress(OSError), self.log_path.open("rb") as log:
             log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
             words = log.read(MOST_LAST_BYTES)
-        # What `start_logging` writes of its work is no reason of a death.
+        # A line of its work, as `start_logging` writes it, is no reason of a death.
         lines = [x for x in words.decode(errors="replace").splitlines() if x[8:14] != " INFO "]
         if errors := [line for line in lines if line.startswith("error: ")]:
             said = errors[-1].removeprefix("error: ")
