@@ -43,7 +43,7 @@ def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
 
 
 def beside(path: Path) -> Path:
-    """Where this process writes it first."""
+    """The path where this process first writes the file."""
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
@@ -85,7 +85,7 @@ def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """For `open`, which would wait for who writes to a pipe."""
+    """An opener for `open`, which would otherwise wait until somebody writes to a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -55,7 +55,7 @@ class Unhurried:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: what was written is on its way."""
+        """There is nothing to do: what was written is on its way."""
 
     def drain(self, within_s: float) -> None:
         """Wait until all of it is read, or nobody reads it in time."""
@@ -77,14 +77,14 @@ class Unhurried:
 
 
 def write_any_text() -> None:
-    """From now on no text ends us: what an encoding does not have is written as an escape."""
+    """Let no text end us: a character that an encoding does not have is written as an escape."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def write_unhurried() -> None:
-    """From now on stderr never waits for its reader; a file has none, and is left as it is."""
+    """Let stderr never wait for its reader; a file has no reader, and is left as it is."""
     stream = sys.stderr
     if isinstance(stream, Unhurried) or not _has_reader(stream):
         return

@@ -105,7 +105,7 @@ class Policy:
         self.model.precision = precision
 
     def act_in(self, precision: torch.dtype) -> None:
-        """For good: act only, with torsos in this precision."""
+        """Serve acting alone from now on, with torsos in this precision."""
         if precision == torch.float32:
             return
         self.compute_in(precision)

@@ -78,7 +78,7 @@ def inherited_fds() -> tuple[int, ...]:
 
 
 def hold() -> None:
-    """In a child: from now on end with the parent. Without a lifeline this does nothing."""
+    """Let a child end with its parent from now on. Without a lifeline this does nothing."""
     for fd in inherited_fds():
         threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
 
@@ -100,7 +100,7 @@ def _watch(fd: int) -> None:
 
 
 def begin() -> None:
-    """Before anything is opened or started."""
+    """Prepare this process, before anything is opened or started."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Those in process groups of their own say something too, where a terminal has `stty tostop`.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
@@ -137,7 +137,7 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 @contextmanager
 def quit_at_once() -> Iterator[None]:
-    """In here a signal ends this process on the spot, unless somebody else takes it over."""
+    """A context in which a signal ends this process at once, unless somebody takes it over."""
     before = {number: signal.signal(number, _quit) for number in REQUESTS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     try:
@@ -149,7 +149,7 @@ def quit_at_once() -> Iterator[None]:
 
 @contextmanager
 def undone(undo: Callable[[], object]) -> Iterator[None]:
-    """When this process ends on the spot in here, this is called before."""
+    """A context that calls `undo` before a signal ends this process at once in it."""
     _undoings.append(undo)
     try:
         yield
@@ -158,7 +158,7 @@ def undone(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def end_silently() -> None:
-    """From now on Ctrl-C ends this process without a word: it belongs to one that has heard it."""
+    """Let Ctrl-C end this process without a word: it belongs to one that has heard it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
 
@@ -177,7 +177,7 @@ def _quit(number: int, frame: object) -> None:
 
 
 def end_at_signal(code: int) -> None:
-    """From now on a signal ends this process at once, with that exit code and without a word."""
+    """Let a signal end this process at once, with that exit code and without a word."""
     for number in REQUESTS:
         signal.signal(number, lambda *_: os._exit(code))
 

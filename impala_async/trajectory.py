@@ -89,12 +89,12 @@ class _Range(NamedTuple):
     what: str
     leaf: Leaf
     dtype: str
-    """As which its bytes are read: a negative index, read as unsigned, is a huge one."""
+    """The dtype as which it is read: a negative index, read as unsigned, is a huge one."""
     least: float
     most: Any
     """A number, or one for each item of a column."""
     beyond: str = ""
-    """How one beyond them is called; empty: too large."""
+    """How a number beyond them is called; empty: too large."""
     is_masked: bool = False
     """Whether its items in masked rows are never looked at, here or later."""
 

@@ -54,7 +54,7 @@ class UserCode:
     name: str
     """The setting and its value, which name the code."""
     where: str
-    """In words, where the code failed."""
+    """The place where the code failed, in words."""
     kind: type[ImpalaAsyncError] = ConfigError
     """The error of ours that an exception becomes; one that is such already passes."""
 
@@ -123,7 +123,7 @@ def import_module(what: str, name: str, kind: type[ImpalaAsyncError] = ConfigErr
 
 
 def _missing_advice(error: BaseException) -> str:
-    """For what a missing module has caused: a clause that says what to do about it."""
+    """A clause that says what to do about a missing module, if that is the cause."""
     # gymnasium has errors of its own for what is missing, caused by the import's.
     missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     if not isinstance(missing, ModuleNotFoundError) or not missing.name:

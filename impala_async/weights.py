@@ -32,7 +32,7 @@ class WeightsLayout:
     bfloat16 behind all others, so that each is aligned and nothing lies between."""
 
     arrays: tuple[ArraySpec, ...]
-    """As the model has them."""
+    """The arrays, as the model has them."""
     rounded: frozenset[str] = frozenset()
     """The names of those that the buffer holds in bfloat16."""
 
@@ -45,7 +45,7 @@ class WeightsLayout:
         return tuple(BFLOAT16 if each.name in self.rounded else each.dtype for each in self.arrays)
 
     def to_json(self) -> bytes:
-        """For an actor that has no model of its own to see it by."""
+        """The layout as JSON, for an actor that has no model of its own."""
         arrays = [
             {"name": array.name, "shape": array.shape, "dtype": dtype}
             for array, dtype in zip(self.arrays, self.dtypes, strict=True)

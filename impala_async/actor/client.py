@@ -61,7 +61,7 @@ class NewRun(Exception):
 def choose_compression(
     choice: Literal["auto", "on", "off"], data_url: str
 ) -> Callable[[Bytes2D], bytes | None] | None:
-    """For what leaves the host; it gives the planes in one frame, or None if that does not pay."""
+    """The compression of planes that leave the host, into one frame, or None if it is in vain."""
     is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
     if choice == "off" or (choice == "auto" and not is_remote):
         return None
@@ -94,7 +94,7 @@ class Client:
         self.timers: dict[str, float] = {}
         """Where the time goes, for heartbeats."""
         self.refused = Counter[str]()
-        """How many messages were, by the reason."""
+        """How many messages were refused, by the reason."""
         self.is_finished = False
         """Whether the learner has said that it is."""
         self._free: deque[MessageBuffer] = deque()

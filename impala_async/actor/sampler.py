@@ -21,8 +21,8 @@ from impala_async.weights import Weights
 
 
 class Sampler:
-    """For NEXT_STEP: all columns share a cursor and travel in one message. The step after an end is
-    a row of its own (masked), so nothing needs to be added."""
+    """Samples NEXT_STEP: all columns share a cursor and travel in one message. The step after an
+    end is a row of its own (masked), so nothing needs to be added."""
 
     def __init__(
         self,
@@ -105,8 +105,8 @@ class Sampler:
 
 
 class SameStepSampler(Sampler):
-    """For SAME_STEP: a step that ends an episode gives two rows, the transition and a masked one
-    with the final observation. So cursors part, and each column travels in its own message.
+    """Samples SAME_STEP: a step that ends an episode gives two rows, the transition and a masked
+    one with the final observation. So cursors part, and each column travels in its own message.
 
     The masked row needs no act. It is written with the step itself, unless it opens a trajectory:
     then at the beginning of the next step, while the reset observation is still there.

@@ -62,7 +62,7 @@ class ActorService:
         self._stopper = Stopper(logger.warning, self._whose)
 
     def run(self) -> int:
-        """Until the learner is finished, or a signal comes; the exit code."""
+        """Serve until the learner is finished, or a signal comes; returns the exit code."""
         for number in REQUESTS:
             signal.signal(number, self._on_signal)
         self._watch.start()

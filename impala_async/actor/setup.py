@@ -112,8 +112,8 @@ def pick_device(name: str) -> str:
 
 
 def count_cores() -> int:
-    """How many this process may use, at least one: of its affinity, and no more than its quota in
-    whole cores. Containers see theirs as the root."""
+    """How many cores this process may use: those of its affinity, but no more than its quota has
+    whole ones, and at least one. A container sees its own quota as the root's."""
     try:
         lines = OWN_CGROUP.read_text().splitlines()
     except OSError:

@@ -186,7 +186,7 @@ def key_like(key: str) -> str | None:
 
 
 def _named_like(name: str, keys: list[str], cutoff: float) -> list[str]:
-    """At most one, by its name alone: with its section others would look alike."""
+    """The key most like it, if any, by its name alone: with its section others would look alike."""
     names = [key.rpartition(".")[2] for key in keys]
     near = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     return [keys[names.index(found)] for found in near]

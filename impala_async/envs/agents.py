@@ -52,7 +52,7 @@ def make_deal(section: PoliciesSection, agents: Sequence[Any]) -> Deal:
 
 
 def _shuffle(num_policies: int, num_agents: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """In a random order, and again in another one while agents are left."""
+    """Deal all policies in a random order, and again in another one while agents are left."""
     num_rounds = -(-num_agents // num_policies)
     rounds = np.concatenate([rng.permutation(num_policies) for _ in range(num_rounds)])
     # Or the agents of a round would never be played by one policy.

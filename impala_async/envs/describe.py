@@ -73,7 +73,7 @@ def try_steps(envs: EnvBatch) -> None:
 def random_actions(
     spec: ActionSpec, obs: Obs, num_columns: int, rng: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
-    """For each column, legal choices alike likely, and normal numbers."""
+    """Draw for each column: legal choices are equally likely, and numbers are normal."""
     scores_CP = rng.random((num_columns, spec.num_choices))
     if spec.legal is not None:
         scores_CP[obs[spec.legal].reshape(num_columns, -1) == 0] = -1.0
@@ -143,8 +143,8 @@ def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
 def main() -> int:
     """Read from stdin `{"env": EnvSection, "sampler": its name, "policies": PoliciesSection}`.
 
-    Write on the real stdout a line, the answer or `{"error": one line}`. Whatever the environment
-    prints goes to stderr.
+    Write one line to the real stdout: the answer, or `{"error": one line}`. All that the
+    environment prints goes to stderr.
     """
     end_silently()
     processes.hold()

@@ -140,7 +140,7 @@ def close_all(envs: Iterable[Any], name: str | None = None) -> None:
 
 
 def tell_stderr(line: str) -> None:
-    """For a process without a log."""
+    """Tell a line where the process has no log."""
     os.write(STDERR, f"{line}\n".encode())
 
 

@@ -99,7 +99,7 @@ class _Actor:
         self.spoke_at = None
 
     def how_it_ended(self, code: int) -> str:
-        """With its last words that may say why: those since its start, as an environment prints."""
+        """How it ended, and the last words since its start that say why: environments print too."""
         if code == -signal.SIGKILL:
             return how_it_ended(code)
         said, words = "it said nothing", b""
@@ -181,7 +181,7 @@ class LocalRun:
         actor.start_at = time.monotonic() + (GOODBYE_S if actor.is_done else RESTART_AFTER_S)
 
     def _start(self, actor: _Actor) -> None:
-        """Once it has run, what keeps it from running again may pass, and the others go on."""
+        """Start it. A failure of the first start ends the run; a later one may pass."""
         if actor.how_it_was_lost:
             told = "actor %d %s: starting it again; its log: %s"
             logger.warning(told, actor.number, actor.how_it_was_lost, actor.log_path)
@@ -256,7 +256,7 @@ def spawn(
 
 
 def exit_code(code: int) -> int:
-    """As a shell says it: a process that signal n ended has 128 + n."""
+    """The exit code that a shell gives: 128 + n for a process that signal n ended."""
     return code if code >= 0 else SHELL_SIGNAL - code
 
 

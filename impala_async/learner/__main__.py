@@ -234,8 +234,8 @@ def _show(
 
 
 def _leave(code: int) -> NoReturn:
-    """Where an interpreter ends beneath a thread that computes, as a run that dies may have one,
-    torch aborts the process, whatever its exit code was."""
+    """End with this code. A run that dies may leave a thread that computes; if the interpreter
+    ended beneath it, torch would abort the process, whatever its exit code was."""
     if any(each.daemon and each.name != WRITER for each in threading.enumerate()):
         flush_output()
         os._exit(code)

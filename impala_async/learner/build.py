@@ -112,8 +112,8 @@ def pick_device(name: str) -> torch.device:
 
 
 def num_slots(section: LearnerSection, device: torch.device) -> tuple[int, int]:
-    """How many there are of this host, and of a GPU. On a CPU the ring's batches lie in the first,
-    on a GPU in the second; then one on either side is being loaded."""
+    """How many slots the host has, and the GPU. On a CPU the ring's batches lie in the host's, on a
+    GPU in the GPU's; then each side has one more, for the batch that is being loaded."""
     ring, waiting_and_filling = section.minibatch_buffer_size, section.queue_size + 1
     if device.type == "cuda":
         return waiting_and_filling + 1, ring + 1

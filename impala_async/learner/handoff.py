@@ -38,7 +38,7 @@ class Inbox(Generic[Value]):
         self._loop, self._take = loop, take
 
     def post(self, value: Value) -> None:
-        """From a thread; never waits. After the loop has ended nobody is there to listen."""
+        """Hand over from a thread; never waits. After the loop has ended nobody listens."""
         try:
             self._loop.call_soon_threadsafe(self._take, value)
         except RuntimeError:
@@ -55,7 +55,7 @@ class Mailbox(Generic[Value]):
         self._newest: deque[Value] = deque(maxlen=1)
 
     def post(self, value: Value) -> None:
-        """From a thread; replaces a value that has not been taken yet."""
+        """Hand over from a thread; replaces a value that has not been taken yet."""
         self._newest.append(value)
         self._inbox.post(None)
 
@@ -145,7 +145,7 @@ class Channels:
     captures: Inbox[Captured]
     stops: Inbox[str]
     run_path: Path
-    """Where it leaves what made it give up."""
+    """The folder where it leaves what made it give up."""
     watchdog: Watchdog
     # Requests of the loop, which the thread looks at when it has time.
     is_report_due: threading.Event = field(default_factory=threading.Event)

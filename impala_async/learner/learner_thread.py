@@ -86,7 +86,7 @@ class LearnerThread:
         self._lag_histogram = np.zeros(section.max_lag + 1, np.int64)
 
     def run(self) -> None:
-        """Until a stop is reached or the queues close; then settle what the ring holds."""
+        """Train until a stop is reached or the queues close; then settle what the ring holds."""
         make_current(self._device)
         torch.set_num_threads(self._section.threads)
         self._publish()

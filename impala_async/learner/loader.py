@@ -43,7 +43,7 @@ class IndexQueue:
         return len(self._items)
 
     def put(self, item: int) -> None:
-        """From any side; never waits."""
+        """Add one, from any side; never waits."""
         with self._changed:
             assert len(self._items) < self.capacity, f"{self.name}: more indices than slots"
             self._items.append(item)
@@ -51,7 +51,7 @@ class IndexQueue:
             self._changed.notify()
 
     def get(self, timeout: float | None = None) -> int:
-        """From a thread: wait; raises queue.Empty after the timeout, ClosedError at the end."""
+        """Wait for one in a thread: queue.Empty after the timeout, ClosedError at the end."""
         started = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
@@ -70,7 +70,7 @@ class IndexQueue:
             return items
 
     def close(self, *, is_drained: bool = False) -> None:
-        """From any side: every waiter wakes and raises ClosedError, drained: once it is empty."""
+        """Wake every waiter, from any side: it raises ClosedError; drained, once this is empty."""
         with self._changed:
             self._is_closed, self.is_drained = True, is_drained
             self._changed.notify_all()
@@ -178,14 +178,14 @@ class HostLoader:
         return len(self.full)
 
     def leftovers(self) -> list[int]:
-        """After the end: batches that never reached the ring."""
+        """The batches that never reached the ring, once the end has come."""
         return [self.slots[index].batch for index in self.full.take_all()]
 
     def report(self) -> dict[str, object]:
         return self.full.report()
 
     def close(self, *, is_drained: bool = False) -> None:
-        """Nothing more comes in. What waits is left over, or, drained, handed out first."""
+        """Take no more batches. Those that wait are left over; if drained, they come out first."""
         self.full.close(is_drained=is_drained)
 
 

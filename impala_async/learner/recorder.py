@@ -118,11 +118,11 @@ class Recorder:
             logger.info("recorded %d messages in %s", self._num_messages, self._path)
 
     def close(self) -> None:
-        """However the run ended; twice does no harm. What is waiting is written all the same."""
+        """Take no more messages; twice does no harm. Those that are waiting are still written."""
         self._queue.put(None)
 
     def withdraw(self) -> None:
-        """Where the run never began, leave no empty file."""
+        """Leave no empty file where the run never began."""
         if self._writing is None:
             self._path.unlink(missing_ok=True)
             os.close(self._fd)
@@ -176,7 +176,7 @@ class Recorder:
             "the recording has ended, and training goes on without it: %s: %s. %s can be replayed",
             self._path,
             error.strerror if isinstance(error, OSError) else repr(error),
-            "Nothing there" if self.is_empty else "What is in the file",
+            "Nothing there" if self.is_empty else "All that is in the file",
         )
         self._note_room()
         if not isinstance(error, OSError):

@@ -150,7 +150,7 @@ class LearnerService:
         )
 
     async def run(self) -> int:
-        """Until something ends the run; its exit code. A death is raised as ServiceError."""
+        """Serve until the run ends; returns its exit code. A death is raised as ServiceError."""
         self._watchdog.start(self._loop.call_later, has_child=self._is_watched)
         try:
             if self._schema is not None:

@@ -151,7 +151,7 @@ class Ledger:
             self._of["partial"].add(reason, count)
 
     def abandon(self, *batches: int) -> None:
-        """At the end of a run: these never reached the learner, nor does what is filling."""
+        """Count these and the filling one as dropped: the run is over before they were trained."""
         self._of["dropped"].add("shutdown", self._filling)
         self._filling = 0
         for batch in batches:
@@ -175,7 +175,7 @@ class Ledger:
         return report
 
     def save(self) -> dict[str, dict[str, int]]:
-        """For a checkpoint. A start that resumes from it has lost what is in slots now."""
+        """The counts for a checkpoint. A resumed start has lost what is in slots now."""
         saved = {group: counters.snapshot() for group, counters in self._of.items()}
         saved["dropped"]["shutdown"] += self.in_slots
         return saved

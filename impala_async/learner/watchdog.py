@@ -174,7 +174,7 @@ class Silence:
         self._ticks = self._longest = 0
 
     def add(self, lines: Iterable[str], *, is_stopped: bool = False) -> tuple[str, bool] | None:
-        """After a tick in which these lines came: what is to be said, and whether it is the end."""
+        """Take a tick and the lines that came in it; returns what to say, and if it is the end."""
         what, has_moved = LOOP_STANDS, is_stopped
         for what in lines:
             if what.startswith(TOO_LATE):

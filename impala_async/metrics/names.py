@@ -159,10 +159,10 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("host/rss_bytes", "bytes", "resident memory of the learner process"),
     ),
 }
-"""By what they are of: the name, the unit and the meaning of each."""
+"""The metrics by subject: each has a name, a unit and a meaning."""
 
 OWN_PREFIX = "user/"
-"""Before a name of a user's own, which is declared nowhere."""
+"""The prefix of a user's own metrics, which are declared nowhere."""
 _OWN_NAME = re.compile(rf"{OWN_PREFIX}[a-z][a-z0-9_]*")
 
 REGISTRY = {

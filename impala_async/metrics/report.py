@@ -234,7 +234,7 @@ def format_return(value: float | None, goal: float | None = None) -> str:
 
 
 def format_mean_return(value: float | None, num_episodes: object, goal: float | None = None) -> str:
-    """As `format_return`, with the number of episodes while there are few."""
+    """Format as `format_return`, with the number of episodes while there are few."""
     is_early = isinstance(num_episodes, int) and 0 < num_episodes < RETURN_EPISODES
     few = f" ({num_episodes} episode{'s' * (num_episodes != 1)})" if is_early else ""
     aim = "" if goal is None else f" / {goal:.12g}"

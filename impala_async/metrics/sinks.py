@@ -129,7 +129,7 @@ class Run(NamedTuple):
 
 
 class ChosenSinks:
-    """As many as a section names, as one sink. Each has a thread, to wait and fail on its own."""
+    """All sinks that a section names, as one. Each has a thread, to wait and fail on its own."""
 
     def __init__(self, section: ReportSection, run: Run) -> None:
         sinks: list[tuple[str, Sink]] = []

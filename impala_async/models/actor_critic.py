@@ -132,7 +132,7 @@ class Core(nn.Module):
 
 
 class PolicyHead(nn.Linear):
-    """To all action parts; a deviation that is not from the state is a parameter of its own."""
+    """Serves all action parts; a deviation that is not from the state is a parameter of its own."""
 
     def __init__(
         self, num_hidden: int, parts: tuple[ActionPart, ...], section: ModelSection

@@ -227,7 +227,7 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
 
 
 def by_numpy(torso: object, head: nn.Linear) -> Net | None:
-    """From one leaf of floats to what the head gives, from the layers' own memory; else None."""
+    """The net in numpy over the layers' own memory, if one leaf of floats goes in; else None."""
     if type(torso) is not MLPTorso or [leaf.dtype for leaf in torso.leaves] != ["float32"]:
         return None
     (leaf,), is_tanh = torso.leaves, torso.activate is torch.tanh_

@@ -27,7 +27,7 @@ class RecordingIndex:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.end: End | None = None
-        """None if the learner did not end in good order."""
+        """The record of the end; None if the learner did not end in good order."""
         self.most_columns = 0
         self._offsets: list[int] = []
         self._reader = Reader(path)

@@ -69,7 +69,7 @@ class Player:
         self._began_at, self._say_at = self._newest_at, math.inf
 
     def run(self) -> None:
-        """Until all is played and settled, the learner says goodbye, or this process is to end."""
+        """Play until all is settled, the learner says goodbye, or this process is to end."""
         try:
             self._join()
             self._began_at = time.monotonic()

@@ -1,7 +1,7 @@
 """The optimizer: how it is built, its schedules, its steps, its state as tensors.
 
-What it remembers of each parameter goes on in a resumed run. Its options do not: those are the
-settings', which may have changed, and this machine's.
+A resumed run goes on with the state that it has of each parameter, but not with its options: they
+follow from the settings, which may have changed, and from this machine.
 """
 
 import inspect
@@ -109,7 +109,7 @@ def take_step(optimizer: Optimizer, norm: float, max_norm: float | None) -> None
 def scheduled(
     start: float, end: float | None, horizon: int | None, env_steps_trained: int
 ) -> float:
-    """From `start` to `end` over `horizon` env steps trained, if there is an `end`."""
+    """A value that goes from `start` to `end`, if there is one, in `horizon` env steps trained."""
     if end is None:
         return start
     assert horizon, "the settings want both"

@@ -26,7 +26,7 @@ LARGEST_SCALE = 1e15
 
 
 def clip_rewards(rewards: Tensor, kind: Literal["unit", "soft_asymmetric"] | None) -> Tensor:
-    """As DQN did for Atari (Nature 518), or IMPALA for DMLab-30 (arXiv 1802.01561, figure D.1)."""
+    """Clip as DQN for Atari (Nature 518), or IMPALA for DMLab-30 (arXiv 1802.01561, figure D.1)."""
     if kind is None:
         return rewards
     if kind == "unit":
@@ -57,7 +57,7 @@ class ReturnScale:
         if count == 0:
             return
         mean, mean_square = total / count * scale, total_square / count * (scale * scale)
-        # That is false of NaN too. What is remembered stays finite, as a checkpoint must be.
+        # That is false of NaN too. The moments stay finite, as all that a checkpoint holds must be.
         if abs(mean) <= LARGEST_SCALE and mean_square <= LARGEST_SCALE**2:
             self._mean += SHARE * (mean - self._mean)
             self._mean_square += SHARE * (mean_square - self._mean_square)

@@ -42,7 +42,7 @@ class StepResult:
     """The columns that were in updates that failed."""
     stats: dict[str, float]
     num_failed_in_a_row: int
-    """Since the last one that was taken, in this batch or before."""
+    """How many updates failed since the last one that was taken, in this batch or before."""
     not_finite: tuple[str, ...]
 
     @property

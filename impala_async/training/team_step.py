@@ -124,7 +124,7 @@ class TeamStep:
             )
 
     def _take_copies(self, source: str, num_before: int, num_updates: int) -> None:
-        """When the source has taken so many updates again, its copies become as it is."""
+        """Copy the weights of the source to its copies, each time it has taken so many updates."""
         every, members = self._policies.copy_every_updates, self.policy.members
         if every is None or num_before // every == num_updates // every:
             return

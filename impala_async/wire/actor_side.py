@@ -133,8 +133,8 @@ class Outbox(Generic[Item]):
     def on_grant(self, grant: Grant) -> list[Item]:
         """Take in a grant of this session, which may be late; returns what is settled.
 
-        What was refused above a gap stays until the gap is closed: what is held has none, so
-        `lowest_unsettled` says all that a restarted learner must know.
+        A refused message above a gap is held until the gap is closed. So there is no gap in what
+        is held, and `lowest_unsettled` says all that a restarted learner must know.
         """
         self._granted = max(self._granted, grant.granted)
         self._sent_at.pop(grant.again, None)
@@ -150,7 +150,7 @@ class Outbox(Generic[Item]):
         self._granted = 0 if is_new_session else self._granted
 
     def give_up(self) -> list[Item]:
-        """Nothing that is held will ever be sent; returns it."""
+        """Never send what is held; returns it."""
         held, self._held, self._sent_at = self._held, {}, {}
         return [*held.values()]
 
@@ -228,7 +228,7 @@ class ActorSide(Generic[Item]):
         return [pack(self._spec._replace(session=self.session)), self._schema_frame]
 
     def said_spec(self, now: float) -> None:
-        """In a session that begins."""
+        """Note that a session begins."""
         self.told_at = self.last_heard = now
 
     def repeated_spec(self, now: float) -> None:
@@ -314,7 +314,7 @@ class ActorSide(Generic[Item]):
         return is_first or is_lockstep or lag >= self._max_lag
 
     def act_with(self, version: Version) -> None:
-        """In lockstep the first of a session serve one trajectory, and one more for each lag."""
+        """In lockstep the first weights of a session serve `1 + lag` trajectories, others one."""
         if self.version == NO_VERSION:
             self._num_kept_left = self._lockstep_lag or 0
         self.version = version

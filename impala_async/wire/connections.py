@@ -48,7 +48,7 @@ class Monitor:
         self._of = of
         of.monitor(address, events)
         self.socket: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
-        """For pollers."""
+        """The socket that pollers watch."""
         self.socket.set(zmq.LINGER, 0)
         # An I/O thread waits for room to tell something: there is always some.
         self.socket.set(zmq.RCVHWM, 0)
@@ -83,7 +83,7 @@ class Connections:
     a connection may end at any moment, and its descriptor be another's."""
 
     def __init__(self, of: zmq.Socket[bytes]) -> None:
-        """Before the socket binds."""
+        """Begin to watch; the socket must not be bound yet."""
         # By the reason, since the start.
         self.cut_off: Counter[str] = Counter()
         self._monitor = Monitor(of, _WATCHED)

@@ -154,7 +154,7 @@ class Grant(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """No. `retry_after_s` below zero means never."""
+    """The learner refuses. The actor may try again after `retry_after_s`; below zero, never."""
 
     code: Byte
     text: Annotated[str, _text(MAX_TEXT_BYTES)]
@@ -242,7 +242,7 @@ _KINDS = {form: kind for kind, (form, _) in enumerate(_FORMS)}
 
 
 def code_of(refusal: Reject) -> str:
-    """By name; of a later release it may be one that is not known here."""
+    """The name of the code; a later release may have one that is not known here."""
     return REJECT_CODES[refusal.code] if refusal.code < len(REJECT_CODES) else "unknown"
 
 

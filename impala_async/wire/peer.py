@@ -123,7 +123,7 @@ class Peer:
 
     @property
     def kept_columns(self) -> int:
-        """Columns for which room is kept. What has lapsed finds some when it comes, or does not."""
+        """Columns for which room is kept; none is for lapsed messages, which may find some free."""
         num_lapsed = self.watermark.num_unsettled_below(self.lapsed) if self.lapsed else 0
         return (self.outstanding_messages - num_lapsed + self.has_call_room) * self.columns
 
@@ -281,9 +281,9 @@ class Credit:
         return expected, others
 
     def _hand_out(self, line: _Line, free_columns: int, most: int, now: float) -> None:
-        """Give room in turns; those who still want some stay in line. Whoever has the least under
-        way comes first, and of those whoever got none for longest. One with nothing under way is
-        waited for until what it needs is left: nobody starves, however wide its messages are."""
+        """Give room in turns; those who still want some stay in line. The peer with the least under
+        way comes first; among equals, the one that got none for longest. If it has nothing under
+        way, all wait until there is room for it: none starves, however wide its messages are."""
         turns, waiting = line.turns, []
         room = min(free_columns, most) - line.kept
         if room > 0:

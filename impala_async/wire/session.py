@@ -154,8 +154,8 @@ class SessionTable:
         peer.granted = max(peer.granted, peer.watermark.below)
 
     def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
-        """Give out credit for free columns; those who got some. Of who is expected soon, no more
-        than `most_ahead` columns are under way."""
+        """Give out credit for free columns; returns those who got some. Peers that are expected
+        soon have no more than `most_ahead` columns under way."""
         ahead = free_columns if most_ahead is None else most_ahead
         return self._credit.deal(self._peers.values(), free_columns, ahead, now)
 
@@ -215,7 +215,7 @@ class SessionTable:
                 self._remember(peer)
 
     def watermarks(self) -> dict[str, list[int]]:
-        """For a checkpoint: per actor its rank, its mark, and the seqs settled above it."""
+        """For a checkpoint, by actor: its rank, its mark, and the seqs settled above it."""
         return {
             actor.hex(): [peer.rank, peer.watermark.below, *peer.watermark.above]
             for actor, peer in self._known.items()

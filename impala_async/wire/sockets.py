@@ -177,8 +177,8 @@ class Router:
                 return
 
     def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
-        """Send without blocking; False if the peer is gone or does not take it now. Of messages of
-        several frames a few are under way to each: who does not read must not fill our memory."""
+        """Send without blocking; False if the peer is gone or does not take it now. A peer has only
+        a few messages of several frames under way: one that reads none must not fill our memory."""
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
         if len(under_way) >= MAX_UNDER_WAY:
             under_way = [sent for sent in under_way if not sent[0].done]

@@ -143,7 +143,7 @@ async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     assert room == ["room"]
     assert "No space left" in caplog.text
     # It claims no more than is true.
-    claim = "What is in the file can be replayed" if had_messages else "Nothing there can be"
+    claim = "All that is in the file can be replayed" if had_messages else "Nothing there can be"
     assert (recorder.is_empty, claim in caplog.text) == (not had_messages, True)
     take(recorder, 1)
     assert not recorder.is_behind

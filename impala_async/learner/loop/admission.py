@@ -1,6 +1,6 @@
 """Trajectories into slots, without sockets, clocks and threads: a message and a moment go in, its
-further frames are received where they are to lie, and answers come out. What comes in one burst is
-received first and then checked all at once: of many small messages each costs a part of a check.
+further frames are received where they are to lie, and answers come out. The messages of a burst are
+received first and then checked all at once, so that many small ones share the cost of a check.
 
 Runs on: event loop
 """

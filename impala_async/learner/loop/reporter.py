@@ -171,5 +171,5 @@ class Reporter:
         return report
 
     def verdict(self, report: dict[str, Value]) -> str:
-        """On this whole start, of which this is the last report."""
+        """The verdict on this whole start, of which this is the last report."""
         return judge(self._times.over(report))

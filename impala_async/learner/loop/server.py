@@ -1,5 +1,5 @@
 """The server of the actors: both sockets, and the clock and the timers of what is decided behind
-them. What comes out of it is full slots, what goes into it is released slots and new weights.
+them. It gives the learner thread full slots, and takes released slots and new weights from it.
 
 Runs on: event loop
 """
@@ -133,7 +133,7 @@ class ActorServer:
         self._answer()
 
     def reap(self) -> None:
-        """Once a second: end what is over. A grant to an actor that is gone cannot be routed."""
+        """End what is over, once a second. A grant to an actor that is gone cannot be routed."""
         # Should an edge ever be missed, nobody waits for longer than this.
         self._data.look_again()
         self._weights.look_again()
@@ -228,7 +228,7 @@ class ActorServer:
         self._data.say(self.admission.acknowledge(time.monotonic()))
 
     def _welcome(self, weights_port: int) -> Welcome:
-        """Without a session and a rank."""
+        """The welcome of every actor, still without a session and a rank."""
         learner = self._config.learner
         return Welcome(
             run_id=self.table.run_id,

@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     route: bytes
     frames: Sequence[Frame]
     instead: Sequence[Frame] = ()
-    """If those cannot be sent now."""
+    """These are sent if those cannot be sent now."""
     replaces: bytes = b""
     """The connection whose place this one takes: it is to be ended."""
 
@@ -72,7 +72,7 @@ class Answer(NamedTuple):
 class Publisher:
     """Owns the newest published weights; in lockstep the last few, as nobody may skip one.
 
-    Actors pull. Whoever has not the newest version shares one frame with all others.
+    Actors pull. A version is encoded once: all who are sent it share its frames.
     """
 
     def __init__(self, num_kept: int = 1) -> None:
@@ -144,7 +144,7 @@ class Sessions:
     publisher: Publisher
     filler: SlotFiller
     welcome: Welcome
-    """Without a session and a rank."""
+    """It is still without a session and a rank."""
     settings_frame: bytes
     rows: int
     on_schema: Callable[[Schema], None]
@@ -237,7 +237,7 @@ class Sessions:
             self._log.say(WARNING, "actor %d is gone: %s", peer.rank, why)
 
     def report(self, now: float) -> dict[str, object]:
-        """With the medians of what actors say of their time: one alone moves none."""
+        """The counts, and medians of the times that actors tell: one actor alone moves none."""
         # A session may end without a word to us: by a second hello of the same actor.
         live = {peer.session for peer in self.table.joined}
         self._timers = {key: timers for key, timers in self._timers.items() if key in live}
