@@ -24,7 +24,7 @@ LATE_S = 5.0
 def watched(device: torch.device, seconds: float) -> Iterator[dict[str, float]]:
     """At the end it holds the means of `COLUMNS` over so many seconds, as far as dmon told them.
 
-    Of another device than a GPU nothing, nor where there is no dmon.
+    It stays empty for another device than a GPU, and where there is no dmon.
     """
     means: dict[str, float] = {}
     if device.type != "cuda":

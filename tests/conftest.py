@@ -1,4 +1,4 @@
-"""What holds for all tests, which share the cores with other processes."""
+"""Fixtures and limits for all tests, which share the cores with other processes."""
 
 import os
 import subprocess

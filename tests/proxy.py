@@ -26,7 +26,7 @@ class Proxy(threading.Thread):
         self._is_due = threading.Event()
         self._is_over = threading.Event()
         self._selector = selectors.DefaultSelector()
-        # Of each end of a connection, the other one.
+        # The other end of each connection.
         self._others: dict[socket.socket, socket.socket] = {}
         for port in ports:
             listener = socket.create_server((HOST, port))

@@ -369,7 +369,7 @@ def test_the_wait_for_a_run_folder_is_told(tmp_path, at_once, caplog):
 
 
 def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(monkeypatch):
-    """What takes long to import is there by then."""
+    """All that takes long to import is there by then."""
     done = []
 
     def find(where, within_s):

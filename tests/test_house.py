@@ -50,7 +50,7 @@ TORCH_FREE = (
     "replay.index",
 )
 
-# What only these files may use, by dotted names, or by the names of methods.
+# Names that only these files may use: dotted ones, or those of methods.
 BOUNDARIES = [
     ({"zmq"}, {"wire/sockets.py", "wire/connections.py"}),
     (
@@ -398,15 +398,34 @@ def no_plain_value_errors(house):
                     yield Finding(module, node.lineno, "raises ValueError")
 
 
-OBSCURE_OPENING = re.compile(r'("""|# )(Of|What|Whoever|Whatever) ')
+OBSCURE = ("Of", "What", "Whoever", "Whatever")
+# A sentence begins with its text, a paragraph, an item, a row, or where another one ends.
+OPENING = re.compile(rf"(?m)(?:\A|^\s*$|^ *[-*|#]|[.!?:]\W*\s)\W*({'|'.join(OBSCURE)})[\s']")
+
+
+def obscure_openings(text):
+    """The sentences of a text that begin obscurely: the lines before each, and its first word."""
+    for found in OPENING.finditer(text):
+        yield text.count("\n", 0, found.start(1)), found[1]
+
+
+def obscure_lines(source):
+    """Where sentences of docstrings, errors and comments begin obscurely: lines and first words."""
+    texts = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append((node.lineno, node.value))
+    for block in re.finditer(r"(?m)^ *#.*(?:\n *#.*)*|  #.*$", source):
+        line = source.count("\n", 0, block.start()) + 1
+        texts.append((line, re.sub("(?m)^ *# ?", "", block[0])))
+    return [(line + n, word) for line, text in texts for n, word in obscure_openings(text)]
 
 
 @law("a sentence begins with what it speaks of: not with Of, What, Whoever or Whatever")
 def openings(house):
     for module in house:
-        for number, line in enumerate(module.text.splitlines(), 1):
-            if (found := OBSCURE_OPENING.search(line)) is not None:
-                yield Finding(module, number, f"begins with {found[2]}")
+        for line, word in obscure_lines(module.text):
+            yield Finding(module, line, f"begins with {word}")
 
 
 # -------------------- asking real processes
@@ -448,7 +467,7 @@ def run_each(root, jobs):
 
 
 def doors(house):
-    """What `python -m` can start: roof modules with a main guard, and every `__main__`."""
+    """All that `python -m` can start: roof modules with a main guard, and every `__main__`."""
     return [
         module
         for module in house
@@ -479,6 +498,12 @@ def test_the_walk_sees_the_whole_package(house):
 
 def test_the_package_keeps_every_law(house):
     keep([violation for law in LAWS for violation in law(house)])
+
+
+def test_tests_and_benchmarks_begin_their_sentences_as_the_package_does():
+    paths = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/**/*.py"), *ROOT.glob("examples/*.py")]
+    found = [(path, each) for path in paths for each in obscure_lines(path.read_text("utf-8"))]
+    keep([f"{path}:{line}: begins with {word}" for path, (line, word) in found])
 
 
 def test_torch_free_modules_help_and_config_errors_load_no_torch(house):
@@ -548,8 +573,10 @@ BROKEN = [
     (sections_not_configs, "wire/pulls.py", "def f(*, config: RunConfig): ...", 2),
     (sections_not_configs, "wire/pulls.py", "def f(x, y: 'RunConfig | None' = None): ...", 2),
     (no_plain_value_errors, "wire/pulls.py", "def f():\n    raise ValueError from None", 3),
-    (openings, "wire/pulls.py", "# Of those, all.", 2),
-    (openings, "wire/pulls.py", 'x = 1\n"""What it is."""', 3),
+    *((openings, "wire/pulls.py", f"x = 1  # {word} those are, all.", 2) for word in OBSCURE),
+    (openings, "wire/pulls.py", f'def f():\n    """It is so.\n\n    {OBSCURE[1]} it is."""', 5),
+    (openings, "wire/pulls.py", f"# It is\n# here. (And\n# there.) {OBSCURE[0]} it\n# none.", 4),
+    (openings, "wire/pulls.py", f"raise E('it is here. {OBSCURE[1]} it is')", 2),
     (docstrings, "schema.py", None, 1),
 ]  # fmt: skip
 

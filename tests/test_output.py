@@ -81,7 +81,7 @@ def test_a_reader_that_is_gone_is_an_error_of_the_next_write(pipe):
     unhurried.drain(2.0)
     with pytest.raises(BrokenPipeError):
         unhurried.write("to nobody\n")
-    # What the stream still holds has no reader either.
+    # The text that the stream still holds has no reader either.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -244,7 +244,7 @@ def test_the_weights_of_an_actor_in_bfloat16_are_rounded_once_and_only_the_torso
     for name, tensor in policy.named_tensors().items():
         is_torso = name.startswith("policy_torso")
         assert tensor.dtype == (torch.bfloat16 if is_torso else torch.float32), name
-    # What is loaded from now on is what acts.
+    # The weights that are loaded from now on act.
     policy.load(Weights(Version(1, 1), np.zeros(policy.layout.num_bytes, np.uint8)))
     assert not any(tensor.any() for tensor in policy.named_tensors().values())
     chosen = policy.act(random_obs(PLAIN, 5), policy.first_state(5), generator())

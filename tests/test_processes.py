@@ -29,7 +29,7 @@ ENVIRONMENT = {
 
 
 def run(code, *args, **how):
-    """What a Python process says, with its exit code."""
+    """The exit code of a Python process, and what it said."""
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), *args],
         **{"env": ENVIRONMENT, "timeout": PATIENCE_S, "capture_output": True, "text": True, **how},
@@ -99,7 +99,7 @@ def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
         fd = file.fileno()
         value = "²" if kind == "no number" else str(fd)
         code, out, _ = run(program, kind, env={**ENVIRONMENT, VARIABLE: value}, pass_fds=(fd,))
-    # What belongs to somebody else was not read either.
+    # A descriptor of somebody else was not read either.
     assert (code, out) == (0, "content\n" if kind == "file" else "")
 
 
@@ -165,7 +165,7 @@ FLAGS = {
     "actor": ["--learner", "tcp://127.0.0.1:9"],
     "evaluate": ["old"],
 }
-# Seconds after the first of its modules that take long was imported. What comes before belongs to
+# Seconds after the first of its modules that take long was imported. The time before belongs to
 # the interpreter. Evaluating nothing does not last longer than torch takes to be imported.
 CASES = [
     *(("train", 0.3, signal.SIGINT), ("learner", 1.5, signal.SIGINT)),

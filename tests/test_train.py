@@ -77,7 +77,7 @@ def test_flags_go_on_to_the_learner():
     assert run.num_actors == 5
     assert run.values("--set")[:2] == ["train.num_actors=5", 'env.kwargs={a="b=c"}']
     assert (run.values("--run-dir"), run.values("--record")) == (["here"], ["a file"])
-    # What the learner makes of it is what was checked here.
+    # The learner reads from it the config that was checked here.
     (path,) = run.values("--config")
     assert load_config(Path(path), run.values("--set")).env.kwargs == {"a": "b=c"}
 
@@ -102,7 +102,7 @@ def test_ports_that_are_named_are_kept():
     run = started("--resume", "--run-dir", "here")
     assert run.num_actors == 4
     assert "--resume" in run.flags
-    # What is written down says so.
+    # Neither is needed: the run folder holds the config.
     assert run.values("--config") == run.values("--set") == []
 
 
@@ -117,7 +117,7 @@ def test_wrong_settings_start_nothing(capsys):
 
 
 def begin(*overrides):
-    """What a learner writes down at its start, before it has a port."""
+    """Write down what a learner writes at its start, before it has a port."""
     write_down(RunFolder(Path("here")), *overrides)
 
 
@@ -162,7 +162,7 @@ def test_a_run_that_never_began_leaves_nothing_unless_an_actor_says_why(ends, mo
     ends(130, say, verdict=(2, "why"))
     started("--run-dir", "here", code=130)
     assert log.exists()
-    # What lies there now is somebody else's.
+    # The folder that lies there now is somebody else's.
     monkeypatch.setattr(FakeRun, "has_begun", True)
     ends(75, say)
     started("--run-dir", "here", code=75)

@@ -1,4 +1,4 @@
-"""What foreign code raises becomes an error of ours, unless it is one already; how it is found."""
+"""An error of foreign code becomes one of ours, unless it is one already; how code is found."""
 
 import re
 import signal
@@ -22,7 +22,7 @@ class Unprintable(Exception):
 
 def test_what_is_blamed_has_its_cause_and_one_line():
     assert one_line(RuntimeError()) == "RuntimeError"
-    # What would end the process is blamed, too.
+    # An exception that would end the process is blamed, too.
     for cause, says in (
         (RuntimeError("first\n  second"), "RuntimeError: first second"),
         (SystemExit(0), "SystemExit: 0"),

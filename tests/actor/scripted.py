@@ -107,7 +107,7 @@ class Ear:
         return heard
 
     def drain(self):
-        """What is here now."""
+        """All that is here now."""
         self._listen()
         heard, self._heard = list(self._heard), deque()
         return heard
@@ -217,7 +217,7 @@ class Actor:
 
 
 class Session:
-    """What the learner knows of an actor that has joined."""
+    """The learner's view of an actor that has joined."""
 
     def __init__(self, spec, welcome):
         self.welcome = welcome
@@ -289,7 +289,7 @@ class Scene:
         return Session(self.learner.data.find(Spec), answered)
 
     def data_of(self, actor):
-        """What the actor sends, once it has seen its credit."""
+        """The `Data` that the actor sends, once it has seen its credit."""
         with actor.pumping():
             return self.learner.data.hear(Data)
 
@@ -348,7 +348,7 @@ def reply_of(weights, layout=LAYOUT):
 
 
 def body_of(heard):
-    """Of `Data`, however it travelled."""
+    """The body of `Data`, however it travelled."""
     body = heard.message.body
     return body if body is not None else b"".join(heard.frames)
 

@@ -64,7 +64,7 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
         actor.do(actor.client.pump, 0)
     for _ in range(2):
         actor.do(actor.client.leave)
-    # What it says next is this, so it has sent nothing else.
+    # Its next message is this one, so it has sent nothing else.
     assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
     assert scene.learner.data.drain() == []
 
@@ -231,7 +231,7 @@ def test_after_a_lost_session_it_begins_anew(scene, lag):
     session.reject("hello_again")
     with actor.pumping():
         again = scene.welcome_back(lockstep(lag), heartbeat_s=0.1)
-    # What was begun in the session that is over goes nowhere.
+    # A trajectory that was begun in the former session goes nowhere.
     actor.do(actor.client.send, Finished(buffer, version_of(5), []))
     again.grant(9, 1)
     actor.do(actor.client.pump, 0)

@@ -166,7 +166,7 @@ def test_what_is_not_settled_goes_again_in_the_same_session(scene):
                     (1, {1}),
                     (2, {2}),
                 ]
-        # What only hangs up is not hammered at: 0, 0.1, 0.2, 0.4 s.
+        # One that only hangs up is not hammered at: 0, 0.1, 0.2, 0.4 s.
         assert time.monotonic() - began_at > 0.6
 
 

@@ -101,7 +101,7 @@ def test_another_model_ends_the_actor(scene, open_link):
     scene.learner.weights.find(Get).answer(*reply_of(weights_of(1, V5), other))
     started = time.monotonic()
     link.wait_for_weights(WITHIN_S)
-    # Whoever waits is woken.
+    # The waiting thread is woken.
     assert time.monotonic() - started < WITHIN_S / 2
     with pytest.raises(MismatchError, match="model differs"):
         link.take_grants()

@@ -56,7 +56,7 @@ def envs_of(mode):
 
 
 def run(mode, rows, num_steps=60):
-    """Of each column its trajectories: the state that travelled with it, and its rows."""
+    """The trajectories of each column: the state that travelled with it, and its rows."""
     envs = envs_of(mode)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE)
     sampler, _ = sampler_over(envs, schema, CountingPolicy())
@@ -125,7 +125,7 @@ def test_who_is_not_trained_remembers_and_is_masked(rows):
     policy = Watched()
     sampler, _ = sampler_over(envs, schema, policy)
     messages = [message for _ in range(60) for message in sampler.step()]
-    # Whoever plays has seen as many rows as the episode has had, the one after its end included.
+    # The player has seen as many rows as the episode has had, the one after its end included.
     assert {who for who, _, _ in policy.noted} == {0, 1}
     assert all(step == remembered for _, step, remembered in policy.noted)
     num_valid = 0

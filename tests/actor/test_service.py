@@ -147,7 +147,7 @@ def changed(settings, **sections):
 
 
 def refusal(scene, settings, error=MismatchError, num_envs=2, **welcome):
-    """What ends an actor that cannot do what it is welcomed for."""
+    """The error that ends an actor which cannot do what it is welcomed for."""
 
     def serve(scene):
         scene.learner.welcome(scene.learner.data.hear(Hello), settings, **welcome)

@@ -1,4 +1,4 @@
-"""What each sampler is made of, and what does not fit."""
+"""The parts of each sampler, and the settings that do not fit it."""
 
 import os
 
@@ -183,10 +183,10 @@ HERE, SLOW_ACT = Measured(1.0, 0.8, 0.0005), Measured(1.0, 0.1, 0.9)
 @pytest.mark.parametrize(
     ("times", "keys", "taken"),
     [
-        # Of equals the simpler one.
+        # The simpler of two equals is taken.
         ({"serial": HERE, "parallel": Measured(0.91, 0.8, 0.1)}, {}, "serial"),
         ({"serial": HERE, "parallel": Measured(0.89, 0.8, 0.1)}, {}, "parallel"),
-        # What workers cannot win is not tried.
+        # A sampler with workers that cannot win is not tried.
         ({"serial": Measured(1.0, 0.2, 0.75)}, {"device": "cpu"}, "serial"),
         # Slow acting may move to a GPU, if it gains by it, and nobody named a device.
         (

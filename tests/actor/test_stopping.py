@@ -14,7 +14,7 @@ WITHIN_S = 20.0
 
 
 class Stage:
-    """What it says, when, and how it ends its process."""
+    """Notes what a stopper says, when, and how it ends its process."""
 
     def __init__(self):
         self.now = 100.0

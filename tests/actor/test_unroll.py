@@ -27,7 +27,7 @@ class Driver:
     """Feeds an `Unroll` of C columns with rows that can be told apart.
 
     Row n of column c shows (c, n), has reward n + 1 and action n % 2; where `ends` has flags for
-    (n, c), the episode ends there. What it feeds for a row after an end is deliberately wrong.
+    (n, c), the episode ends there. The row that it feeds after an end is deliberately wrong.
     """
 
     def __init__(self, schema, ends, c=2):

@@ -131,7 +131,7 @@ class Parent(Counting):
 
     def close(self):
         self.child.terminate()
-        # Whoever makes workers deaf to SIGTERM must not make this deaf.
+        # Workers are deaf to SIGTERM; a process that they start must not be.
         assert self.child.wait(2) == -signal.SIGTERM
 
 

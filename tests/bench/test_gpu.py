@@ -27,7 +27,7 @@ def test_means_are_of_the_columns_by_their_names():
         (SHORT + SHORT.replace("50", "70"), (0.6, 1.0, 0.0)),
         # The last line is cut off.
         (TABLE[:-30], (0.95, 2.0, 0.01)),
-        # What is not told is left out.
+        # A value that is not told is left out.
         (TABLE.replace("2000", "-").replace("3000", "-"), (0.95, None, 0.02)),
         ("\n".join(TABLE.splitlines()[:2]), (None, None, None)),
         ("", (None, None, None)),

@@ -1,4 +1,4 @@
-"""What each algorithm makes of its section, and what does not go together."""
+"""Each algorithm reads its section, and refuses settings that do not go together."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""What follows from the learner's limits, and where it listens: what is refused and warned of."""
+"""The learner's limits, and where it listens: some are refused, and of some we warn."""
 
 from impala_async.config.learner import LearnerSection
 from tests.config.made import complaint, config_of

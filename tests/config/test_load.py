@@ -153,7 +153,7 @@ def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):
         f"{path}: learner.queue_size: wants a whole number from 1 up, got 0",
     ]
     written(path, config | {"learner": {}})
-    # What does not go together may be of either.
+    # Two settings that do not go together may be of either.
     (line,) = mistakes(path, "actor.num_envs=17")
     assert line.startswith(f"--set and {path}: learner.batch_columns (16) must")
     for text in ("", "[]", "{}", '{"config": 3}', "env.id = 'X'"):

@@ -1,5 +1,5 @@
-"""What no key takes is refused in a user's words. What each takes is in docs/configuration.md,
-which a test compares with the code: default, kind and range."""
+"""A value that its key does not take is refused in a user's words. docs/configuration.md has what
+each takes, and a test compares it with the code: default, kind and range."""
 
 import math
 import typing
@@ -67,7 +67,7 @@ def test_values_that_no_key_takes_are_told_in_a_users_words(key):
     for value in odd_values(KEYS[key]):
         text = refused(key, value)
         assert text.startswith((f"config: {key}", f"config: {key.rpartition('.')[0]}: ")), value
-        # What is wanted, and what it got.
+        # It says what is wanted, and what it got.
         assert "wants" in text
         assert "got" in text or "double quotes" in text
         assert "Input should" not in text

@@ -208,7 +208,7 @@ def test_a_batch_of_lockstep_holds_every_actor_once():
         config = config_of(settings)
         assert config.learner.batch_columns == actors * envs
         assert config_of(f"{settings} learner.batch_columns={actors * envs}") == config
-        # Of environments with two agents, perhaps.
+        # The environments may have two agents.
         if actors * envs < 4096:
             config_of(f"{settings} learner.batch_columns={2 * actors * envs}")
         # As it is written into the run folder, and read again.

@@ -1,4 +1,4 @@
-"""What every section refuses: unknown keys, changes, broken rules, truth for numbers."""
+"""Every section refuses unknown keys, changes, broken rules, and truth for numbers."""
 
 import math
 

@@ -20,7 +20,7 @@ ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
 QUICK_LEASE = ("learner.lease_s=2",)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 POLL_S = 0.02
-# What cannot depend on the clock where data comes in an order: of the summary, of the last report.
+# Names in the summary, and in the last report, that no clock can change where data has an order.
 COUNTED = ("env_steps_trained", "updates", "lag_quantiles")
 LEARNED = ("loss/total", "loss/policy", "loss/value", "grad/norm", "policy/entropy", "lag/mean")
 
@@ -81,7 +81,7 @@ class Door:
         assert self.wait_exit(within_s) == code, self.log
 
     def kill(self):
-        """Whatever state it is in."""
+        """End it, whatever state it is in."""
         self.process.kill()
         self.process.wait()
 

@@ -75,7 +75,7 @@ def test_a_learner_is_killed_and_resumed_under_the_same_actors(site, case):
     assert first["weights/version_epoch"] == 2
     assert first["updates"] >= saved
     more = site.wait_report("training", lambda r: r["updates"] > saved + 50)
-    # What was settled before the checkpoint and would come again is refused, not trained twice.
+    # Data that was settled before the checkpoint and comes again is refused, not trained twice.
     assert more["env_steps_trained"] >= first["env_steps_trained"]
     assert more["time_s"] > first["time_s"]
     if LOCKSTEP[0] in case:

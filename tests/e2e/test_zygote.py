@@ -1,4 +1,4 @@
-"""What the zygote forks is given what a started interpreter is given, and ends as it does."""
+"""A process that the zygote forks is given what a started interpreter is, and ends as it does."""
 
 import json
 import os

@@ -63,7 +63,7 @@ _start = subprocess.Popen._execute_child
 
 
 class Job(NamedTuple):
-    """What a new process is given, and the numbers of its descriptors."""
+    """The things that a new process is given, and the numbers of its descriptors."""
 
     program: str
     """A module, or a file of Python."""
@@ -124,7 +124,7 @@ class Forked(Started):
 
 
 def _execute(popen, given, start):
-    """What `Popen._execute_child` does, but that `start` makes the process and gives its pid."""
+    """Do as `Popen._execute_child`, but let `start` make the process and give its pid."""
     asked = _SIGNATURE.bind(popen, *given).arguments
     environment = os.environ if asked["env"] is None else asked["env"]
     program, *flags = asked["args"][1 + (asked["args"][1] == "-m") :]

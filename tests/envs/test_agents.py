@@ -18,7 +18,7 @@ DEAL = "a_module_of_a_test:deal"
 
 
 def drawn(*names, of="shuffled", agents=AGENTS):
-    """What was drawn three hundred times, and how often."""
+    """The deals that were drawn in three hundred times, and how often each."""
     deal = make_deal(PoliciesSection(names=names, mapping=of), agents)
     rng = np.random.default_rng(0)
     return Counter(tuple(deal(rng).tolist()) for _ in range(300))
@@ -127,7 +127,7 @@ def ones(envs):
 
 
 def rows(envs, num_steps):
-    """Of each step: idle, rewards, terminated, truncated, and (episode, step) of each column."""
+    """The steps: idle, rewards, terminated, truncated, and (episode, step) of each column."""
     found = []
     for _ in range(num_steps):
         step = envs.step(ones(envs))
@@ -304,7 +304,7 @@ def test_a_leaf_says_who_plays_from_an_episodes_first_row_to_its_last(module):
     seen = []
     for _ in range(9):
         step = envs.step(ones(envs))
-        # What is not trained is as idle as anybody: not at all.
+        # An agent that is not trained is as idle as any other: not at all.
         parts = step.obs["policy"], step.untrained, step.idle
         seen.append([part.astype(int).tolist() for part in parts])
         assert step.masked.tolist() == (step.idle | step.untrained).tolist()

@@ -1,4 +1,4 @@
-"""What an environment returns must be what its space and gymnasium promise, in every step."""
+"""An environment must return what its space and gymnasium promise, in every step."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ class Noisy(Lives):
 
 
 def ask(env, sampler="auto", policies=ONE_POLICY, path=None):
-    """What a child answers."""
+    """The answer of a child."""
     dumped = [part.model_dump(mode="json") for part in (env, policies)]
     asked = {"env": dumped[0], "sampler": sampler, "policies": dumped[1]}
     return subprocess.run(
@@ -171,7 +171,7 @@ def test_what_no_learner_could_train_on_is_named():
         ({"mask": (0, 0, 1, 1, 1)}, "without any legal one: every item of an action needs at"),
     ):
         kind = type("Patient", (Patient,), change)
-        # Of several columns that which is not finite is shown.
+        # The value of the column at fault is shown, not that of the other.
         with pytest.raises(EnvError) as caught:
             try_steps(SerialEnvs([Patient(), kind()], EnvSection(id="Patient")))
         assert says in str(caught.value)

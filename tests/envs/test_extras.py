@@ -20,7 +20,7 @@ WITHOUT_WORDS = {
     "name": "gymnasium.wrappers:FilterObservation",
     "kwargs": {"filter_keys": ["image", "direction"]},
 }
-# What must be installed, the settings, names and shapes of the observation's leaves.
+# The package to be installed, the settings, names and shapes of the observation's leaves.
 CASES = [
     ("mujoco", {"id": "HalfCheetah-v5"}, {"": (17,)}),
     ("mujoco", {"id": "Hopper-v5", "squash_actions": True}, {"": (11,)}),

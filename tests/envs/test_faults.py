@@ -112,7 +112,7 @@ class NoAction(Counting):
 
 
 class AsksWrongly(Counting):
-    """What it calls itself is its own affair."""
+    """The name that it gives itself is its own affair."""
 
     def reset(self, *, seed=None, options=None):
         return NoSeed.reset(self, seed=seed)

@@ -28,7 +28,7 @@ def test_an_id_stands_for_itself_and_a_name_in_a_module_for_what_it_names(module
     module.Vector = CountingVector
     for name in ("make", "short", "Vector"):
         assert find_env(f"{MODULE}:{name}") is getattr(module, name)
-    # What is registered brings its time limit, and goes before a class of its name.
+    # A registered one brings its time limit, and goes before a class of its name.
     module.Twice = Counting
     register("Twice", entry_point=Counting, max_episode_steps=1)
     assert find_env(f"{MODULE}:Twice") == "Twice"
@@ -81,7 +81,7 @@ def test_an_unknown_name_is_an_error_that_helps():
 
 def test_a_missing_package_of_an_extra_is_told_with_the_extra(monkeypatch):
     for name in ("ale_py", "minigrid"):
-        # What is None in sys.modules cannot be imported, installed or not.
+        # A module that is None in sys.modules cannot be imported, installed or not.
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setattr(find, "registered", lambda gym_id: None)
     for env_id, extra in [

@@ -41,7 +41,7 @@ def fails(one, sampler="serial", num_envs=2):
 
 
 def first_step(one, num_envs=2):
-    """What `auto` steps gives first."""
+    """The first step of the batch that `auto` makes."""
     envs = build_envs("auto", one, num_envs)
     envs.reset(0)
     step = envs.step({"": np.zeros(num_envs, np.int32)})

@@ -38,7 +38,7 @@ class Listener:
 
     @property
     def updates(self):
-        """Of the versions that were published."""
+        """The updates of the versions that were published."""
         return [weights.version.update for weights in self.weights]
 
 
@@ -103,8 +103,8 @@ class FakeLoader:
 class FakeStep:
     """An update of one number; not finite where `nonfinite` names the use, from 0.
 
-    Then these columns fail: all of them, unless `failing` says which. Of what does not fail it
-    makes `num_updates`.
+    Then these columns fail: all of them, unless `failing` says which. All others
+    make `num_updates` updates.
     """
 
     def __init__(self, nonfinite=(), failing=slice(None), num_updates=1):

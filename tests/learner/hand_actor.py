@@ -40,7 +40,7 @@ async def until(look, what=""):
 
 
 class Speaker:
-    """What an actor may say, right or wrong, and what it has heard; somebody else carries it."""
+    """Says all that an actor may, right or wrong, and notes what it hears; others carry it."""
 
     def __init__(self, schema, columns=1):
         self.schema, self.columns, self.layout = schema, columns, LAYOUT

@@ -39,7 +39,7 @@ class Rest:
 
 
 class PureLearner:
-    """What is answered goes to `listeners`, by route; full slots wait in `full` to be settled."""
+    """Answers go to `listeners`, by route; full slots wait in `full` to be settled."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""What surrounds a server: settings, and a `ServerHarness`, which is a server with open slots whose
-learner is the test: it sees full slots, and settles and releases them.
+"""Settings for a server, and a `ServerHarness`, which is a server with open slots whose learner is
+the test: it sees full slots, and settles and releases them.
 """
 
 import numpy as np
@@ -93,7 +93,7 @@ class ServerHarness:
 
 
 def check_identities(report):
-    """What must hold in every report, at every moment."""
+    """Check what must hold in every report, at every moment."""
     at = {name.removeprefix("trajectories/"): report[name] for name in report}
     assert at["received"] == at["admitted"] + at["rejected"]
     assert at["admitted"] == at["trained"] + at["dropped"] + at["in_slots"]

@@ -39,7 +39,7 @@ class RandomActor(threading.Thread):
 
     @property
     def goodbyes(self):
-        """What the learner ended for, each time."""
+        """The reason for which the learner ended, each time."""
         return self._actor.goodbyes
 
     def run(self):

@@ -224,7 +224,7 @@ def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(monkeyp
         "5 updates in a row were skipped since update 1, as these are not finite: loss/value, "
         "loss/total; it is kept"
     )
-    # What it has learned is saved.
+    # The weights that it has learned are saved.
     assert [captured.progress.update for captured in run.listener.captures] == [1]
     assert len(run.listener.updates) == 2
 
@@ -329,7 +329,7 @@ def test_wall_time_runs_from_the_first_update(clock):
     # Updates at 4, 8 and 12 s: the first that ends 5 s after the first is the third.
     assert run.step.batches == [1, 2, 3]
     assert run.listener.stops == ["wall_s"]
-    # What that was made of was gathered before.
+    # The columns of the first update were gathered before it.
     assert run.listener.reports[-1].first_update == (1004.0, 12)
 
 

@@ -104,7 +104,7 @@ async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(path, mo
     assert not recorder.is_behind
     take(recorder, 1, 46)
     assert recorder.is_behind
-    # Whoever does not listen loses nothing.
+    # One who does not listen loses nothing.
     take(recorder, 2, 46)
     assert recorder.report()["recording/waiting_bytes"] == 150
     assert caplog.text.count("the recording is behind") == 1

@@ -49,7 +49,7 @@ SUMMARY = {
 
 
 def check_end(run, reason):
-    """What every orderly end leaves behind; the last report."""
+    """Check all that an orderly end leaves behind; returns the last report."""
     last = run.reports[-1]
     summary = run.summary
     assert summary["exit_reason"] == reason
@@ -125,7 +125,7 @@ async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors
         await until(lambda: all(random_actor.goodbyes for random_actor in run.random_actors))
         assert not run.task.done()
         await until(lambda: "ending: waiting for " in caplog.text)
-        # What came while it was written is left out.
+        # A checkpoint that fell due while one was written is left out.
         assert len(written) == 1
         has_gone.set()
         assert await run.end() == EXIT_DONE
@@ -473,7 +473,7 @@ async def test_numbers_go_on_where_they_were(tmp_path, monkeypatch):
     assert final["weights/version_epoch"] == 2
     check_identities(final)
     assert final["trajectories/in_slots"] == 0
-    # What the summary says of this start is of this start, from its first update.
+    # The rates in the summary are of this start, from its first update.
     begun = run.service._reading.first_update[1]
     assert begun > last["env_steps_trained"]
     steps = final["env_steps_trained"] - begun

@@ -57,13 +57,13 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
     assert (first.start, second.start, filler.free_columns) == (0, 2, 12)
     assert np.shares_memory(second.obs, slots[0].obs[2:])
     assert room(filler, 1) is None
-    # What was not committed is written over.
+    # Columns that were not committed are written over.
     filler.commit([])
     assert room(filler, 1).start == 0
     filler.commit([])
     is_only = []
     for num_columns, left in ((1, 11), (4, 7), (3, 4), (4, 0)):
-        # What does not fit behind the others goes through the scratch.
+        # A message that does not fit behind the others goes through the scratch.
         is_only.append(fill(num_columns).slot is None)
         assert filler.free_columns == left
     assert is_only == [False, True, False, False]

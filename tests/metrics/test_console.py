@@ -127,7 +127,7 @@ def test_a_stream_that_is_gone_ends_nothing_and_a_log_may_have_room_again():
         screen.error = None
         screen.now_s += 60.0
         screen.sink.write(at(30))
-        # What a terminal has missed would be kept by rich.
+        # rich would keep the text that a terminal has missed.
         assert ("steps 30" in screen.getvalue()) == (not is_terminal)
         screen.close()
         screen.now_s += 60.0

@@ -33,7 +33,7 @@ def test_numbers_are_cast_and_stay_what_they_are():
 
 
 def test_bytes_are_scaled_only_as_images():
-    """What an mlp sees as a vector may be object numbers, as in MiniGrid."""
+    """The bytes that an mlp sees as a vector may be object numbers, as in MiniGrid."""
     leaf = ArraySpec("x", (1, 2, 1), "uint8")
     values = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 2, 1)
     assert as_vector(leaf, values).tolist() == [[0, 255]]
@@ -123,7 +123,7 @@ def test_both_orders_give_one_image_that_lies_as_convolutions_like_it(dtype):
         assert (image.shape, image.dtype) == ((2, 3, 5, 6), torch.float32)
         torch.testing.assert_close(image, rows.permute(0, 3, 1, 2) / scale)
         assert image.is_contiguous(memory_format=torch.channels_last)
-    # What came in is still what it was: it may be a slot.
+    # The rows that came in are as they were: they may be a slot.
     assert torch.equal(rows, before)
 
 

@@ -12,13 +12,13 @@ SCHEMA = small_schema()
 
 
 def start(epoch=1, update=0, schema=SCHEMA, **sections):
-    """Of a learner as `ServerHarness` has it."""
+    """The start of a learner as `ServerHarness` has it."""
     settings = config_of(schema, **sections).model_dump(mode="json", by_alias=True)
     return Start(RUN, epoch, update, "0.1", 0.0, schema, settings)
 
 
 def planes(number, columns=1, schema=SCHEMA):
-    """Of the message of that number."""
+    """The planes of the message of that number."""
     return planes_of(schema, columns, seed=number)
 
 

@@ -114,7 +114,7 @@ def test_tfs_rmsprop_by_hand_with_a_rate_that_changes(momentum):
     optimizer.step()
     second = momentum * first - 0.25 * 1 / math.sqrt(1.37)
     assert weight.item() == pytest.approx(-first - second, rel=1e-12)
-    # What has no gradient stays, and has no state.
+    # A parameter without a gradient stays as it is, and has no state.
     assert idle.item() == 0
     assert len(optimizer.state) == 1
 

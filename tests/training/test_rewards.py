@@ -1,4 +1,4 @@
-"""What becomes of rewards before the loss: clips as published, and a scale that is the returns'."""
+"""Rewards before the loss: they are clipped as published, and scaled as the returns are."""
 
 import json
 import math

@@ -66,7 +66,7 @@ def test_the_order_is_that_of_the_seed_and_of_the_updates_taken(make_step, make_
 
 
 def test_a_column_that_is_not_finite_fails_alone(make_step, make_batch):
-    """What its part had besides is learned from, and a part without a valid row is left out."""
+    """The rest of its part is learned from, and a part without a valid row is left out."""
     batch = make_batch()
     batch.rewards_BT[3, 0], batch.mask_BT[3, 0] = math.nan, True
     batch.mask_BT[2] = False

@@ -1,4 +1,4 @@
-"""What an actor says and when, without a socket; with its weights port it is in test_pulls.py."""
+"""An actor says each thing in its time, without a socket; of its weights port see test_pulls.py."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def side_of(**pace):
 
 
 def send_all(outbox, now=0.0):
-    """What may go, marked as sent."""
+    """The messages that may go, marked as sent."""
     items = []
     while (one := outbox.sendable()) is not None:
         assert outbox.sendable() == one
@@ -289,7 +289,7 @@ def test_what_may_be_lost_goes_again():
     assert (outbox.sendable(), state(outbox)) == (None, (1, 4, 3, 3))
     outbox.on_grant(grant_of(2, 1))
     assert send_all(outbox) == "b"
-    # What is given up never goes, and its seqs are not used again.
+    # A message that is given up never goes, and its seq is not used again.
     assert outbox.give_up() == ["b", "c", "d"]
     outbox.put("e")
     assert (outbox.sendable(), state(outbox)) == (None, (4, 5, 1, 1))

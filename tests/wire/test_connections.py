@@ -107,7 +107,7 @@ def test_strangers_have_little_under_way_alone_and_together(router, dial, monkey
         quiet.sendall(raw_peer.message(b"x" * 250))
     for _ in range(400):
         take(router)
-    # What came as whole messages is not under way.
+    # Bytes of whole messages are not under way.
     assert look(router, 3, {}) == 1
     # Each of them less than one alone may send.
     bombs = [dial() for _ in range(3)]

@@ -121,7 +121,7 @@ for _ in range(200):
 
 
 class Field(NamedTuple):
-    """What a field takes at its limits, and what is beyond them."""
+    """The values that a field takes at its limits, and some beyond them."""
 
     good: tuple[Any, ...]
     bad: tuple[Any, ...]

@@ -147,7 +147,7 @@ def test_credit_that_lies_unused_is_taken_back_while_others_wait(table):
     # takes back what nobody else wants.
     assert (idle.granted, idle.is_waiting) == (1, False)
     assert not any(every_quarter(table, until=6.0, since=2.0))
-    # What it sends late is still allowed, and is measured.
+    # A late message of it is still allowed, and is measured.
     table.find(idle.session, 5.0)
     assert send(table, idle, 0) is None
     table.deal(32, now=5.0)
@@ -156,7 +156,7 @@ def test_credit_that_lies_unused_is_taken_back_while_others_wait(table):
 
 
 def every_quarter(table, until, since=0.0):
-    """What is taken back, by a learner that never stands still."""
+    """The credit that is taken back, by a learner that never stands still."""
     looks = range(round(4 * since), round(4 * until) + 1)
     return [table.take_back(look / 4) for look in looks]
 
@@ -334,7 +334,7 @@ def test_one_is_called_back_for_one_at_a_time_however_much_room_there_is(table):
     late.lapse()
     assert not any(table.has_room(late, data_of(late, seq), free_columns=8) for seq in (1, 0))
     send(table, other, 0)
-    # Whoever is behind it does not wait for the second one.
+    # The peers behind it do not wait for the second one.
     assert table.deal(64, now=0.01) == [late, other]
     told = [late.grant(NOW).again]
     assert table.deal(64, now=0.02) == []

@@ -94,7 +94,7 @@ def test_a_reply_that_does_not_come_is_asked_for_again():
     pulls = pulls_of()
     ask(pulls, 0.0, NO_VERSION)
     ask(pulls, TIMEOUT_S + 0.1, NO_VERSION)
-    # What was asked is lost with the connection.
+    # The question is lost with the connection.
     pulls.said_beat(0.0, {})
     pulls.on_new_connection()
     assert pulls.is_beat_due(0.0, {})
@@ -170,7 +170,7 @@ def test_heartbeats_are_due_in_time_and_the_first_timers_at_once():
     assert [pulls.is_beat_due(*when) for when in ((1.9, {}), (0.0, timers))] == [False, True]
     pulls.said_beat(1.0, timers)
     assert [pulls.is_beat_due(now, timers) for now in (2.9, 3.0)] == [False, True]
-    # Whatever a learner asks for.
+    # No learner can make them due more often than that.
     endless = pulls_of(heartbeat_s=0.0)
     endless.said_beat(0.0, {})
     assert not endless.is_beat_due(SHORTEST_BEAT_S / 2, {})

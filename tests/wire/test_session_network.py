@@ -58,7 +58,7 @@ class Actor:
         return encode_data(data, planes.obs, planes.small, ())
 
     def tick(self):
-        """What is due by now: a hello, a heartbeat, a second try, what has credit."""
+        """Send all that is due by now: a hello, a heartbeat, a second try, what has credit."""
         now, side = self.network.now, self.side
         heard = side.last_heard if side.is_joined else side.told_at
         if side.has_session and now - heard > side.welcome.lease_s:
@@ -207,7 +207,7 @@ class Network:
         return num_lost
 
     def check(self):
-        """What holds at any moment."""
+        """Check what holds at any moment."""
         assert self.table.outstanding_columns <= self.learner.filler.free_columns
         for peer in self.table:
             assert peer.outstanding_messages <= WINDOW * peer.streams

@@ -74,7 +74,7 @@ def test_there_and_back_and_sizes_are_the_true_ones(router, link, monkeypatch):
     router.discard_rest()
     assert take(router)[1:] == (b"", 0)
     assert not router.has_more_frames()
-    # What is not wanted is discarded, and a header is overwritten by the next one.
+    # Unwanted frames are discarded, and a header is overwritten by the next one.
     until(router.has_input)
     _, header, _ = router.receive()
     assert bytes(header) == b"first one"
@@ -100,7 +100,7 @@ def test_a_message_that_is_too_large_ends_that_connection_only(ends):
     assert router.send(route_good, [b"are you there?"])
     assert good.receive(DEADLINE_S) == [b"are you there?"]
     assert not router.has_input()
-    # It may come again, as somebody else. What it says before it has noticed is lost.
+    # It may come again, as somebody else. Messages that it sends before it has noticed are lost.
     until(lambda: bad.send([b"sorry"]) and router.has_input())
     route_again, header, _ = take(router)
     assert header == b"sorry"
@@ -119,7 +119,7 @@ def test_little_waits_for_who_does_not_read_and_nobody_else_waits(router, link):
         started = time.monotonic()
         while router.send(route, [bytes(1 << 20)]):
             num_sent += 1
-        # What the kernel's buffers take has left.
+        # As much as the kernel's buffers take has left.
         assert num_sent < MAX_UNSENT + 20
         assert time.monotonic() - started < DEADLINE_S
         assert router.num_unsent == {route: 1}
@@ -137,7 +137,7 @@ def test_who_does_not_read_its_weights_has_few_under_way(ends, router):
         for _ in range(300):
             num_sent += router.send(route, weights)
             select.select([], [], [], 0.001)
-        # What the kernel buffers of it has left.
+        # As much as the kernel's buffers take has left.
         assert num_sent < 100
         # On the slowest line it would take 5 seconds.
         assert router.find_stuck(patience_s=0.0) == []
@@ -167,7 +167,7 @@ while True:
     if arrived is not None:
         router.send(arrived[0], [bytes(arrived[1])])
 """
-# What C's `rand` gives first, where nobody has seeded it.
+# The first number that C's `rand` gives, where nobody has seeded it.
 FIRST_GIVEN = 0x6B8B4567
 
 

@@ -166,7 +166,7 @@ def broken(actor):
             [pack(inline._replace(codec=ZSTD))],
             [pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
             [pack(actor.header(rows=1)), obs, small],
-            # Of so many rows no more episodes can have ended; and one that is not there.
+            # Rows cannot end more episodes than they are; and one end is missing.
             [pack(actor.header(num_episodes=4)), obs, bytes(small) + bytes(4 * EPISODE.itemsize)],
             [pack(actor.header(num_episodes=1)), obs, small],
         ],
@@ -376,7 +376,7 @@ def test_no_credit_is_given_while_the_recorder_is_behind():
     recorder.is_behind = False
     learner.end_burst()
     assert actor.granted == 1
-    # What was granted before is taken all the same.
+    # A message that was granted before is taken all the same.
     recorder.is_behind = True
     actor.send()
     assert len(recorder.taken) == 1

@@ -206,7 +206,7 @@ async def test_after_the_close_nothing_is_read(bench):
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
     await bench.say(pack(Get(ID, 1, 7)))
     assert select.select([bench.router.fd], [], [], DEADLINE_S)[0]
-    # Whatever is sent makes the endpoint look again; so it has a turn of the loop coming.
+    # Each message that is sent makes the endpoint look again; so a turn of the loop is to come.
     bench.endpoint.send(b"nobody", [pack(ByeOk(ID))])
     bench.endpoint.close()
     bench.is_open = False

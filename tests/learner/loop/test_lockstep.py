@@ -64,7 +64,7 @@ class SimulatedActor:
             self.side.take(message, self.now)
             self.pulls.name(self.side.named)
 
-    # What it does, each if it can; whether it could.
+    # The moves: each is made if it can be, and says whether it was.
 
     def join(self):
         if self.side.is_joined or self.is_dead:
@@ -190,7 +190,7 @@ class LockstepSimulation(PureLearner):
         self.check()
 
     def check(self):
-        """What must hold at any moment."""
+        """Check what must hold at any moment."""
         assert self.table.outstanding_columns <= self.filler.free_columns
         check_identities(self.ledger.report())
         assert 0 <= self.ledger.in_slots <= len(self.slots) * self.num_ranks * WIDTH
@@ -260,7 +260,7 @@ def at_work(num_ranks, lag, num_joined=0, **settings):
 
 
 def play(simulation, random, num_updates):
-    """Whoever can move does so in a random order, until there were so many updates."""
+    """Make random moves of those that can be made, until there were so many updates."""
     moves = [getattr(actor, move) for actor in simulation.actors for move in SimulatedActor.MOVES]
     while len(simulation.batches) < num_updates:
         random.shuffle(moves)

@@ -99,7 +99,7 @@ def test_that_a_rate_is_0_from_now_on_is_told_once(caplog):
         harness.after(2.0, 1)
     (told,) = caplog.messages
     assert told.startswith("algorithm/lr is 0 since env step 1,500: nothing is learned any more")
-    # What was over before has been told at the start.
+    # A schedule that was over before has been told of at the start.
     ReporterHarness(lr_is_0_at=1000).after(2.0, 500)
     assert len(caplog.messages) == 1
 
