@@ -21,7 +21,7 @@ from impala_async.doors import check_not_over
 from impala_async.metrics.names import ALIASES, REGISTRY, SECTIONS
 from impala_async.wire import messages
 from tests import rooms
-from tests.test_house import House
+from tests.test_house import House, obscure_openings
 from tests.wire.example import example_text
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -133,6 +133,11 @@ def _anchors(page):
 def test_a_page_names_only_links_keys_metrics_files_and_doors_that_are_there(page):
     text = page.read_text(encoding="utf-8")
     assert [*_lost_links(page), *_lost_keys(text), *_lost_metrics(text), *_lost_files(text)] == []
+
+
+def test_the_sentences_of_a_page_begin_with_what_they_speak_of():
+    found = {page.name: [word for _, word in obscure_openings(_prose(page))] for page in PAGES}
+    assert {page: words for page, words in found.items() if words} == {}
 
 
 def _lost_links(page):
