@@ -1,7 +1,7 @@
 """How much of a line's capacity reaches the learner's slots, and at which cost.
 
 A real actor's client sends the same trajectories without end; the learner's ports, sessions,
-credit, checks and slots receive them. In turns with it a bare TCP socket receives as many bytes.
+credit, checks and slots receive them. A bare TCP socket receives as many bytes, in turns with it.
 """
 
 import json

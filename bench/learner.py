@@ -1,8 +1,8 @@
 """How much of a bare training loop's speed the learner service keeps, fed as fast as it takes it.
 
 Real environments are recorded for some seconds; `replay` then plays the recording without end into
-the learner service, over the wire. In turns with it a bare torch loop, in a process of its own,
-trains on one batch of the same recording: the same network, loss, optimizer, precision and shape.
+the learner service, over the wire. A bare torch loop takes turns with it, in a process
+of its own, on one batch of the same recording: with its network, loss, optimizer, precision, shape.
 """
 
 import importlib.util

@@ -147,8 +147,8 @@ def read_json(fd: int) -> Any:
 def main() -> int:
     """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
     for number in REQUESTS:
-        # They are the actor's to understand, which then closes the pipe. No SIG_IGN: what an
-        # environment starts would inherit that.
+        # The actor decides what they mean, and then closes the pipe. SIG_IGN would be inherited by
+        # the processes that an environment starts.
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     faulthandler.register(TELL_STACKS, all_threads=True)

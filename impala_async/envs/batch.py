@@ -169,7 +169,7 @@ class ObsRows:
             if np.count_nonzero(is_beyond):
                 place = tuple(np.argwhere(is_beyond)[0].tolist())
                 item = place[1:]
-                # In the environment's own numbers.
+                # The message names the environment's own numbers.
                 first = 0 if leaf.start is None else int(leaf.start[item])
                 at = f" at {list(item)}" if item else ""
                 span = f"{first} to {first + int(last[item])}"

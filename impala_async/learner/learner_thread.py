@@ -100,7 +100,7 @@ class LearnerThread:
         finally:
             # A loader's own thread may be waiting for us.
             self.loader.close()
-            # How long an end may take, its own watch knows.
+            # The end has a watch of its own.
             self._channels.watchdog.rest()
         for loaded in self._ring.drain():
             loaded.drop(loaded.alive_B.copy(), "shutdown")

@@ -238,7 +238,7 @@ class DeviceLoader(HostLoader):
             while True:
                 self._load_next()
         finally:
-            # Only now nothing more gets ready.
+            # From here on nothing more gets ready.
             self._ready.close(is_drained=self.full.is_drained)
 
     def get(self, *, timeout: float | None) -> LoadedBatch:

@@ -214,7 +214,7 @@ class SlotFiller:
         self._idle_depth = WindowStat("depth")
         self._filling: Slot | None = None
         self._num_filled = 0
-        # With those that are not committed yet.
+        # This counts those that are not committed, too.
         self._num_received = 0
         self._num_batches = 0
 
@@ -267,7 +267,7 @@ class SlotFiller:
             while num_written < arrival.data.columns:
                 num_written += self._write(arrival, num_written)
         self._num_received = self._num_filled
-        # Only now: a goal that is reached closes the doors.
+        # This comes last, as a goal that is reached ends the run.
         for arrival in arrivals:
             if arrival.episodes is not None:
                 self._count(arrival.episodes)

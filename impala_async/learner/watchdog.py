@@ -79,7 +79,7 @@ class Watchdog:
         before, self.patience = self.patience, patience
         self.num_beats += 1
         if patience > before:
-            # At once, as what follows may hold the lock.
+            # It is told at once, as what follows may hold the lock.
             self._tell(str(patience))
 
     def rest(self) -> None:

@@ -84,7 +84,7 @@ def scale_of(sums: Sequence[float]) -> float:
     if not count:
         return 1.0
     mean, mean_square = total / count, total_square / count
-    # Not mean**2: where that overflows, Python raises.
+    # Python raises where mean**2 overflows; a product becomes infinite.
     deviation = math.sqrt(max(mean_square - mean * mean, 0.0))
     # NaN comes first, and stays.
     return min(max(deviation, SMALLEST_SHARE_OF_MEAN * abs(mean), SMALLEST_SCALE), LARGEST_SCALE)

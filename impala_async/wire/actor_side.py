@@ -94,7 +94,7 @@ class Outbox(Generic[Item]):
         self.next_seq = 0
         self._granted = 0
         self._held: dict[int, Item] = {}
-        # When those that are under way were sent.
+        # The times at which those that are under way were sent.
         self._sent_at: dict[int, float] = {}
 
     def __len__(self) -> int:

@@ -84,10 +84,10 @@ class Connections:
 
     def __init__(self, of: zmq.Socket[bytes]) -> None:
         """Begin to watch; the socket must not be bound yet."""
-        # By the reason, since the start.
+        # The counts since the start, by the reason.
         self.cut_off: Counter[str] = Counter()
         self._monitor = Monitor(of, _WATCHED)
-        # By descriptor, in the order of their coming.
+        # The connections by descriptor, in the order of their coming.
         self._open: dict[int, _Connection] = {}
         self._strangers: dict[int, None] = {}
         self._routes: dict[bytes, int] = {}

@@ -111,7 +111,7 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """A session, and where things are. The second frame holds the actor's settings."""
+    """The learner opens a session, and says where all is. Settings are in the second frame."""
 
     run_id: Id
     epoch: Epoch
@@ -141,8 +141,8 @@ class Spec(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Seqs below `granted` may be sent; those below `settled` are done with. Cumulative. Seq
-    `again` came when there was no room for it, and now there is."""
+    """Seqs below `granted` may be sent; those below `settled` are done with. A later one
+    replaces it. Seq `again` came when there was no room for it, and now there is."""
 
     session: Id
     granted: Count
@@ -176,7 +176,7 @@ class Data(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Weights newer than this version, please."""
+    """The actor asks for weights newer than this version."""
 
     session: Id
     epoch: Epoch
@@ -193,14 +193,14 @@ class WeightsReply(NamedTuple):
 
 
 class NotModified(NamedTuple):
-    """You have the newest weights."""
+    """The actor has the newest weights."""
 
     epoch: Epoch
     update: Count
 
 
 class Heartbeat(NamedTuple):
-    """I live; and this is where my time goes."""
+    """The actor says that it lives, and where its time goes."""
 
     session: Id
     timers: Annotated[dict[str, float], _timers]

@@ -21,7 +21,7 @@ from impala_async.wire.messages import (
 from impala_async.wire.peer import Credit, Peer, Watermark
 
 MAX_SESSIONS = 10_000
-# So many sessions, at most, have said no Spec yet.
+# At most so many sessions have said no Spec yet.
 MAX_STRANGERS = 1000
 MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
@@ -59,9 +59,9 @@ class SessionTable:
         # The sessions that were asked for over each connection.
         self._asked: dict[bytes, list[bytes]] = {}
         self.num_opened = self.num_given_way = 0
-        # By actor its session, or the last one; those that are gone in the order of their going.
+        # The session of each actor, or its last; those that are gone in the order of their going.
         self._known: dict[bytes, Peer] = {}
-        # How many of those have each rank.
+        # The number of those that have each rank.
         self._ranks = Counter[int]()
         self._credit = Credit()
         self._last_expiry: float | None = None

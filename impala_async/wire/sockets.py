@@ -297,7 +297,7 @@ class Dealer:
         if timeout_s > 0:
             if not self._poller.poll(max(1, int(timeout_s * 1000))):
                 return None
-            # Or it would wake every wait to come.
+            # Unread, it would wake every wait to come.
             self._look_at_connection()
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)

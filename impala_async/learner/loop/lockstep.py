@@ -51,7 +51,7 @@ class LockstepFiller(SlotFiller):
         self._num_ranks, self._width, self._lag = num_ranks, width, lag
         self._first_update, self._on_loss = first_update, on_loss
         self._open: deque[_Open] = deque()
-        # By rank.
+        # The peers by rank.
         self._members: dict[int, Peer] = {}
         self._was_whole = False
         self._expected = set(range(num_ranks))
@@ -192,7 +192,7 @@ class LockstepFiller(SlotFiller):
             by_rank = [episodes[rank] for rank in sorted(episodes)]
             self._uncounted.append((self._num_batches, [e for e in by_rank if e is not None]))
             self._send_on(slot)
-        # Only now: a goal that is reached closes the doors.
+        # This comes last, as a goal that is reached ends the run.
         self._count_due()
 
     def _count_due(self) -> None:

@@ -54,7 +54,7 @@ HANG_EVERY_S = 10.0
 HANG_NAMES = ("hang_s", "hang_in", "hang_first", "hang_last")
 # Nothing takes longer than an hour in one trajectory.
 LONGEST_MS = 3.6e6
-# Who reads of a difference is on either side.
+# The reader of a difference is on either side.
 HERE, THERE = "at the learner", "at the actor"
 
 
@@ -93,7 +93,7 @@ class Publisher:
         if have >= self.version or (have == NO_VERSION and not may_begin):
             self._counters.add("not_modified")
             return self.nothing_new()
-        # Who has none begins where everybody is now.
+        # One that has no weights begins with the newest.
         newer = [kept for kept in self._kept if kept[0].version > have]
         weights, frames = newer[-1] if have == NO_VERSION else newer[0]
         if not frames:
