@@ -108,7 +108,7 @@ def build(kind: str, index: RecordingIndex, config: RunConfig) -> Callable[[], o
 
 
 def first_batch(index: RecordingIndex, num_columns: int, device: torch.device) -> Batch:
-    """So many columns of a recording, from its beginning; a short one is taken over again."""
+    """The first so many columns of a recording; a short one is taken over again."""
     layout = index.schema.layout
     obs: list[np.ndarray] = []
     small: list[np.ndarray] = []
@@ -125,7 +125,7 @@ def first_batch(index: RecordingIndex, num_columns: int, device: torch.device) -
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that was launched there is done."""
+    """Wait until all that was launched there is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

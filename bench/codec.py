@@ -57,7 +57,7 @@ class Side(ABC):
 
 
 class Ours(Side):
-    """As `Client` packs and `Admission` takes in."""
+    """Packs as `Client` does, and takes in as `Admission` does."""
 
     def pack(self) -> Frames:
         obs, small = self.source_planes

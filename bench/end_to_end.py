@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
-    """At full speed for a while, and to its goal with as many seeds as there are rounds."""
+    """CartPole at full speed for a while, and to its goal with as many seeds as rounds."""
     seeds = itertools.count()
 
     def at_speed() -> Sample:
@@ -91,7 +91,7 @@ def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
 
 
 def pong(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
-    """As it is configured; and with two actors for a shorter time, for their memory."""
+    """Pong as it is configured; and with two actors for a shorter time, for their memory."""
 
     def at_speed() -> Sample:
         settings = [*ENDLESS, f"stop.wall_s={PONG_S}"]

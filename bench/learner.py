@@ -116,7 +116,7 @@ def run_cases(
 
 
 def cases(device: torch.device) -> list[Case]:
-    """On a CPU what the configs have; on a GPU images in batches that are worth one."""
+    """The cases: on a CPU those of the configs, on a GPU images in batches that are worth one."""
     pong = PONG
     if importlib.util.find_spec("ale_py") is None:
         pong = pong._replace(name="Images, Nature CNN", settings=NO_ATARI)

@@ -79,7 +79,7 @@ def serve(
 
 
 def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
-    """From the first report to the last: updates per second, how long they took, and the waits."""
+    """The updates per second from first to last report, how long they took, and the waits."""
     first, last = reports[0], reports[-1]
     updates_per_s = (last["updates"] - first["updates"]) / (last["time_s"] - first["time_s"])
     update_ms = statistics.fmean(each[UPDATE_MS] for each in reports if each[UPDATE_MS])

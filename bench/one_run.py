@@ -89,7 +89,7 @@ class OneRun:
             raise RuntimeError(f"exit code {self._process.returncode}: {self._last_words()}")
 
     def end(self) -> None:
-        """At once, if it runs still, with everybody below it: they end when `train` is gone."""
+        """End it at once, if it still runs, with all below it: they end when `train` is gone."""
         if self._process.poll() is None:
             family = psutil.Process(self.pid).children(recursive=True)
             self._process.kill()
@@ -120,12 +120,12 @@ class OneRun:
 
     @property
     def last_report_after_s(self) -> float:
-        """From launch to the report at a run's end: the file of reports was not changed since."""
+        """The time from launch to the last report: the file of reports was not changed since."""
         return self._metrics.stat().st_mtime - self.launched_at
 
     @property
     def first_update_after_s(self) -> float:
-        """From launch, of a run that has ended: its last report says how long ago it was."""
+        """The time from launch, for a run that has ended: its last report says how long ago."""
         trained_s: float = self.reports()[-1]["learner/wall_s"]
         return self.last_report_after_s - trained_s
 

@@ -15,7 +15,7 @@ LOOKS_PER_PSS = 4
 
 
 class Held(NamedTuple):
-    """By one process, at one moment; `kind` is what it is."""
+    """The resources of one process at one moment; `kind` says which process it is."""
 
     kind: str
     rss_bytes: int

@@ -28,7 +28,7 @@ LAST_SHARE = 0.2
 MIN_MINUTES = 3
 RSS_SHARE, RSS_MB = 0.02, 8.0
 MB = 1e6
-# To start up, on a busy machine.
+# The time for a start on a busy machine.
 SLACK_S = 120.0
 ONE_OF = ("train", "learner")
 

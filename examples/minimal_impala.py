@@ -241,7 +241,7 @@ class Learner:
         newest.append((self.update, {name: tensor.clone() for name, tensor in state.items()}))
 
     def run(self, newest: Newest, next_message: Callable[[], Message]) -> list[float]:
-        """Until the goal is reached or the steps are used up; the returns of all episodes."""
+        """Train until the goal is reached or the steps are used up; the returns of all episodes."""
         returns: list[float] = []
         while True:
             parts = [next_message() for _ in range(self.settings.messages_per_batch)]

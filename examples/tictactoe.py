@@ -85,7 +85,7 @@ class TicTacToe:
         """There is nothing to close."""
 
     def _legal(self) -> NDArray[np.int8]:
-        """For each side, which places it may take, and whether it may wait."""
+        """The places that each side may take, and whether it may wait."""
         legal = np.zeros((2, NUM_PLACES + 1), np.int8)
         legal[self._mover, :NUM_PLACES] = ~self._taken.any(0)
         legal[1 - self._mover, WAIT] = 1

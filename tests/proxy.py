@@ -97,7 +97,7 @@ class Proxy(threading.Thread):
 
 @contextmanager
 def proxy(*urls: str, every_s: float | None = None) -> Iterator[Proxy]:
-    """Before a learner's addresses, until the block ends."""
+    """A proxy in front of a learner's addresses, until the block ends."""
     opened = Proxy(*(int(url.rpartition(":")[2]) for url in urls), every_s=every_s)
     try:
         yield opened

@@ -410,7 +410,7 @@ def obscure_openings(text):
 
 
 def obscure_lines(source):
-    """Where sentences of docstrings, errors and comments begin obscurely: lines and first words."""
+    """The sentences in strings and comments of a source that begin so: lines and first words."""
     texts = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -16,7 +16,7 @@ LOST = "; what it trained since its last checkpoint is lost"
 
 
 class FakeRun:
-    """In place of the processes: notes what it was given, and does what a run would."""
+    """Stands for the processes: it notes what it is given, and does what a run would."""
 
     made: list["FakeRun"]
     code = 0
@@ -141,7 +141,7 @@ def ends(monkeypatch):
 
 
 def test_an_end_that_was_told_is_not_told_again(ends, caplog):
-    """By the learner that has a summary, or by who gave the run up."""
+    """It was told by the learner, which has a summary, or by who gave the run up."""
     ends(78, write_summary)
     started(code=78)
     ends(78, write_down, verdict=(78, "why"))

@@ -14,7 +14,7 @@ BLAME = UserCode(f"env.id: {__name__}:B", "to step", EnvError)
 
 
 class Unprintable(Exception):
-    """As one whose text needs what its maker was not given."""
+    """An error whose text needs what its maker was not given."""
 
     def __str__(self):
         return self.missing

@@ -60,7 +60,7 @@ class Turn:
     peak_bytes: int = 0
 
     def start_s(self) -> float | None:
-        """From launch to the first trained step, as far as it was told."""
+        """The time from launch to the first trained step, as far as it was told."""
         return next((each.elapsed_s for each in self.progress if each.trained > 0), None)
 
     def rate(self, warm_s: float) -> float:
@@ -72,14 +72,14 @@ class Turn:
         return (end.trained - begin.trained) / (end.elapsed_s - begin.elapsed_s)
 
     def reached_s(self, mean_return: float) -> float | None:
-        """From launch to this mean return; None if it was not reached."""
+        """The time from launch to this mean return; None if it was not reached."""
         for each in self.progress:
             if each.mean_return is not None and each.mean_return >= mean_return:
                 return each.elapsed_s
         return None
 
     def has_trained(self, seconds: float) -> bool:
-        """So long since the first trained step."""
+        """Whether it has trained for longer than that."""
         start_s = self.start_s()
         return start_s is not None and self.progress[-1].elapsed_s > start_s + seconds
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 
 LAUNCHED_AT = "PEERS_LAUNCHED_AT"
-"""In the environment of a runner: the monotonic clock, which processes share, at its launch."""
+"""A variable of a runner's environment: the clock at its launch, which all processes share."""
 NUM_EPISODES = 100
 
 
 def say(trained: int, mean_return: float | None) -> None:
-    """So many env steps have been trained on by now, each counted once."""
+    """Say how many env steps have been trained on by now, each counted once."""
     elapsed_s = time.monotonic() - float(os.environ[LAUNCHED_AT])
     line = {"elapsed_s": elapsed_s, "trained": trained, "mean_return": mean_return}
     print(json.dumps(line), flush=True)

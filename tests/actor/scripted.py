@@ -329,7 +329,7 @@ def settings_of(env_id="some:Env", *, reconnect_s=WITHIN_S, max_lag=100, **secti
 
 
 def settings_for(probe, rows=4, seed=0, sampler="auto", **kwargs):
-    """For one of our own environments."""
+    """The settings of one of our own environments."""
     settings = settings_of(
         f"bench.probes:{probe}", trajectory=TrajectorySection(rows=rows), seed=seed
     )

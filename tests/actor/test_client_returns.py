@@ -46,7 +46,7 @@ def impatient(monkeypatch):
 
 
 def pump(actor):
-    """On its own thread, until it raises."""
+    """Pump on its own thread, until it raises."""
     return actor.begin(actor.pump_until, lambda: False)
 
 

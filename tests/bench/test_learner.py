@@ -26,7 +26,7 @@ SERVICE |= {"loop_cores": 0.2, "other_cores": 1.0}
 
 
 def batch():
-    """With rewards beyond the clip, and what masked rows hold is not looked at."""
+    """A batch with rewards beyond the clip, whose masked rows nobody may look at."""
     made = random_batch(SCHEMA, COLUMNS)
     for rows_BT in (made.rewards_BT.mul_(3), made.log_probs_BT):
         rows_BT[~made.mask_BT] = torch.nan

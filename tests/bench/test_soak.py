@@ -79,7 +79,7 @@ def test_processes_that_come_and_go_are_seen_after_the_first_minute():
 
 def test_a_run_is_watched_from_its_first_update(tmp_path, monkeypatch):
     def running():
-        """With reports from the second one on, and updates from the third one on."""
+        """A run with reports from the second look on, and updates from the third one on."""
         told = [{"learner/wall_s": n, "env_steps_trained": 100 * n} for n in range(7)]
         reports = iter([None, {"learner/wall_s": None}, *told])
         run = SimpleNamespace(pid=9, last_report=lambda: next(reports))

@@ -76,7 +76,7 @@ class Door:
         self.process.send_signal(number)
 
     def ends(self, number=signal.SIGTERM, code=0, within_s=15.0):
-        """In good order, as it is asked to."""
+        """Ask it to end, and see that it ends in good order."""
         self.tell(number)
         assert self.wait_exit(within_s) == code, self.log
 

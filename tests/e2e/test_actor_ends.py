@@ -49,7 +49,7 @@ def unroll(scene, settings):
 
 
 def ends_soon(actor, scene, session=None):
-    """With a session, it says goodbye."""
+    """See that it ends at a signal; if it has a session, it says goodbye."""
     told_at = time.monotonic()
     actor.tell(signal.SIGTERM)
     if session is not None:

@@ -195,7 +195,7 @@ def join_late(site, learner):
 
 
 def settle_one(strangers):
-    """From a new one's hello to its first message in a batch; its process runs already."""
+    """The time from a newcomer's hello to its first message in a batch; its process runs before."""
     started = time.monotonic()
     newcomer = Hoarder(strangers, columns=4, num_messages=1)
 

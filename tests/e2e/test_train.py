@@ -73,7 +73,7 @@ class Flaky(CartPoleEnv):
     num_steps = 0
 
     def step(self, action):
-        # Not yet while samplers are measured.
+        # The failure must not come while samplers are still measured.
         self.num_steps += 1
         if self.num_steps > 2000 and not Path("{flag}").exists():
             Path("{flag}").touch()

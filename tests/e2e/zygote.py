@@ -204,7 +204,7 @@ def _modules():
 
 
 def _clone_parent():
-    """As fork does, but the new process is a child of this one's parent, which may wait for it."""
+    """Fork, but make the new process a child of this one's parent, which may wait for it."""
     ctypes.pythonapi.PyOS_BeforeFork()
     flags = CLONE_PARENT | signal.SIGCHLD
     # PyDLL keeps the interpreter's lock.

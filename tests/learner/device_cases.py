@@ -122,7 +122,7 @@ class FakeStream:
 
 
 class FakeCuda:
-    """As much of `torch.cuda` as the loader uses, on a CPU."""
+    """Does on a CPU as much of `torch.cuda` as the loader uses."""
 
     Event = FakeEvent
     Stream = FakeStream

@@ -55,7 +55,7 @@ class PureLearner:
         on_loss=None,
         recorder=None,
     ):
-        """With `num_ranks` it is in lockstep."""
+        """Build a learner; with `num_ranks` it is in lockstep."""
         self.schema, self.columns, self.now = schema, columns, 0.0
         self.lineage = lineage or Lineage(0).resumed(1, 0)
         self.update, self.schemas = self.lineage.forks[self.lineage.epoch], []
@@ -181,7 +181,7 @@ class HandActor(Speaker):
         return self
 
     def say(self, message, *rest):
-        """On the data port; the reason why it is not understood, if so."""
+        """Say it on the data port; returns the reason if it is not understood."""
         first = pack(message) if isinstance(message, tuple) else message
         return self.learner.hear_frames(self.route, first, *rest)
 

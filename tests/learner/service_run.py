@@ -129,7 +129,7 @@ class ServiceRun:
         return made
 
     async def trained(self, num_updates):
-        """Until a report says so."""
+        """Wait until a report tells of so many updates."""
         await until(lambda: self.sink.lines and self.number("updates") >= num_updates, "updates")
 
     def number(self, name):

@@ -54,7 +54,7 @@ class Run:
 
 
 def test_it_goes_to_its_device_before_anything_else(monkeypatch):
-    """Else all that it launches on a second GPU would be kept by the first."""
+    """The first GPU would otherwise keep all that it launches on a second one."""
     run, went = Run([]), []
 
     def make_current(device):
@@ -136,7 +136,7 @@ def test_what_goes_stale_between_passes_leaves_with_its_partial_passes():
     ]
     # A column that never had a pass is in no count of steps.
     assert run.thread.progress.env_steps_trained == 9
-    # At every pass, each that is alive.
+    # Each column that is alive is counted at every pass.
     assert run.lag_histogram == [1, 2, 3]
     assert run.report["lag/max"] == 2
 

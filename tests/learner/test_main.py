@@ -181,7 +181,7 @@ wait = begin_probe(config)
 
 
 def test_the_environment_is_never_imported_here():
-    """In a process of its own, where no other test has imported anything."""
+    """It looks in a process of its own, where no other test has imported anything."""
     code = BEGIN.format(env=f"{PROBES}:Counting")
     code += f"wait()\nassert not {HEAVY} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

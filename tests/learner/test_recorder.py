@@ -118,7 +118,7 @@ async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(path, mo
 
 
 def open_full(fd, mode, size):
-    """In place of `os.fdopen`: a disk that is full."""
+    """A full disk, in place of `os.fdopen`."""
     os.close(fd)
     return open("/dev/full", mode, size)
 

@@ -404,7 +404,7 @@ async def test_a_thread_that_does_not_end(tmp_path, monkeypatch):
 
 
 async def test_a_setting_that_turns_out_wrong_stays_a_config_error(tmp_path):
-    """Only the first actor brings the spaces here, and with them the first look at the device."""
+    """Here the first actor brings the spaces, and only then the device is looked at."""
     async with service_run(tmp_path, schema=None, learner={"device": "cuda:99"}) as run:
         await run.start_actors(1)
         with pytest.raises(ConfigError, match=r"learner\.device"):

@@ -147,7 +147,7 @@ async def test_a_child_that_somebody_ends_is_told_once(caplog):
 
 
 def silent(silence, ticks, line="X"):
-    """When something is said, and whether it is the end."""
+    """The ticks at which something is said, each with whether it is the end."""
     found = ((tick, silence.add([line])) for tick in range(1, ticks + 1))
     return [(tick, said[1]) for tick, said in found if said is not None]
 

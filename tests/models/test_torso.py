@@ -29,7 +29,7 @@ def test_the_config_names_those_that_there_are():
 
 
 def test_it_is_built_without_memory_too():
-    """So a learner finds out what a model would take."""
+    """A learner finds out so how much memory a model would take."""
     with torch.device("meta"):
         model = ActorCritic(ModelSection(name="impala_resnet", core="gru"), EYE, ACTION)
     assert {tensor.device.type for tensor in model.state_dict().values()} == {"meta"}
@@ -301,7 +301,7 @@ def test_it_is_linear_then_activation_from_orthogonal_layers_without_bias(activa
     torch.testing.assert_close(torso({"": inputs_NF}), hidden_NH)
     assert torso.num_out == 7
     assert torch.equal(inputs_NF, before)
-    # In place, but right for the gradient.
+    # It works in place, and its gradient is right all the same.
     double_NF = inputs_NF.double().requires_grad_()
     assert torch.autograd.gradcheck(torso.double().through, double_NF)
     weight = orthogonal(torch.nn.Linear(5, 3), 0.01).weight.detach()

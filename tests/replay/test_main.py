@@ -18,7 +18,7 @@ LOCKSTEP = {"pace": {"mode": "lockstep", "lag": 1}, "learner": {}, "train": {}}
 
 
 class FakeLearner:
-    """In place of the process: does what a learner would until it is to end."""
+    """Stands for the process: it does what a learner would until it is to end."""
 
     code = 0
 
@@ -152,7 +152,7 @@ def test_a_learner_that_is_killed_is_told_of_with_the_way_on(monkeypatch, caplog
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch):
-    """Neither its own file, nor what the learner has begun, nor the learner."""
+    """Its own file is gone, and so are the learner and what that had begun."""
     seen = []
 
     def begin(self, door, flags, lifeline):

@@ -49,7 +49,7 @@ class Replay:
         return self.player
 
     async def full(self, num_slots=1):
-        """Until so many batches wait for the learner."""
+        """Wait until so many batches are there for the learner."""
         await until(lambda: len(self.harness.full) >= num_slots, f"{num_slots} full slots")
         return [self.harness.slots[index] for index in self.harness.full]
 

@@ -80,7 +80,7 @@ def test_a_summary_has_what_others_read():
     [(None, None, None), (900, None, None), (800, None, 800), (800, 850, 800), (800, 800, None)],
 )
 def test_steps_at_a_rate_of_0_are_told(schedule, end, since):
-    """Not those that the last batch of a run is beyond its end."""
+    """Steps of the last batch beyond a run's end are not told."""
     rates = {"lr_end": 0.0, "schedule_env_steps": schedule} if schedule else {}
     config = config_of(small_schema(), algorithm=rates, stop={"env_steps": end})
     summary = summary_of(config=config)

@@ -205,7 +205,7 @@ def test_what_is_wrong_with_ones_own_is_told_before_anything_is_trained(
 
 
 def test_one_is_tried_without_a_trace(make_step, make_batch):
-    """Not even in what a network of the user's own draws."""
+    """Even the random generator is as before, though a user's network may draw."""
     step, blank = make_step(name=f"{__name__}:imitation", normalize_obs=True), make_batch()
     blank.mask_BT.fill_(False)
     torso = step.policy.model.policy_torso

@@ -140,7 +140,7 @@ def test_schedules_are_linear_and_end_exactly():
     ],
 )
 def test_changed_settings_hold_in_a_resumed_run(kind, before, after):
-    """As if they had been changed in the one that never stopped."""
+    """It goes on as if they had been changed in a run that never stopped."""
     parameters = make_parameters()
     optimizer = build(parameters, kind, **before)
     train(optimizer, parameters, range(4))

@@ -68,7 +68,7 @@ def test_the_first_batches_count_alike_and_later_ones_move_it_slowly():
 
 
 def test_it_has_bounds_below_and_above_whatever_it_is_fed():
-    """With its own output, by values that have gone astray."""
+    """It may be fed its own output, by values that have gone astray."""
     assert scale_after(([500.0] * 4, 1.0), times=1000).scale == pytest.approx(50)
     assert scale_after(([0.0] * 4, 1.0), times=1000).scale == 0.01
     assert scale_of([1.0, 1e200, 1e300]) == 1e15

@@ -88,7 +88,7 @@ def example_text():
 
 
 def _body_table():
-    """Where the body of Data has what."""
+    """The places of the arrays in the body of `Data`."""
     layout, start = SCHEMA.layout, {"obs": 0, "small": SCHEMA.layout.obs_bytes}
     rows = [
         (start[leaf.plane] + leaf.stretch.start, name.rstrip("/"), f"{leaf.dtype} {[*leaf.shape]}")

@@ -33,6 +33,6 @@ def connect(url, route=b""):
 
 
 def hang_up(raw):
-    """At once, whatever is still under way: the other side is reset."""
+    """Reset the connection at once, whatever is still under way."""
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     raw.close()

@@ -87,7 +87,7 @@ class Network:
         self.messages = []
         self.numbers = itertools.count(1)
         self.actors = {}
-        # From which version each epoch grew.
+        # The version from which each epoch grew.
         self.parents = {}
         # The version, the watermarks, the lineage, and what is admitted by then.
         self.checkpoint = None, "{}", Lineage(0), ()
@@ -118,7 +118,7 @@ class Network:
         return Version(self.epoch, self.learner.update)
 
     def check_reserve(self, peer, data, newest):
-        """As the table does; what it thinks of a version is what a walk back to it tells."""
+        """Do as the table, and check its verdict on a version by a walk back to it."""
         verdict, version = self.reserve(peer, data, newest), Version(data.epoch, data.update)
         epoch, update = self.version
         while epoch != version.epoch and self.parents.get(epoch) is not None:

@@ -171,7 +171,7 @@ class LockstepSimulation(PureLearner):
             self.hear_pull(actor.route, get)
 
     def take_data(self, actor, seq, trajectory):
-        """With what it is in its rewards, so that a slot shows what lies where."""
+        """Take a trajectory whose rewards say which it is, so that a slot shows what lies where."""
         if actor.beat():
             return
         number, acted, version = trajectory
