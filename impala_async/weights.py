@@ -21,7 +21,7 @@ class Version(NamedTuple):
 
 
 NO_VERSION = Version(0, 0)
-"""Before any weights: epochs count from 1."""
+"""The version before any weights: epochs count from 1."""
 BFLOAT16 = "bfloat16"
 """numpy does not know it, so no array has it for its own dtype; weights may travel in it."""
 

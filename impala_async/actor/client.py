@@ -77,7 +77,7 @@ class Client:
     """One actor's connections, and the buffers that are under way over them."""
 
     settings: ActorSettings
-    """There from `connect` on."""
+    """They are there from `connect` on."""
     _schema: Schema
     _layouts: Sequence[WeightsLayout]
 

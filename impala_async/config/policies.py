@@ -63,4 +63,4 @@ class PoliciesSection(Section):
 
 
 ONE_POLICY = PoliciesSection()
-"""Which all agents share."""
+"""The policies of a run with one, which all agents share."""

@@ -1,4 +1,4 @@
-"""From a config and a schema to a learner that is ready to run: policy, update, slots, loader.
+"""Builds a learner from a config and a schema: policy, update, slots, loader.
 
 Runs on: event loop, once
 """

@@ -1,4 +1,4 @@
-"""From full host slots, by their indices, to batches on the learner's device.
+"""Loads full host slots, given by index, into batches on the learner's device.
 
     B columns of a batch
 
