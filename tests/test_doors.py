@@ -368,17 +368,19 @@ def test_the_wait_for_a_run_folder_is_told(tmp_path, at_once, caplog):
     assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
 
 
-def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(monkeypatch):
+def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(
+    monkeypatch, tmp_path
+):
     """All that takes long to import is there by then."""
     done = []
 
     def find(where, within_s):
         done.append("impala_async.actor.service" in sys.modules)
-        return where
+        return url
 
     class FakeService:
-        def __init__(self, url, *, start, **more):
-            done.append((url, start))
+        def __init__(self, url, *, start, run_id, **more):
+            done.append((url, start, run_id))
 
         def run(self):
             return 0
@@ -388,7 +390,10 @@ def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loade
     url = "tcp://127.0.0.1:9"
     assert actor_door.main(["--learner", url]) == 0
     assert actor_door.main(["--learner", url, "--start", "7", "2"]) == 0
-    assert done == [True, (url, (-1, 0)), True, (url, (7, 2))]
+    (tmp_path / "config.json").write_text(json.dumps({"run_id": "ab" * 16, "config": {}}))
+    assert actor_door.main(["--learner", str(tmp_path)]) == 0
+    assert all(done[::2])
+    assert done[1::2] == [(url, (-1, 0), b""), (url, (7, 2), b""), (url, (-1, 0), b"\xab" * 16)]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -6,6 +6,8 @@ Runs on: main thread
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from impala_async import processes
 from impala_async.doors import (
@@ -16,7 +18,7 @@ from impala_async.doors import (
     start_logging,
     start_told_of,
 )
-from impala_async.errors import ConfigError
+from impala_async.errors import CheckpointError, ConfigError
 from impala_async.processes import leave
 
 
@@ -61,12 +63,18 @@ def _serve(args: argparse.Namespace) -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with start_told_of("torch is loaded"):
         from impala_async.actor.service import ActorService
+        from impala_async.runs.folder import RunFolder
 
+    url, run_id = learner_url(args.learner, args.connect_s), b""
+    # The folder of somebody else may be read but for its settings.
+    with suppress(CheckpointError):
+        run_id = RunFolder(Path(args.learner)).run_id if url != args.learner else b""
     service = ActorService(
-        learner_url(args.learner, args.connect_s),
+        url,
         num_envs=args.num_envs,
         connect_s=args.connect_s,
         start=tuple(args.start),
+        run_id=run_id,
     )
     return service.run()
 

@@ -25,6 +25,7 @@ from impala_async.errors import (
     EnvError,
     EnvHangsError,
     MismatchError,
+    UnreachableError,
 )
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
@@ -33,6 +34,7 @@ from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
+from impala_async.wire.actor_side import NO_RUN
 from impala_async.wire.messages import plain
 from impala_async.wire.sockets import new_context
 
@@ -43,13 +45,23 @@ logger = logging.getLogger(__name__)
 PUMP_EVERY_STEPS = 16
 PUMP_EVERY_S = 0.05
 TIMERS_EVERY_S = 0.5
+OTHER_RUN = (
+    "another run is at the address in this run folder, whose own learner is gone: start that again"
+)
 
 
 class ActorService:
     def __init__(
-        self, url: str, *, num_envs: int | None, connect_s: float, start: tuple[int, int]
+        self,
+        url: str,
+        *,
+        num_envs: int | None,
+        connect_s: float,
+        start: tuple[int, int],
+        run_id: bytes = b"",
     ) -> None:
-        """`start`: the number of this actor, and how often it was started before."""
+        """`start`: the number of this actor, and how often it was started before. `run_id`: the
+        run that is looked for, if not any."""
         self._num_envs = num_envs
         self._signal = 0
         self._is_sampling = False
@@ -58,6 +70,7 @@ class ActorService:
             self._context, url, should_stop=lambda: self._signal != 0, connect_s=connect_s
         )
         self._client.side.number, self._life = start
+        self._client.side.run_id = run_id or NO_RUN
         self._watch = Watch(logger.warning, whose=self._whose)
         self._stopper = Stopper(logger.warning, self._whose)
 
@@ -74,6 +87,8 @@ class ActorService:
                     self._work(self._client.settings)
                 except NewRun:
                     logger.info("another run is at this address: starting anew")
+        except NewRun:
+            raise UnreachableError(OTHER_RUN) from None
         except RunFinished:
             pass
         finally:

@@ -56,14 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, folder = check_run(args)
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:
-            try:
-                # A start that fails leaves nothing behind, whatever the reason.
-                starting.push(lambda kind, *_: folder.withdraw() if kind else None)
-                folder.begin(config)
-                return _serve(config, folder, args, starting)
-            except (ConfigError, EnvError, RecordingError):
-                folder.withdraw()
-                raise
+            # A start that fails leaves nothing behind, whatever the reason.
+            starting.push(lambda kind, *_: folder.withdraw() if kind else None)
+            folder.begin(config)
+            return _serve(config, folder, args, starting)
 
     return run_door(body)
 

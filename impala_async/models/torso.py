@@ -32,6 +32,8 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 RESIDUAL_GAIN = 0.5
 # For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
+# With these the features of a row hang on chance, or on the rows that happen to be beside it.
+UNSOUND = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 # /proc/cpuinfo lists bfloat16 under these names: `bf16` on Arm, the others on AMD and Intel.
 CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
@@ -209,6 +211,12 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
     num_out = getattr(torso, "num_out", None)
     if not isinstance(torso, nn.Module) or not isinstance(num_out, int):
         raise SpacesError(f"{what} must make an nn.Module with a whole number num_out")
+    for name, module in torso.named_modules():
+        if isinstance(module, UNSOUND) and getattr(module, "p", 1):
+            raise SpacesError(
+                f"{what} must give the same features for a row each time, and {name} is "
+                f"{type(module).__name__}: leave it out, or use layer normalisation"
+            )
     rows = {
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves

@@ -187,7 +187,8 @@ class ActorSide(Generic[Item]):
         """The learner is done with these: for the shell to take away."""
         self.last_heard = self.told_at = self.tell_again_at = 0.0
         """The last is for Spec, over a new connection: what only hangs up is not hammered at."""
-        self._run_id, self._epoch = NO_RUN, 0
+        self.run_id, self._epoch = NO_RUN, 0
+        """The run that is worked for: one that was asked for, or that of the first welcome."""
         self._max_lag = 0
         self._lockstep_lag: int | None = None
         # In lockstep, so many more trajectories act with the first weights of a session.
@@ -195,7 +196,7 @@ class ActorSide(Generic[Item]):
 
     def handshake(self, now: float) -> Handshake:
         """Return what to say first, or again to a learner that this actor has worked for before."""
-        known, held_from = (self._run_id, self._epoch), self.outbox.lowest_unsettled
+        known, held_from = (self.run_id, self._epoch), self.outbox.lowest_unsettled
         hello = Hello(PROTOCOL, self.actor, __version__, *known, held_from, self.number)
         return Handshake(hello, now)
 
@@ -204,11 +205,11 @@ class ActorSide(Generic[Item]):
     ) -> bool:
         """A session begins, without credit. False if it is of another run than the last one, of
         which nothing is wanted then."""
-        is_same_run = self._run_id in (NO_RUN, welcome.run_id)
+        is_same_run = self.run_id in (NO_RUN, welcome.run_id)
         if not is_same_run:
             self.version, self.outbox = NO_VERSION, Outbox()
         self.welcome, self.session = welcome, welcome.session
-        self._run_id, self._epoch = welcome.run_id, welcome.epoch
+        self.run_id, self._epoch = welcome.run_id, welcome.epoch
         self._max_lag, self._lockstep_lag = max_lag, lockstep_lag
         self.has_session, self.is_joined = True, False
         self.named = NO_VERSION

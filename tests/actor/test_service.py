@@ -9,7 +9,7 @@ import pytest
 from bench.probes import Probe
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
-from impala_async.errors import EnvError, MismatchError
+from impala_async.errors import EnvError, MismatchError, UnreachableError
 from impala_async.policy import Policy
 from impala_async.processes import REQUESTS
 from impala_async.trajectory import columns_over
@@ -31,6 +31,7 @@ from tests.actor.worlds import section
 
 MANY = 1000
 FIRST = Version(1, 1)
+NETWORKS = settings_for("Counting")
 
 
 @pytest.fixture(autouse=True)
@@ -82,10 +83,10 @@ def at_work(scene, settings, version=FIRST, **welcome):
     return session
 
 
-def run(scene, serve, num_envs=2):
+def run(scene, serve, **more):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
-    start = NO_NUMBER, 0
-    service = ActorService(scene.learner.url, num_envs=num_envs, connect_s=WITHIN_S, start=start)
+    settings = {"num_envs": 2, "connect_s": WITHIN_S, "start": (NO_NUMBER, 0), **more}
+    service = ActorService(scene.learner.url, **settings)
     with ThreadPoolExecutor(1) as thread:
         served = thread.submit(serve, scene)
         try:
@@ -146,20 +147,24 @@ def changed(settings, **sections):
     return settings.model_copy(update=update)
 
 
-def refusal(scene, settings, error=MismatchError, num_envs=2, **welcome):
+def refusal(scene, settings, error=MismatchError, **more):
     """The error that ends an actor which cannot do what it is welcomed for."""
 
     def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings, **welcome)
+        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
         scene.learner.data.hear(Bye)
 
     with pytest.raises(error) as caught:
-        run(scene, serve, num_envs)
+        run(scene, serve, **more)
     assert str(caught.value).isprintable()
     return caught.value
 
 
-NETWORKS = settings_for("Counting")
+def test_an_actor_that_looks_for_a_run_works_for_no_other(scene):
+    """Its folder may name an address that somebody else has taken since."""
+    error = refusal(scene, NETWORKS, UnreachableError, run_id=b"o" * 16)
+    assert "another run is at the address in this run folder" in str(error)
+    assert run(scene, play(NETWORKS), run_id=scene.learner.run_id)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,24 @@ InItsDict = own_that(lambda obs, features: obs.update({"": obs[""] * 10}) or fea
 FailsLater = own_that(fail_later)
 
 
+def own_with(*layers):
+    """A torso that has layers besides."""
+
+    class With(Own):
+        def __init__(self, obs, section):
+            super().__init__(obs, section)
+            self.extra = nn.Sequential(*layers)
+
+        def forward(self, obs):
+            return self.extra(super().forward(obs))
+
+    return With
+
+
+Drops, Drops0 = own_with(nn.ReLU(), nn.Dropout(0.1)), own_with(nn.Dropout(0.0), nn.LayerNorm(6))
+InBatches = own_with(nn.BatchNorm1d(6, track_running_stats=False))
+
+
 class WithoutSize(Own):
     num_out = property(lambda self: None, lambda self, value: None)
 
@@ -103,6 +121,7 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
     assert model.policy_torso is not model.value_torso
     assert model({"": torch.randn(4, 3)})[0].shape == (4, 2)
     assert ActorCritic(own("Own"), OBS, ACTION).value_torso is None
+    assert ActorCritic(own("Drops0"), OBS, ACTION).value_torso is None
 
 
 @pytest.mark.parametrize(
@@ -116,6 +135,8 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
         ("Fails", r"failed on two rows of zeros: KeyError: 'pixels' \(.*test_torso\.py:[0-9]+\)"),
         ("InPlace", r"must not change \[''\] in place"),
+        ("Drops", "the same features for a row each time, and extra.1 is Dropout: leave it out"),
+        ("InBatches", "extra.0 is BatchNorm1d"),
         ("make_none", r"failed when it was made: TypeError: .* positional argument"),
         ("Missing", "tests.models.test_torso has no 'Missing'"),
     ],
