@@ -2,11 +2,10 @@
 
 import numpy as np
 
-from impala_async.schema import Schema
-from impala_async.trajectory import ColumnChecks, Columns, Fault, columns_over
+from impala_async.trajectory import ColumnChecks, columns_over
 
 
-def find_fault(schema: Schema, columns: Columns) -> Fault | None:
+def find_fault(schema, columns):
     """That of a copy of these columns, in planes of their own."""
     num_columns = len(columns.mask_CT)
     obs = np.zeros((num_columns, schema.layout.obs_bytes), np.uint8)

@@ -2,8 +2,6 @@
 
 import os
 import subprocess
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,11 +15,11 @@ settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
-def fork_children() -> Callable[[pytest.MonkeyPatch], None]:
+def fork_children():
     """Lets the children of this process be forked, until a patch is undone."""
     from tests.e2e.zygote import Forked, zygote
 
-    def fork(patch: pytest.MonkeyPatch) -> None:
+    def fork(patch):
         # Now, since whoever is tested may end all that begins within a block.
         zygote()
         patch.setattr(subprocess, "Popen", Forked)
@@ -30,7 +28,7 @@ def fork_children() -> Callable[[pytest.MonkeyPatch], None]:
 
 
 @pytest.fixture
-def forks(fork_children: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def forks(fork_children, monkeypatch):
     """A Python that the test starts is forked: see tests/e2e/zygote.py."""
     fork_children(monkeypatch)
 
@@ -39,12 +37,12 @@ class FilesAndProcesses(LoadScopeScheduling):
     """A file goes to one worker as a whole. So does `tests/e2e`: its many processes have time
     limits, and do not run beside one another."""
 
-    def _split_scope(self, nodeid: str) -> str:
+    def _split_scope(self, nodeid):
         return "tests/e2e" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndProcesses | None:
+def pytest_xdist_make_scheduler(config, log):
     if config.getvalue("dist") != "loadfile":
         return None
     # In the order in which they are collected, and not by their number of tests.
@@ -52,6 +50,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndProc
     return FilesAndProcesses(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """The longest piece of work begins first, so that a worker does not end with it alone."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))

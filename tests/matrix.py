@@ -5,12 +5,11 @@ the last bit: in lockstep, of a team in lockstep, replayed, and with frames sent
 """
 
 import signal
-from typing import Any
 
 import pytest
 
 
-def first_of(first: Any, *others: Any) -> list[Any]:
+def first_of(first, *others):
     return [first, *(pytest.param(other, marks=pytest.mark.slow) for other in others)]
 
 

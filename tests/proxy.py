@@ -5,7 +5,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 # Another loopback address: its ports are free, whoever listens at the usual one.
@@ -18,7 +17,7 @@ _RESETTING = struct.pack("ii", 1, 0)
 class Proxy(threading.Thread):
     """Listens at the learner's own ports on another address."""
 
-    def __init__(self, *ports: int, every_s: float | None = None) -> None:
+    def __init__(self, *ports, every_s=None):
         """`every_s`: all connections are reset as often as that; else only by `reset`."""
         super().__init__(name="proxy", daemon=True)
         self.num_resets = 0
@@ -27,20 +26,20 @@ class Proxy(threading.Thread):
         self._is_over = threading.Event()
         self._selector = selectors.DefaultSelector()
         # The other end of each connection.
-        self._others: dict[socket.socket, socket.socket] = {}
+        self._others = {}
         for port in ports:
             listener = socket.create_server((HOST, port))
             self._selector.register(listener, selectors.EVENT_READ, port)
         self.start()
 
-    def reset(self) -> None:
+    def reset(self):
         """Reset all connections, and wait until that is done."""
         num_before = self.num_resets
         self._is_due.set()
         while self.num_resets == num_before and self.is_alive():
             time.sleep(_POLL_S)
 
-    def run(self) -> None:
+    def run(self):
         next_reset = time.monotonic() + (self._every_s or 0.0)
         while not self._is_over.is_set():
             for key, _ in self._selector.select(_POLL_S):
@@ -58,11 +57,11 @@ class Proxy(threading.Thread):
             key.fileobj.close()
         self._selector.close()
 
-    def close(self) -> None:
+    def close(self):
         self._is_over.set()
         self.join()
 
-    def _accept(self, listener: socket.socket, port: int) -> None:
+    def _accept(self, listener, port):
         near, _ = listener.accept()
         try:
             far = socket.create_connection((LEARNER_HOST, port))
@@ -74,7 +73,7 @@ class Proxy(threading.Thread):
             self._others[end] = other
             self._selector.register(end, selectors.EVENT_READ)
 
-    def _forward(self, end: socket.socket) -> None:
+    def _forward(self, end):
         try:
             arrived = end.recv(1 << 20)
             self._others[end].sendall(arrived)
@@ -83,11 +82,11 @@ class Proxy(threading.Thread):
         if not arrived:
             self._reset(end, self._others[end])
 
-    def _reset_all(self) -> None:
+    def _reset_all(self):
         self._reset(*self._others)
         self.num_resets += 1
 
-    def _reset(self, *ends: socket.socket) -> None:
+    def _reset(self, *ends):
         for end in ends:
             self._selector.unregister(end)
             del self._others[end]
@@ -96,7 +95,7 @@ class Proxy(threading.Thread):
 
 
 @contextmanager
-def proxy(*urls: str, every_s: float | None = None) -> Iterator[Proxy]:
+def proxy(*urls, every_s=None):
     """A proxy in front of a learner's addresses, until the block ends."""
     opened = Proxy(*(int(url.rpartition(":")[2]) for url in urls), every_s=every_s)
     try:

@@ -14,7 +14,6 @@ from tests.test_house import (
     UPPER_PROCESSES,
     WORKSHOP,
     House,
-    Module,
     inner_imports,
 )
 
@@ -28,7 +27,7 @@ TITLES = {
 }
 
 
-def picture() -> str:
+def picture():
     """A Mermaid chart: a box for each room on its floor, an arrow for each import between two."""
     house = House(Path(__file__).resolve().parents[1])
     arrows = {
@@ -46,6 +45,6 @@ def picture() -> str:
     return "\n".join([*lines, "```", ""])
 
 
-def _name(module: Module) -> str:
+def _name(module):
     """All doors are one box; a room has its name."""
     return "doors" if module.is_door else module.room

@@ -103,7 +103,7 @@ def test_generated_tables_are_up_to_date(name):
     assert text == _with_generated(text, GENERATED[name]()), REWRITE
 
 
-def test_the_page_of_metrics_says_what_others_call_them() -> None:
+def test_the_page_of_metrics_says_what_others_call_them():
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\S+)` \| (`\S+`(?:, `\S+`)*) \|$", text, re.MULTILINE)
     told = {alias: name for name, aliases in rows for alias in re.findall(r"`(\S+)`", aliases)}

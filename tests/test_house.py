@@ -13,6 +13,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,6 +73,7 @@ ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
 BANNED_NAMES = {"utils", "helpers", "common"}
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
+MAX_MODULES = 15  # of a folder, without its __init__
 
 # Exceptions, each with its reason. An entry that is no longer needed is a violation itself.
 WITHOUT_MIRROR = {}  # "room/module.py": reason
@@ -91,7 +93,7 @@ WHOLE_CONFIG_FILES = {  # "room/module.py": reason. The doors need no entry.
     "runs/summary.py": "a summary is of the whole run",
 }
 # Where a plain ValueError is raised: nobody of ours may catch it as if it said more.
-VALUE_ERROR_FILES: dict[str, str] = {  # "room/module.py": reason. Rooms below need no entry.
+VALUE_ERROR_FILES = {  # "room/module.py": reason. Rooms below need no entry.
     "files.py": "json hands it on, and what reads the file says which one it is",
     "models/flat.py": "nobody catches it: the layout was agreed on before",
     "wire/recording.py": "a damaged record, told of with its place a few lines above",
@@ -504,6 +506,26 @@ def test_tests_and_benchmarks_begin_their_sentences_as_the_package_does():
     paths = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("bench/**/*.py"), *ROOT.glob("examples/*.py")]
     found = [(path, each) for path in paths for each in obscure_lines(path.read_text("utf-8"))]
     keep([f"{path}:{line}: begins with {word}" for path, (line, word) in found])
+
+
+def test_a_folder_has_few_modules(house):
+    counts = Counter(Path(m.path).parent.as_posix() for m in house if not m.is_package)
+    assert max(counts.values()) <= MAX_MODULES, counts
+
+
+def test_tests_carry_no_annotations():
+    """Nobody checks their types. A field of a class needs its own, to be one."""
+    found = []
+    for path in ROOT.glob("tests/**/*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+        fields = {
+            id(part) for node in nodes if isinstance(node, ast.ClassDef) for part in node.body
+        }
+        for node in nodes:
+            typed = getattr(node, "returns", None) or getattr(node, "annotation", None)
+            if typed and id(node) not in fields:
+                found.append(f"{path}:{node.lineno}: {ast.unparse(typed)}")
+    keep(found)
 
 
 def test_torch_free_modules_help_and_config_errors_load_no_torch(house):

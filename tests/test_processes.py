@@ -362,7 +362,7 @@ print(kept - before, rss().rss - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
-def test_memory_of_a_flood_in_another_thread_can_be_given_back() -> None:
+def test_memory_of_a_flood_in_another_thread_can_be_given_back():
     kept, left = map(int, run(FLOOD)[1].split())
     assert kept > 40e6
     assert left < 10e6
@@ -371,10 +371,10 @@ def test_memory_of_a_flood_in_another_thread_can_be_given_back() -> None:
 class Library:
     """A C library that refuses thresholds over a limit, and one that knows none."""
 
-    def __init__(self, largest: int) -> None:
-        self.set: dict[int, int] = {}
+    def __init__(self, largest):
+        self.set = {}
 
-        def mallopt(option: int, value: int) -> int:
+        def mallopt(option, value):
             if option == MMAP and value > largest:
                 return 0
             self.set[option] = value

@@ -3,9 +3,7 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -185,7 +183,7 @@ NO_ARRAYS = [
 
 
 @pytest.mark.parametrize(("make", "says"), NO_ARRAYS)
-def test_an_array_that_nobody_could_hold(make: Callable[[], Any], says: str) -> None:
+def test_an_array_that_nobody_could_hold(make, says):
     with pytest.raises(SpacesError, match=says):
         make()
 
@@ -232,7 +230,7 @@ def test_a_difference_names_field_and_both_values():
         assert SCHEMA.difference(replace(SCHEMA, **changes), "here", "there") == text
 
 
-def changed(path: str, value: Any, of: bytes = JSON) -> bytes:
+def changed(path, value, of=JSON):
     """A schema with another value at a path, such as `obs.leaves.0.name`."""
     whole = json.loads(of)
     *folders, last = (int(key) if key.isdigit() else key for key in path.split("."))
@@ -245,7 +243,7 @@ def changed(path: str, value: Any, of: bytes = JSON) -> bytes:
 
 TEAM_LEAVES = json.loads(TEAM.to_json())["obs"]["leaves"]
 PARTS, LEAVES, STATE = (json.loads(JSON)[key] for key in ("action", "obs", "state"))
-WRONG_VALUES: dict[str, list[Any]] = {
+WRONG_VALUES = {
     "rows": [0, -1, 1.0, True, "3", None, 2**31, [3], float("nan"), 2_000_000_000],
     "state.0.shape": [[0], [1.5], [True], ["2"], [[2]], None, 5, [2**31], [2**30] * 30],
     "state.0.dtype": ["object", "O", "float128", None, 5, ["float32"], {}],
@@ -276,7 +274,7 @@ HOSTILE = [
 ]
 
 
-def test_what_is_no_schema_is_refused_in_a_line() -> None:
+def test_what_is_no_schema_is_refused_in_a_line():
     for data in HOSTILE:
         with pytest.raises(SpacesError) as error:
             Schema.from_json(data)
@@ -284,7 +282,7 @@ def test_what_is_no_schema_is_refused_in_a_line() -> None:
         assert 5 < len(str(error.value)) < 500, data[:200]
 
 
-def test_a_schema_that_is_refused_is_told_why() -> None:
+def test_a_schema_that_is_refused_is_told_why():
     for path, value, of, says in (
         ("obs", 5, JSON, "not a schema: obs: Input should be"),
         ("action.parts.0.choices", [2.5, 5], JSON, "action.parts.0.choices.0: Input should be"),

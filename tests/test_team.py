@@ -30,7 +30,7 @@ C = 7
 PLAYERS = np.array([2, 0, 1, 1, 0, 2, 2], np.uint8)
 
 
-def schema_of(core: str | None) -> Schema:
+def schema_of(core):
     leaves = ArraySpec("sight", (3,), "float32"), ArraySpec("legal", (4,), "int8")
     return Schema(
         obs=ObsSpec((*leaves, policy_leaf(TRIO.names))),
@@ -44,15 +44,15 @@ def schema_of(core: str | None) -> Schema:
     )
 
 
-def model_of(core: str | None) -> ModelSection:
+def model_of(core):
     return ModelSection(hidden_sizes=(8,), **({"core": core, "core_size": 6} if core else {}))
 
 
-def make_team(core: str | None = None, seed: int = 0) -> Team:
+def make_team(core=None, seed=0):
     return Team(schema_of(core), model_of(core), TRIO, seed=seed)
 
 
-def inputs(team: Team, seed: int = 0):
+def inputs(team, seed=0):
     rng = np.random.default_rng(seed)
     legal = np.ones((C, 4), np.int8)
     legal[:, 1:3] = rng.integers(0, 2, (C, 2))
@@ -68,7 +68,7 @@ def columns_of(arrays, columns):
     return {name: array[columns] for name, array in arrays.items()}
 
 
-def are_equal(mine, theirs) -> bool:
+def are_equal(mine, theirs):
     return mine.keys() == theirs.keys() and all(np.array_equal(mine[k], theirs[k]) for k in mine)
 
 

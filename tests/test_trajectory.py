@@ -1,13 +1,12 @@
 """Columns are views of their planes, and no fault of theirs reaches the learner."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, Bytes2D, ObsSpec, Schema
-from impala_async.trajectory import LARGEST, LOG_PROB_SLACK, ColumnChecks, Columns, columns_over
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.trajectory import LARGEST, LOG_PROB_SLACK, ColumnChecks, columns_over
 from tests import test_schema
 
 NUM_COLUMNS, NUM_ROWS = 3, 4
@@ -47,18 +46,18 @@ FLAGS = "a flag is neither 0 nor 1, or what lies between its arrays is not zero"
 class Message:
     """Columns without a fault, in the middle of larger planes."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema):
         layout = schema.layout
         self.schema = schema
-        self.obs: Bytes2D = np.zeros((NUM_COLUMNS + 2, layout.obs_bytes), np.uint8)[1:-1]
-        self.small: Bytes2D = np.zeros((NUM_COLUMNS + 2, layout.small_bytes), np.uint8)[1:-1]
-        self.columns: Columns = columns_over(schema, self.obs, self.small)
+        self.obs = np.zeros((NUM_COLUMNS + 2, layout.obs_bytes), np.uint8)[1:-1]
+        self.small = np.zeros((NUM_COLUMNS + 2, layout.small_bytes), np.uint8)[1:-1]
+        self.columns = columns_over(schema, self.obs, self.small)
         self.columns.mask_CT[:] = True
         self.columns.log_probs_CT[:] = -0.5
         if schema.action.legal is not None:
             self.columns.obs[schema.action.legal][:] = 1
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name):
         """An array of the columns, as `mask_CT` or `obs/lamp`; flags as the bytes that they are."""
         group, _, leaf = name.partition("/")
         array = getattr(self.columns, group)
@@ -66,25 +65,25 @@ class Message:
         return array.view(np.uint8) if array.dtype == np.bool_ else array
 
     @property
-    def fault(self) -> tuple[str, str] | None:
+    def fault(self):
         return ColumnChecks(self.schema).find_fault(self.obs, self.small)
 
     @property
-    def reason(self) -> str | None:
+    def reason(self):
         return None if self.fault is None else self.fault[0]
 
 
 @pytest.fixture
-def plain() -> Message:
+def plain():
     return Message(SCHEMA)
 
 
 @pytest.fixture
-def wide() -> Message:
+def wide():
     return Message(WIDE)
 
 
-def test_leaves_are_views_of_the_planes_by_group_and_shape(plain: Message, wide: Message) -> None:
+def test_leaves_are_views_of_the_planes_by_group_and_shape(plain, wide):
     columns = plain.columns
     C, S, T = NUM_COLUMNS, NUM_ROWS + 1, NUM_ROWS
     groups = (columns.obs, columns.actions, columns.state, wide.columns.windows)
@@ -110,7 +109,7 @@ def test_leaves_are_views_of_the_planes_by_group_and_shape(plain: Message, wide:
         assert np.shares_memory(array, views[name])
 
 
-def test_good_columns_have_no_fault(plain: Message, wide: Message) -> None:
+def test_good_columns_have_no_fault(plain, wide):
     assert plain.fault is wide.fault is None
     plain["actions/move"][:] = 3
     plain["rewards_CT"][:], plain["obs/far"][:] = -LARGEST, LARGEST
@@ -144,9 +143,9 @@ ONE_VALUE = [
 
 
 @pytest.mark.parametrize(("name", "value", "what"), ONE_VALUE)
-def test_a_number_that_nothing_is_learned_from(name: str, value: float, what: str) -> None:
+def test_a_number_that_nothing_is_learned_from(name, value, what):
     message = Message(WIDE if name.startswith("actions") else SCHEMA)
-    places: list[Any] = [HERE if message[name].ndim == 2 and "state" not in name else (*HERE, 0)]
+    places = [HERE if message[name].ndim == 2 and "state" not in name else (*HERE, 0)]
     if "state" in name:
         places = [(1, 1)]
     elif name.startswith("obs"):
@@ -159,9 +158,7 @@ def test_a_number_that_nothing_is_learned_from(name: str, value: float, what: st
 
 
 @pytest.mark.parametrize("plane", ["obs", "small"])
-def test_flags_are_zero_or_one_and_what_lies_between_arrays_is_zero(
-    plain: Message, plane: Any
-) -> None:
+def test_flags_are_zero_or_one_and_what_lies_between_arrays_is_zero(plain, plane):
     """Flags at other offsets than ours fall between ours."""
     for name in ("mask_CT", "terminated_CT", "truncated_CT", "obs/lamp", "state/gate"):
         before = int(plain[name][1, 1])
@@ -182,9 +179,7 @@ def test_flags_are_zero_or_one_and_what_lies_between_arrays_is_zero(
 
 
 @pytest.mark.parametrize("flag", ["terminated_CT", "truncated_CT"])
-def test_the_row_after_the_end_of_an_episode_is_masked_and_ends_none(
-    plain: Message, flag: str
-) -> None:
+def test_the_row_after_the_end_of_an_episode_is_masked_and_ends_none(plain, flag):
     column, row = HERE
     plain[flag][HERE] = 1
     assert plain.fault == ("invalid", "the row after the end of an episode is not masked")
@@ -208,9 +203,7 @@ def test_the_row_after_the_end_of_an_episode_is_masked_and_ends_none(
         ),
     ],
 )
-def test_rewards_and_log_probabilities_of_masked_rows_are_not_looked_at(
-    name: str, value: float, is_looked_at: bool
-) -> None:
+def test_rewards_and_log_probabilities_of_masked_rows_are_not_looked_at(name, value, is_looked_at):
     message = Message(WIDE if name == "actions/push" else SCHEMA)
     message[name][HERE] = value
     assert message.fault is not None
@@ -223,7 +216,7 @@ def test_rewards_and_log_probabilities_of_masked_rows_are_not_looked_at(
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "squashed"])
-def test_only_a_density_may_be_above_one(kind: Any) -> None:
+def test_only_a_density_may_be_above_one(kind):
     parts = (
         ActionPart("move", "discrete", (2,)),
         ActionPart("more", kind, (2,) if kind == "discrete" else ()),
@@ -252,9 +245,7 @@ def test_only_a_density_may_be_above_one(kind: Any) -> None:
         ("actions/move", (1,), 5, "the action 'move'"),
     ],
 )
-def test_each_category_has_its_own_range(
-    wide: Message, name: str, place: tuple[int, ...], num_choices: int, what: str
-) -> None:
+def test_each_category_has_its_own_range(wide, name, place, num_choices, what):
     array = wide[name]
     limits = np.iinfo(array.dtype)
     for row in (0, HERE[1], array.shape[1] - 1):
@@ -268,7 +259,7 @@ def test_each_category_has_its_own_range(
         array[at] = 0
 
 
-def test_each_part_has_its_own_range_and_an_array_alone_has_no_name(plain: Message) -> None:
+def test_each_part_has_its_own_range_and_an_array_alone_has_no_name(plain):
     plain["actions/look"][HERE] = 1
     assert plain.fault == ("invalid", "the action 'look' is none of its choices")
     obs, action = ObsSpec((ArraySpec("", (2,), "float32"),)), ActionPart("", "discrete", (2,))
@@ -298,9 +289,7 @@ FORBIDDEN = ("invalid", "an action is chosen that 'legal' forbids, or where none
         ([0, 0, 0, 0, 0, 0, 0], (0, 0), FORBIDDEN),
     ],
 )
-def test_a_choice_is_legal_in_every_valid_row(
-    wide: Message, legal: list[int], chosen: tuple[int, int], fault: tuple[str, str] | None
-) -> None:
+def test_a_choice_is_legal_in_every_valid_row(wide, legal, chosen, fault):
     wide["obs/legal"][HERE] = legal
     wide["actions/move"][HERE] = chosen
     # Where nothing is chosen nothing need be legal, and it must not be taken for the cause.
@@ -311,7 +300,7 @@ def test_a_choice_is_legal_in_every_valid_row(
     assert wide.fault is None
 
 
-def test_random_masks_are_judged_row_by_row(wide: Message) -> None:
+def test_random_masks_are_judged_row_by_row(wide):
     rng, legal, move = np.random.default_rng(0), wide["obs/legal"], wide["actions/move"]
     found = set()
     for _ in range(60):
@@ -327,7 +316,7 @@ def test_random_masks_are_judged_row_by_row(wide: Message) -> None:
     assert found == {None, "invalid"}
 
 
-def test_a_category_that_is_an_input_of_every_dtype_is_checked() -> None:
+def test_a_category_that_is_an_input_of_every_dtype_is_checked():
     for dtype in ("uint8", "int8", "uint16", "int16", "int32", "int64"):
         message = Message(replace(SCHEMA, obs=ObsSpec((ArraySpec("kind", (), dtype, (3,)),))))
         for value, reason in ((2, None), (3, "invalid")):

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impala_async.algo.gae import gae
-from impala_async.algo.losses import LossTerms, appo_loss, impala_loss, ppo_loss
+from impala_async.algo.losses import appo_loss, impala_loss, ppo_loss
 from impala_async.algo.vtrace import vtrace
 from tests.algo.batches import column, nan, poisoned_values
 
 LEARNED = ("log_probs_TB", "entropies_TB", "values_SB", "kl_TB")
-LOSSES: dict[str, tuple[Any, dict[str, Any]]] = {
+LOSSES = {
     "impala": (impala_loss, {}),
     "appo": (appo_loss, {"kl_coeff": 0.7}),
     "ppo": (ppo_loss, {}),
@@ -34,7 +33,7 @@ def run(name, tensors, **settings_):
     """The loss of this name on those of the tensors that it takes."""
     function, usual = LOSSES[name]
     ours = {key: tensors[key] for key in tensors.keys() & inputs_of(name)}
-    terms: LossTerms = function(**ours, **usual | settings_)
+    terms = function(**ours, **usual | settings_)
     return terms
 
 
@@ -192,7 +191,7 @@ def test_ppo_and_a2c_are_sums_over_valid_rows(name, is_normal, seed):
         policy -= log_prob * advantage if name == "a2c" else surrogate
         value += 0.5 * 0.6 * (target - tensors["values_SB"][t, b].item()) ** 2
         entropy -= 0.05 * tensors["entropies_TB"][t, b].item()
-    chosen: dict[str, Any] = {"value_cost": 0.6, "entropy_cost": 0.05, "lambda_": 0.8}
+    chosen = {"value_cost": 0.6, "entropy_cost": 0.05, "lambda_": 0.8}
     if name != "a2c":
         chosen |= {"clip": 0.3, **bars}
     got = run(name, tensors, normalize_advantages=is_normal, **chosen)
@@ -292,7 +291,7 @@ def test_low_precision_is_upcast_and_autocast_lowers_nothing(name):
 @EACH
 def test_what_does_not_fit_is_refused(name):
     tensors = random_tensors(14)
-    refused: list[tuple[str, dict[str, Any]]] = [
+    refused = [
         ("reduction", {"reduction": "median"}),
         ("lambda_", {"lambda_": -1.0}),
     ]

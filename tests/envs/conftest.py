@@ -1,9 +1,7 @@
 """Environments by name, for the length of a test."""
 
 import sys
-from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
 
 import gymnasium as gym
 import pytest
@@ -11,7 +9,7 @@ from gymnasium.envs.registration import registry
 
 
 @pytest.fixture
-def module() -> Iterator[ModuleType]:
+def module():
     """A module that can be imported by name, with whatever a test puts into it."""
     made = ModuleType("a_module_of_a_test")
     sys.modules[made.__name__] = made
@@ -20,10 +18,10 @@ def module() -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def register() -> Iterator[Callable[..., str]]:
+def register():
     ids = []
 
-    def register(env_id: str, **arguments: Any) -> str:
+    def register(env_id, **arguments):
         gym.register(env_id, **arguments)
         ids.append(env_id)
         return env_id

@@ -5,7 +5,7 @@ import torch
 
 
 @pytest.fixture
-def device() -> torch.device:
+def device():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device("cuda")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from impala_async.actor.setup import make_setup
-from impala_async.config.actor import ActorSection, SamplerName
+from impala_async.config.actor import ActorSection
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
 from impala_async.schema import Schema
@@ -16,9 +16,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(("sampler", "num_workers"), [("serial", None), ("parallel", 2)])
-def test_it_acts_there_as_the_same_policy_would_here(
-    device: torch.device, sampler: SamplerName, num_workers: int | None
-) -> None:
+def test_it_acts_there_as_the_same_policy_would_here(device, sampler, num_workers):
     actor = ActorSection(sampler=sampler, device=str(device), num_workers=num_workers)
     setup = make_setup(actor, section("Masked"), 6)
     assert setup.device == str(device)

@@ -8,7 +8,7 @@ from impala_async.learner.loader import DeviceTimer
 pytestmark = pytest.mark.gpu
 
 
-def test_durations_are_those_of_the_device(device: torch.device) -> None:
+def test_durations_are_those_of_the_device(device):
     timer = DeviceTimer()
     a = torch.randn(2048, 2048, device=device)
     for _ in range(5):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 LONG = 500_000_000
 
 
-def test_host_slots_are_pinned_and_batches_on_the_device(device: torch.device) -> None:
+def test_host_slots_are_pinned_and_batches_on_the_device(device):
     bench = DeviceBench(device)
     assert torch.from_numpy(bench.slots[0].obs).is_pinned()
     assert torch.from_numpy(allocator_for(device)(64)).is_pinned()
@@ -23,7 +23,7 @@ def test_host_slots_are_pinned_and_batches_on_the_device(device: torch.device) -
     bench.close()
 
 
-def test_a_slot_is_not_written_to_before_what_reads_it_is_done(device: torch.device) -> None:
+def test_a_slot_is_not_written_to_before_what_reads_it_is_done(device):
     bench = DeviceBench(device, num_slots=2, num_device_slots=1)
     sent = [bench.put(seed) for seed in range(2)]
     first = bench.loader.get(timeout=5.0)

@@ -1,10 +1,6 @@
 """Whole runs of a learner on a GPU: accounts close, whatever updates are made of."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
-import torch
 
 from impala_async.errors import EXIT_DONE
 from tests.learner.service_run import service_run
@@ -21,9 +17,7 @@ pytestmark = pytest.mark.gpu
     ],
 )
 @pytest.mark.parametrize("algorithm", [{}, {"name": "appo", "kl_coeff": 0.0}])
-async def test_a_run_to_its_goal(
-    device: torch.device, tmp_path: Path, learner: dict[str, Any], algorithm: dict[str, Any]
-) -> None:
+async def test_a_run_to_its_goal(device, tmp_path, learner, algorithm):
     sections = {"learner": {**learner, "device": str(device)}, "algorithm": algorithm}
     async with service_run(tmp_path, stop={"env_steps": 2400}, **sections) as run:
         await run.start_actors(2)

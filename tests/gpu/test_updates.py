@@ -1,7 +1,6 @@
 """An update on a GPU is as on a CPU."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +25,13 @@ SCHEMA = Schema(
 )
 
 
-def step_on(device: torch.device | str, **settings: Any) -> UpdateStep:
+def step_on(device, **settings):
     policy = Policy(SCHEMA, ModelSection(), seed=3, device=device)
     section = AlgorithmSection.model_validate({"grad_clip": 0.1, "lr": 1e-3, **settings})
     return UpdateStep(policy, section)
 
 
-def slot_on(device: torch.device | str) -> Batch:
+def slot_on(device):
     layout = SCHEMA.layout
     planes = (layout.obs_bytes, layout.small_bytes)
     return Batch.in_planes(
@@ -41,7 +40,7 @@ def slot_on(device: torch.device | str) -> Batch:
     )
 
 
-def fill(slot: Batch, seed: int) -> None:
+def fill(slot, seed):
     """Noise, with ends of episodes and the masked rows behind them."""
     rng = np.random.default_rng(seed)
     shape = (COLUMNS, ROWS)
@@ -56,7 +55,7 @@ def fill(slot: Batch, seed: int) -> None:
     slot.rewards_BT[1, 4] = math.nan
 
 
-def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device: torch.device) -> None:
+def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device):
     steps = [step_on("cpu"), step_on(device)]
     slots = [slot_on(where) for where in ("cpu", device)]
     for number in range(6):

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,15 +29,15 @@ CORE_SIZE = 8
 ALIVE_B = torch.ones(5, dtype=torch.bool)
 
 
-def weights_of(step: UpdateStep | TeamStep) -> list[torch.Tensor]:
+def weights_of(step):
     return [tensor.clone() for tensor in step.policy.tensors]
 
 
-def are_equal(first: Iterable[torch.Tensor], second: Iterable[torch.Tensor]) -> bool:
+def are_equal(first, second):
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def remembered(step: UpdateStep | TeamStep) -> tuple[dict[str, torch.Tensor], str]:
+def remembered(step):
     """All that a step remembers."""
     captured = step.capture()
     tensors = {
@@ -50,23 +48,21 @@ def remembered(step: UpdateStep | TeamStep) -> tuple[dict[str, torch.Tensor], st
     return tensors, json.dumps(captured.state, allow_nan=False)
 
 
-def is_same(
-    first: tuple[dict[str, torch.Tensor], str], second: tuple[dict[str, torch.Tensor], str]
-) -> bool:
+def is_same(first, second):
     """Whether two steps remember the same, to the last bit."""
     (mine, state), (theirs, other) = first, second
     is_alike = mine.keys() == theirs.keys() and state == other
     return is_alike and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
-def flat_schema(num_features: int, num_actions: int, rows: int, **more: Any) -> Schema:
+def flat_schema(num_features, num_actions, rows, **more):
     """A vector of floats, and one choice."""
     obs = ObsSpec((ArraySpec("", (num_features,), "float32"),))
     action = ActionSpec((ActionPart("", "discrete", (num_actions,)),))
     return Schema(obs, action, rows, **more)
 
 
-def random_batch(schema: Schema, num_columns: int = 5, seed: int = 0) -> Batch:
+def random_batch(schema, num_columns=5, seed=0):
     """Random columns with episode ends, in planes as a slot has them."""
     rng = np.random.default_rng(seed)
     layout = schema.layout
@@ -89,28 +85,28 @@ def random_batch(schema: Schema, num_columns: int = 5, seed: int = 0) -> Batch:
 
 
 @pytest.fixture
-def core() -> str | None:
+def core():
     """The recurrent core of the policies; a module may say otherwise."""
     return None
 
 
 @pytest.fixture
-def schema(core: str | None) -> Schema:
+def schema(core):
     return flat_schema(3, 4, 6, state=recurrent_state(core, CORE_SIZE))
 
 
 @pytest.fixture
-def make_step(schema: Schema, core: str | None) -> Callable[..., UpdateStep]:
+def make_step(schema, core):
     """A fresh step around a fresh policy; keywords are the algorithm's settings."""
 
     def make(
         *,
-        seed: int = 0,
-        hidden: tuple[int, ...] = (16, 16),
-        activation: str | None = None,
-        normalize_obs: bool = False,
-        **settings: object,
-    ) -> UpdateStep:
+        seed=0,
+        hidden=(16, 16),
+        activation=None,
+        normalize_obs=False,
+        **settings,
+    ):
         model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs, "activation": activation}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
@@ -120,17 +116,17 @@ def make_step(schema: Schema, core: str | None) -> Callable[..., UpdateStep]:
 
 
 @pytest.fixture
-def make_team_step(schema: Schema, core: str | None) -> Callable[..., TeamStep]:
+def make_team_step(schema, core):
     """A fresh step of a fresh team: `a` and `b` learn, `past` is a copy of `a`."""
 
     def make(
         *,
-        seed: int = 0,
-        train: tuple[str, ...] | None = None,
-        copy_every_updates: int = 2,
-        normalize_obs: bool = False,
-        **settings: object,
-    ) -> TeamStep:
+        seed=0,
+        train=None,
+        copy_every_updates=2,
+        normalize_obs=False,
+        **settings,
+    ):
         policies = PoliciesSection(
             names=("a", "b", "past"),
             copies={"past": "a"},
@@ -152,5 +148,5 @@ def make_team_step(schema: Schema, core: str | None) -> Callable[..., TeamStep]:
 
 
 @pytest.fixture
-def make_batch(schema: Schema) -> Callable[..., Batch]:
+def make_batch(schema):
     return partial(random_batch, schema)
