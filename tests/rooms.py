@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.test_house import (
     GROUND,
-    LANDING,
+    MIDDLE,
     PROCESSES,
     ROOF,
     ROOMS,
@@ -22,7 +22,7 @@ TITLES = {
     UPPER_PROCESSES: "over two of them",
     PROCESSES: "processes",
     WORKSHOP: "workshop",
-    LANDING: "landing",
+    MIDDLE: "middle",
     ROOMS: "rooms",
 }
 

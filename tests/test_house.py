@@ -25,13 +25,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "impala_async"
 
-GROUND, ROOMS, LANDING, WORKSHOP, PROCESSES, UPPER_PROCESSES, ROOF = range(7)
+GROUND, ROOMS, MIDDLE, WORKSHOP, PROCESSES, UPPER_PROCESSES, ROOF = range(7)
 FLOORS = {
     # The package's own __init__ stands on the ground too.
     **dict.fromkeys(["__init__", "errors", "config", "schema", "trajectory", "weights"], GROUND),
     **dict.fromkeys(["processes", "output", "user_code", "files"], GROUND),
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
-    **dict.fromkeys(["policy", "runs"], LANDING),
+    **dict.fromkeys(["policy", "runs"], MIDDLE),
     "training": WORKSHOP,
     **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
     # It starts a learner as `launch` does, and speaks to it as an actor does.

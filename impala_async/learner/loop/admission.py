@@ -42,7 +42,7 @@ WARN_EVERY_S = 10.0
 TWO_FRAMES = "a body has 2 frames, or is in the header"
 
 
-class Bodies:
+class Receiver:
     """Receives the bodies of one schema's messages, which tells their sizes, and checks them."""
 
     def __init__(self, schema: Schema, most_columns: int) -> None:
@@ -127,7 +127,7 @@ class Admission:
         self._sessions, self._recorder = sessions, recorder
         self._table, self._publisher = sessions.table, sessions.publisher
         self._filler, self._ledger = sessions.filler, sessions.filler.ledger
-        self._bodies: Bodies
+        self._bodies: Receiver
         # By session and seq, in the order of their arrival: in their place, unchecked.
         self._received: dict[tuple[bytes, int], Arrival] = {}
         # Sessions that have sent something since the last word to them.
@@ -138,7 +138,7 @@ class Admission:
     def open(self, schema: Schema, slots: list[Slot], submit: Callable[[int], None]) -> None:
         """Slots are there: credit can be given out. `submit` takes the index of a full one."""
         self._filler.open(slots, submit)
-        self._bodies = Bodies(schema, self._filler.batch_columns)
+        self._bodies = Receiver(schema, self._filler.batch_columns)
 
     def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
         """Answer a message on the data port, if that cannot wait for the end of the burst."""

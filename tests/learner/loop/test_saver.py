@@ -30,7 +30,7 @@ from tests.learner.server_harness import RUN_ID, config_of
 ACTOR = b"a" * 16
 
 
-class Ship:
+class Run:
     """A saver and all that it saves."""
 
     def __init__(self, folder, *, keep=2, lineage=None):
@@ -72,56 +72,56 @@ class Ship:
 
 
 @pytest.fixture
-def make_ship(tmp_path):
+def make_run(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin(config_of(small_schema()))
-    return lambda **settings: Ship(folder, **settings)
+    return lambda **settings: Run(folder, **settings)
 
 
-async def test_everything_that_is_saved_comes_back(make_ship):
-    ship = make_ship(lineage=Lineage(1, {1: 0}).resumed(2, 30))
-    ship.ledger.admit(7)
-    ship.ledger.reject(2, "duplicate")
-    ship.ledger.submit(1, 4)
-    ship.ledger.settle(Settlement(1, trained=4, passes_done=4))
-    peer = ship.table.hello(Hello(PROTOCOL, ACTOR, "b", RUN_ID, 1, 0), b"r", 0.0)
+async def test_everything_that_is_saved_comes_back(make_run):
+    run = make_run(lineage=Lineage(1, {1: 0}).resumed(2, 30))
+    run.ledger.admit(7)
+    run.ledger.reject(2, "duplicate")
+    run.ledger.submit(1, 4)
+    run.ledger.settle(Settlement(1, trained=4, passes_done=4))
+    peer = run.table.hello(Hello(PROTOCOL, ACTOR, "b", RUN_ID, 1, 0), b"r", 0.0)
     peer.columns = 1
     for _ in range(4):
         peer.extend()
     for seq in (0, 1, 3):
-        ship.table.settle(peer, seq, None)
-    assert await ship.save(40, mean_return=7.0)
+        run.table.settle(peer, seq, None)
+    assert await run.save(40, mean_return=7.0)
 
-    restored = load_newest(ship.folder)
+    restored = load_newest(run.folder)
     assert restored.progress == Progress(1, 40, 400)
     assert restored.training.state["run_s"] == 12.5
     assert {int(k): v for k, v in restored.training.state["forks"].items()} == {1: 0, 2: 30}
-    model = dict(ship.step.policy.model.state_dict())
+    model = dict(run.step.policy.model.state_dict())
     assert all(torch.equal(restored.training.tensors["model"][name], model[name]) for name in model)
 
-    again = make_ship()
+    again = make_run()
     again.restore(restored.training.state)
     assert again.ledger.report() == {
-        **ship.ledger.report(),
+        **run.ledger.report(),
         "trajectories/in_slots": 0,
         "trajectories/dropped": 3,
         "dropped/shutdown": 3,
     }
     assert again.episodes.mean_return == 7.0
-    assert again.table.watermarks() == ship.table.watermarks() == {ACTOR.hex(): [0, 2, 3]}
+    assert again.table.watermarks() == run.table.watermarks() == {ACTOR.hex(): [0, 2, 3]}
 
 
-async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_ship):
-    ship = make_ship(keep=2)
+async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_run):
+    run = make_run(keep=2)
     for update in (1, 2, 3):
-        assert await ship.save(update)
+        assert await run.save(update)
     # Without a score only the newest.
-    assert ship.names() == {"ckpt-1-2", "ckpt-1-3"}
+    assert run.names() == {"ckpt-1-2", "ckpt-1-3"}
     for update, score in enumerate((5.0, 9.0, 7.0, 8.0, 3.0), start=4):
-        assert await ship.save(update, score)
-    assert ship.names() == {"ckpt-1-5", "ckpt-1-7", "ckpt-1-8"}
-    restored = load_newest(ship.folder)
-    again = make_ship(keep=1)
+        assert await run.save(update, score)
+    assert run.names() == {"ckpt-1-5", "ckpt-1-7", "ckpt-1-8"}
+    restored = load_newest(run.folder)
+    again = make_run(keep=1)
     again.restore(restored.training.state)
     await again.save(9, 8.0)
     assert again.names() == {"ckpt-1-5", "ckpt-1-9"}
@@ -129,76 +129,76 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_ship):
     assert again.names() == {"ckpt-1-10"}
 
 
-async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_ship, monkeypatch, caplog):
-    ship = make_ship(keep=1)
-    assert ship.folder.checkpoint_bytes == 0
+async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_run, monkeypatch, caplog):
+    run = make_run(keep=1)
+    assert run.folder.checkpoint_bytes == 0
 
     async def fail(update, score):
         with monkeypatch.context() as patch:
             no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             patch.setattr(os, "fsync", Mock(side_effect=no_space))
-            assert not await ship.save(update, score)
+            assert not await run.save(update, score)
         return caplog.text.rstrip()
 
     assert (await fail(1, 1.0)).endswith("No space left on device; no other one is found")
     # How much it takes is known before one is written.
-    assert ship.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in ship.step.parameters)
-    assert await ship.save(2, 9.0)
+    assert run.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in run.step.parameters)
+    assert await run.save(2, 9.0)
     # A best that was never written does not replace the one that was.
     text = await fail(3, 20.0)
     assert "ckpt-1-3: [Errno 28] No space left on device" in text
     assert text.endswith("the last good one is ckpt-1-2")
-    assert ship.names() == {"ckpt-1-2"}
-    assert await ship.save(4)
-    await ship.save(5, 5.0)
-    await ship.save(6, 6.0)
-    assert ship.names() == {"ckpt-1-4", "ckpt-1-6"}
+    assert run.names() == {"ckpt-1-2"}
+    assert await run.save(4)
+    await run.save(5, 5.0)
+    await run.save(6, 6.0)
+    assert run.names() == {"ckpt-1-4", "ckpt-1-6"}
 
 
-async def test_where_no_thread_can_be_started_it_is_tried_again(make_ship, monkeypatch, caplog):
+async def test_where_no_thread_can_be_started_it_is_tried_again(make_run, monkeypatch, caplog):
     def refuse(thread):
         raise RuntimeError("can't start new thread")
 
-    ship = make_ship()
+    run = make_run()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        assert not await ship.save(1)
+        assert not await run.save(1)
     assert caplog.text.rstrip().endswith("can't start new thread; no other one is found")
-    assert await ship.save(2)
+    assert await run.save(2)
 
 
 async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
-    make_ship, monkeypatch, caplog
+    make_run, monkeypatch, caplog
 ):
     monkeypatch.setattr(saver, "prune", Mock(side_effect=CheckpointError("cannot remove old")))
-    assert await make_ship().save(1)
+    assert await make_run().save(1)
     assert "cannot remove old" in caplog.text
 
 
-async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(make_ship, caplog):
-    ship = make_ship(keep=9)
-    assert load_newest(ship.folder) is None
+async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(make_run, caplog):
+    run = make_run(keep=9)
+    assert load_newest(run.folder) is None
     assert "holds no checkpoint, as the run ended before its first: training starts" in caplog.text
     for update in (1, 2, 3):
-        await ship.save(update)
-    torn = ship.folder.checkpoints / "ckpt-1-3" / "model.safetensors"
+        await run.save(update)
+    torn = run.folder.checkpoints / "ckpt-1-3" / "model.safetensors"
     torn.write_bytes(torn.read_bytes()[:-1])
-    (ship.folder.checkpoints / "ckpt-1-2" / "manifest.json").unlink()
-    assert load_newest(ship.folder).progress.update == 1
+    (run.folder.checkpoints / "ckpt-1-2" / "manifest.json").unlink()
+    assert load_newest(run.folder).progress.update == 1
     assert caplog.text.count("skipping a damaged checkpoint") == 2
-    shutil.rmtree(ship.folder.checkpoints / "ckpt-1-1")
+    shutil.rmtree(run.folder.checkpoints / "ckpt-1-1")
     with pytest.raises(CheckpointError, match="no checkpoint there is whole"):
-        load_newest(ship.folder)
+        load_newest(run.folder)
 
 
-async def test_a_note_of_what_is_not_there_is_told(make_ship, caplog):
-    ship = make_ship()
-    await ship.save(1)
-    assert load_newest(ship.folder) is not None
+async def test_a_note_of_what_is_not_there_is_told(make_run, caplog):
+    run = make_run()
+    await run.save(1)
+    assert load_newest(run.folder) is not None
     assert "last_checkpoint" not in caplog.text
     for noted in ("junk\x1b[31m", "", "ckpt-1-9"):
-        (ship.folder.path / "last_checkpoint").write_text(noted)
-        assert load_newest(ship.folder).progress.update == 1
+        (run.folder.path / "last_checkpoint").write_text(noted)
+        assert load_newest(run.folder).progress.update == 1
         assert f"last_checkpoint: names {noted!r}, which is not there" in caplog.text
 
 
@@ -231,18 +231,18 @@ CRAFTED = [
 ]
 
 
-async def test_a_crafted_state_is_skipped_for_the_one_before(make_ship, caplog):
-    ship = make_ship()
+async def test_a_crafted_state_is_skipped_for_the_one_before(make_run, caplog):
+    run = make_run()
     for update in (1, 2):
-        await ship.save(update, mean_return=1.0)
-    path = ship.folder.checkpoints / "ckpt-1-2"
+        await run.save(update, mean_return=1.0)
+    path = run.folder.checkpoints / "ckpt-1-2"
     state = json.loads((path / "state.json").read_text())
     wrong = [state | {key: value} for key, value in CRAFTED]
     wrong += [{name: value for name, value in state.items() if name != key} for key in KEYS]
     for crafted in wrong:
         caplog.clear()
         rewrite(path, crafted)
-        restored = load_newest(ship.folder)
+        restored = load_newest(run.folder)
         what = [key for key in state if crafted.get(key, path) != state[key]]
         assert restored is not None, what
         assert restored.progress.update == 1, what
@@ -252,18 +252,18 @@ async def test_a_crafted_state_is_skipped_for_the_one_before(make_ship, caplog):
         assert "\n" not in warning
 
 
-async def test_accounts_that_do_not_add_up_are_refused(make_ship):
-    ship = make_ship()
-    ship.ledger.admit(2)
-    await ship.save(1)
-    path = ship.folder.checkpoints / "ckpt-1-1"
+async def test_accounts_that_do_not_add_up_are_refused(make_run):
+    run = make_run()
+    run.ledger.admit(2)
+    await run.save(1)
+    path = run.folder.checkpoints / "ckpt-1-1"
     saved = (path / "state.json").read_text()
     for group, name in (("counts", "received"), ("counts", "trained"), ("dropped", "stale")):
         state = json.loads(saved)
         state["ledger"][group][name] += 1
         rewrite(path, state)
         with pytest.raises(CheckpointError, match=r"is whole: .* do not add up"):
-            load_newest(ship.folder)
+            load_newest(run.folder)
 
 
 def rewrite(path, state):
