@@ -73,7 +73,6 @@ ASYNCIO_AND_THREADING_FILES = {"learner/handoff.py"}
 BANNED_NAMES = {"utils", "helpers", "common"}
 MAX_FILE_LINES = 450
 MAX_FUNCTION_LINES = 60
-MAX_MODULES = 15  # of a folder, without its __init__
 
 # Exceptions, each with its reason. An entry that is no longer needed is a violation itself.
 WITHOUT_MIRROR = {}  # "room/module.py": reason
@@ -510,7 +509,7 @@ def test_tests_and_benchmarks_begin_their_sentences_as_the_package_does():
 
 def test_a_folder_has_few_modules(house):
     counts = Counter(Path(m.path).parent.as_posix() for m in house if not m.is_package)
-    assert max(counts.values()) <= MAX_MODULES, counts
+    assert max(counts.values()) <= 15, counts
 
 
 def test_tests_carry_no_annotations():
@@ -518,9 +517,8 @@ def test_tests_carry_no_annotations():
     found = []
     for path in ROOT.glob("tests/**/*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
-        fields = {
-            id(part) for node in nodes if isinstance(node, ast.ClassDef) for part in node.body
-        }
+        bodies = [node.body for node in nodes if isinstance(node, ast.ClassDef)]
+        fields = {id(part) for body in bodies for part in body}
         for node in nodes:
             typed = getattr(node, "returns", None) or getattr(node, "annotation", None)
             if typed and id(node) not in fields:
@@ -539,6 +537,8 @@ def test_torch_free_modules_help_and_config_errors_load_no_torch(house):
     ends, said = run_each(ROOT, [*jobs, (f"{PACKAGE}.policy",)])
     free = [f"exit={code} torch=False" for code in jobs.values()]
     assert ends == [*free, "exit=0 torch=True"], said
+    # A wheel has no pages.
+    assert not re.search(r"docs/|\.md\b", said)
 
 
 # -------------------- the laws, tried on a fake tree

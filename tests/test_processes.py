@@ -193,7 +193,6 @@ def test_a_door_that_is_interrupted_early_ends_with_a_word(door, delay_s, number
         cwd=tmp_path,
         env=ENVIRONMENT,
     )
-    assert process.stderr is not None
     while "pydantic" not in process.stderr.readline():
         assert process.poll() is None
     time.sleep(delay_s)

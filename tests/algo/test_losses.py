@@ -135,7 +135,6 @@ def test_surrogate_of_appo_by_hand():
         for term, want in zip(got, wanted, strict=False):
             assert close(term, want), (pi, mu, target, reward)
         got.total.backward()
-        assert rows["log_probs_TB"].grad is not None
         assert close(rows["log_probs_TB"].grad, gradient), (pi, mu, target, reward)
 
 

@@ -99,14 +99,7 @@ def schema(core):
 def make_step(schema, core):
     """A fresh step around a fresh policy; keywords are the algorithm's settings."""
 
-    def make(
-        *,
-        seed=0,
-        hidden=(16, 16),
-        activation=None,
-        normalize_obs=False,
-        **settings,
-    ):
+    def make(*, seed=0, hidden=(16, 16), activation=None, normalize_obs=False, **settings):
         model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs, "activation": activation}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
@@ -119,14 +112,7 @@ def make_step(schema, core):
 def make_team_step(schema, core):
     """A fresh step of a fresh team: `a` and `b` learn, `past` is a copy of `a`."""
 
-    def make(
-        *,
-        seed=0,
-        train=None,
-        copy_every_updates=2,
-        normalize_obs=False,
-        **settings,
-    ):
+    def make(*, seed=0, train=None, copy_every_updates=2, normalize_obs=False, **settings):
         policies = PoliciesSection(
             names=("a", "b", "past"),
             copies={"past": "a"},
