@@ -277,14 +277,14 @@ def train(settings: Settings) -> list[float]:
     learner.publish(newest)
     inbox: queue.Queue[Message] = queue.Queue(settings.queue_size)
     stopping = threading.Event()
-    crew = [Actor(settings, number) for number in range(settings.num_actors)]
-    with ThreadPoolExecutor(len(crew)) as pool:
-        actors = [pool.submit(actor.run, newest, inbox, stopping) for actor in crew]
+    actors = [Actor(settings, number) for number in range(settings.num_actors)]
+    with ThreadPoolExecutor(len(actors)) as pool:
+        runs = [pool.submit(actor.run, newest, inbox, stopping) for actor in actors]
         try:
-            return learner.run(newest, lambda: next_of(inbox, actors))
+            return learner.run(newest, lambda: next_of(inbox, runs))
         finally:
             stopping.set()
-            while not all(actor.done() for actor in actors):
+            while not all(run.done() for run in runs):
                 with contextlib.suppress(queue.Empty):
                     inbox.get(timeout=0.1)  # an actor may be waiting for a place
 

@@ -1,4 +1,4 @@
-"""A device loader at work between a filler and the test, on a GPU or on a stand-in for one, and the
+"""A device loader at work between a filler and the test, on a GPU or on a fake of one, and the
 tests that hold on both: they are collected where a `device` fixture says on which.
 """
 

@@ -144,7 +144,7 @@ def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch):
     assert allocator_for(torch.device("cpu")) is touched_memory
 
 
-# -------------------- on a stand-in for a GPU: which slot is whose, and when
+# -------------------- on a fake GPU: which slot is whose, and when
 
 
 @pytest.fixture
