@@ -35,11 +35,16 @@ def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
         with contextlib.suppress(OSError):
             written.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder as durable as the files behind them."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def beside(path: Path) -> Path:

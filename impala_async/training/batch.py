@@ -23,8 +23,7 @@ from impala_async.schema import Bytes2D, Schema
 from impala_async.training.checkpoint import copies_of
 from impala_async.trajectory import fields_of
 
-# Tries to find the columns at fault. Each is a forward and a backward pass; what is still undecided
-# behind them counts as found.
+# Tries to find the columns at fault, each a forward and a backward pass. The undecided are found.
 MAX_TRIES = 32
 # Columns that alone stay below these do so together too: a norm overflows at 1e19, a loss at 1e38.
 GOOD_NORM, GOOD_LOSS = 1e15, 1e30

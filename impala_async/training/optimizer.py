@@ -119,20 +119,19 @@ def scheduled(
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Its state as named tensors, which are the live ones, and its kind and options as JSON."""
-    saved = optimizer.state_dict()
+    """Its state as named tensors, which are the live ones, and its kind as JSON."""
     tensors = {
         f"{index}.{key}": tensor
-        for index, entries in saved["state"].items()
+        for index, entries in optimizer.state_dict()["state"].items()
         for key, tensor in entries.items()
     }
-    return tensors, {"kind": type(optimizer).__name__, "groups": saved["param_groups"]}
+    return tensors, {"kind": type(optimizer).__name__}
 
 
 def restore_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> None:
-    """Undo `flatten_optimizer`, but for options; CheckpointError if it is of another optimizer."""
+    """Undo `flatten_optimizer`; CheckpointError if it is of another optimizer."""
     kind, wanted = entry(options, "kind", str), type(optimizer).__name__
     if kind != wanted:
         raise CheckpointError(f"state of {kind} does not fit {wanted}")
