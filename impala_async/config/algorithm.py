@@ -114,21 +114,18 @@ class AlgorithmSection(Section):
 
     @property
     def trace_decay(self) -> float:
-        if self.lambda_ is not None:
-            return self.lambda_
-        return 0.95 if self.returns_kind == "gae" else 1.0
+        usual = 0.95 if self.returns_kind == "gae" else 1.0
+        return usual if self.lambda_ is None else self.lambda_
 
     @property
     def has_normal_advantages(self) -> bool:
-        if self.normalize_advantages is not None:
-            return self.normalize_advantages
-        return self._may_return[0] == "gae"
+        is_usual, wanted = self._may_return[0] == "gae", self.normalize_advantages
+        return is_usual if wanted is None else wanted
 
     @property
     def epsilon(self) -> float:
-        if self.optimizer_options.eps is not None:
-            return self.optimizer_options.eps
-        return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
+        usual, eps = 0.1 if self.optimizer == "rmsprop_tf" else 1e-5, self.optimizer_options.eps
+        return usual if eps is None else eps
 
     def broken_rules(self) -> Iterator[str]:
         yield from unknown_name("name", self.name, ALGORITHMS)
