@@ -187,7 +187,6 @@ class ActionSpec:
 
     @property
     def num_choices(self) -> int:
-        """The choices of all discrete parts together."""
         return sum(sum(part.choices) for part in self.parts)
 
 

@@ -110,8 +110,7 @@ class _Range(NamedTuple):
     def _holds(self, values: NDArray[Any]) -> bool:
         if isinstance(self.most, np.ndarray):
             return not (values > self.most).any()
-        # With a NaN neither is true. `max` does the same after one or two more calls, whose cost
-        # matters here.
+        # With a NaN neither is true. `max` makes one or two calls more, whose cost matters here.
         return bool(
             np.maximum.reduce(values, axis=None) <= self.most
             and (self.dtype[0] == "u" or np.minimum.reduce(values, axis=None) >= self.least)
@@ -119,8 +118,6 @@ class _Range(NamedTuple):
 
 
 class ColumnChecks:
-    """Checks messages of one schema."""
-
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         layout = schema.layout
@@ -135,7 +132,6 @@ class ColumnChecks:
         self._obs_bits = [(slice(a, b), obs_bits[a]) for a, b in pairwise(edges) if obs_bits[a]]
 
     def find_fault(self, obs: Bytes2D, small: Bytes2D) -> Fault | None:
-        """The first thing that is wrong with the columns in these planes."""
         if (small & self._small_bits).any() or any(
             (obs[:, stretch] & bits).any() for stretch, bits in self._obs_bits
         ):

@@ -102,9 +102,6 @@ async def on_thread(name: str, body: Callable[[], None]) -> None:
         raise ServiceError(f"the {name} thread: {error!r}") from error
 
 
-# -------------------- what the learner thread and the loop say to each other
-
-
 class Progress(NamedTuple):
     """How far training is; what a checkpoint continues from."""
 

@@ -126,7 +126,6 @@ class LoadedBatch:
         return int(self.valid_rows_B @ self.alive_B)
 
     def use(self) -> None:
-        """Count one pass of every column that is alive."""
         self._passes_B += self.alive_B
 
     def drop(self, which_B: NDArray[np.bool_], reason: str) -> None:

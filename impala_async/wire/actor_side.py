@@ -203,8 +203,7 @@ class ActorSide(Generic[Item]):
     def accept(
         self, welcome: Welcome, now: float, *, max_lag: int = 0, lockstep_lag: int | None = None
     ) -> bool:
-        """A session begins, without credit. False if it is of another run than the last one, of
-        which nothing is wanted then."""
+        """A session begins, without credit. False if of another run, which drops what was held."""
         is_same_run = self.run_id in (NO_RUN, welcome.run_id)
         if not is_same_run:
             self.version, self.outbox = NO_VERSION, Outbox()
@@ -229,7 +228,6 @@ class ActorSide(Generic[Item]):
         return [pack(self._spec._replace(session=self.session)), self._schema_frame]
 
     def said_spec(self, now: float) -> None:
-        """Note that a session begins."""
         self.told_at = self.last_heard = now
 
     def repeated_spec(self, now: float) -> None:

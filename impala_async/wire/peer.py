@@ -15,15 +15,13 @@ from impala_async.wire.messages import NO_SEQ, Grant
 
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
 WINDOW = 2
-# Credit that has lain unused for so long is taken back while somebody waits for some, unless that
-# is usual.
+# Credit unused for so long is taken back while somebody waits for some, unless that is usual.
 UNUSED_S = 1.5
 # A message is late if it takes so many times the usual time: of all, or of the peer itself.
 PATIENCE = 4.0
 LEAST_USUAL_S = 0.0625
 LEAST_OWN_S = 0.0125
-# The usual time is that of the fastest quarter of all: a few messages that take an hour do not
-# make it long.
+# The usual time is that of the fastest quarter of all: a few slow messages do not make it long.
 STEP_UP = 1.2
 # Messages after which somebody is believed to go on like that.
 PROVEN = 16
@@ -187,8 +185,6 @@ class _Line:
 
 
 class Credit:
-    """Deals it to the peers of a table, in turns."""
-
     def __init__(self) -> None:
         self._num_dealt = 0
         # Those who got some in this deal.

@@ -39,8 +39,7 @@ class Start(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A message that was admitted so long after the start. `data` has no body: that is apart, both
-    parts in one block."""
+    """A message, admitted so long after the start. Its body is apart, both parts in one block."""
 
     rank: int
     arrived_s: float
@@ -49,8 +48,7 @@ class Recorded(NamedTuple):
 
 
 class End(NamedTuple):
-    """The learner ended in good order: why, with how many updates, and the SHA-256 of the files of
-    its last checkpoint, by name."""
+    """A learner's good end: why, at which update, the SHA-256 of its last checkpoint's files."""
 
     reason: str
     update: int

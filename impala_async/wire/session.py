@@ -166,8 +166,7 @@ class SessionTable:
         if data.seq >= peer.lapsed or (is_called and peer.has_call_room):
             return True
         short = data.columns - (free_columns - self.outstanding_columns)
-        # On a slow line it came after its room had lapsed: that of who has had some for longest is
-        # its own.
+        # It came on a slow line, its room had lapsed: that of who has had some longest is its own.
         for other in sorted(self._peers.values(), key=lambda p: p.used_at) if is_called else ():
             if short > 0 and other.kept_columns:
                 short -= other.kept_columns
@@ -260,8 +259,7 @@ class SessionTable:
         return next(rank for rank in count(len(self._ranks)) if rank not in self._ranks)
 
     def _free_rank(self, former: int, num_ranks: int) -> int:
-        """A place that nobody has who joined: the former one, if nobody else hopes for it, or the
-        one that the fewest hope for."""
+        """The place of nobody who joined that the fewest hope for; among those the former one."""
         taken = {peer.rank for peer in self._peers.values()}
         hopes = Counter(peer.rank for peer in self)
         free = [rank for rank in range(num_ranks) if rank not in taken]

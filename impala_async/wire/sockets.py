@@ -196,8 +196,7 @@ class Router:
             raise
         if self.num_unsent:
             self.num_unsent.pop(route, None)
-        # A peer that takes the first frame takes all. A header is small: to copy it is faster than
-        # to share it.
+        # A peer that takes the first frame takes all. A small header is copied faster than shared.
         header, *others = frames
         self._socket.send(header, _MORE if others else _NOBLOCK)
         if others:

@@ -126,8 +126,7 @@ class Reporter:
             await asyncio.sleep(due - time.monotonic())
             self.answered.clear()
             self.ask()
-            # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
-            # the run would never end.
+            # Not wait_for: Python 3.11's swallows a cancellation that meets the answer, for good.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLY_WAIT_S):
                     await self.answered.wait()
@@ -171,5 +170,4 @@ class Reporter:
         return report
 
     def verdict(self, report: dict[str, Value]) -> str:
-        """The verdict on this whole start, of which this is the last report."""
         return judge(self._times.over(report))
