@@ -237,9 +237,6 @@ def test_only_a_density_may_be_above_one(kind: Any) -> None:
     assert message.reason == "nonfinite"
 
 
-# -------------------- categories, and masks of legal actions
-
-
 @pytest.mark.parametrize(
     ("name", "place", "num_choices", "what"),
     [
