@@ -212,7 +212,7 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
     if not isinstance(torso, nn.Module) or not isinstance(num_out, int):
         raise SpacesError(f"{what} must make an nn.Module with a whole number num_out")
     for name, module in torso.named_modules():
-        if isinstance(module, UNSOUND) and getattr(module, "p", 1):
+        if isinstance(module, UNSOUND) and getattr(module, "p", True):
             raise SpacesError(
                 f"{what} must give the same features for a row each time, and {name} is "
                 f"{type(module).__name__}: leave it out, or use layer normalisation"
