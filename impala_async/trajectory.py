@@ -149,9 +149,7 @@ class ColumnChecks:
                 plane = obs if each.leaf.plane == "obs" else small
                 if fault := each.find_fault(plane[:, each.leaf.stretch].view(each.dtype), mask):
                     return fault
-        if self._schema.action.legal is None:
-            return None
-        return _find_illegal(self._schema, columns_over(self._schema, obs, small))
+        return _find_illegal(self._schema, obs, small)
 
 
 def _unused_bits(layout: ColumnLayout, plane: Plane) -> Bytes2D:
@@ -201,10 +199,12 @@ def _numbers(what: str, leaf: Leaf, *, is_masked: bool = False) -> _Range:
     return _Range(what, leaf, leaf.dtype, -most, most, is_masked=is_masked)
 
 
-def _find_illegal(schema: Schema, columns: Columns) -> Fault | None:
+def _find_illegal(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Fault | None:
     """Whether a valid row has a choice that is not legal there, whose loss would be infinite."""
     legal = schema.action.legal
-    assert legal is not None
+    if legal is None:
+        return None
+    columns = columns_over(schema, obs, small)
     num_columns, num_rows = columns.mask_CT.shape
     legal_CTP = columns.obs[legal][:, :-1].reshape(num_columns, num_rows, -1) != 0
     discrete = [part for part in schema.action.parts if part.choices]
