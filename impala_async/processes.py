@@ -90,8 +90,7 @@ def _watch(fd: int) -> None:
     except OSError:
         return
     os.kill(os.getpid(), signal.SIGTERM)
-    # An interpreter that is being torn down lets no other thread run, and on a busy machine that
-    # takes seconds: then the kernel ends us.
+    # An interpreter that is torn down may let no other thread run: then the kernel ends us.
     signal.setitimer(signal.ITIMER_REAL, ORPHAN_S + 0.2)
     time.sleep(ORPHAN_S)
     os._exit(EXIT_TRY_AGAIN)

@@ -47,8 +47,7 @@ class Sampler:
         self._is_any_waiting = True
 
     def step(self) -> list[Finished]:
-        """Step every column once; the messages that this completed, to be sent before the next
-        call, which may wait for the credit for another."""
+        """Step every column once; the messages this completed, to be sent before the next call."""
         finished: list[Finished] = []
         while self._is_any_waiting:
             finished += self._begin()

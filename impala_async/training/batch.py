@@ -88,15 +88,9 @@ class Batch:
 
 
 def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:
-    """The numbers of the living columns, dealt to parts: at random, or in order to one alone.
-
-    No part is empty but one alone, and their sizes differ by one at most.
-
-    Args:
-        alive_B: which columns are trained on, a tensor on the CPU.
-        max_parts: how many parts there are, if so many columns live.
-        seeds: the order hangs on these alone.
-    """
+    """The numbers of the living columns, a tensor on the CPU, dealt to so many parts if they
+    suffice: to one alone in order, else as the seeds alone decide. Sizes differ by one at most, and
+    no part is empty but one alone."""
     columns_N = alive_B.nonzero().flatten()
     num_parts = min(max_parts, len(columns_N))
     if num_parts <= 1:

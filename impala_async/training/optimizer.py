@@ -28,12 +28,9 @@ for _name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
 class RMSPropTF(Optimizer):
     """RMSProp as TensorFlow 1 had it, with which IMPALA (arXiv 1802.01561) was published.
 
-        ms  = decay ms + (1 - decay) g^2          starting at 1, where torch starts at 0
-        mom = momentum mom + lr g / sqrt(ms + eps)        torch: / (sqrt(ms) + eps)
-        w   = w - mom                             so a rate enters when its gradient does
-
-    The mean square that starts at 1 makes the first steps small; an epsilon inside the root bounds
-    1 / sqrt at a larger gradient than the same epsilon outside.
+    ms  = decay ms + (1 - decay) g^2          starting at 1, where torch starts at 0
+    mom = momentum mom + lr g / sqrt(ms + eps)        torch: / (sqrt(ms) + eps)
+    w   = w - mom                             so a rate enters when its gradient does
     """
 
     def __init__(

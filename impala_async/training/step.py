@@ -100,14 +100,9 @@ class UpdateStep:
     def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
     ) -> StepResult:
-        """Make the updates with a batch. One that is not taken leaves all as it is, bit for bit.
-
-        Args:
-            batch: on the device of the policy.
-            alive_B: the columns to train on, a tensor on the CPU.
-            env_steps_trained: where the schedules of learning rate and entropy cost are.
-            is_first_pass: statistics of returns and observations take in a batch once.
-        """
+        """Make the updates with the columns that are alive, a tensor on the CPU. One that is not
+        taken leaves all as it is, bit for bit. Schedules are where `env_steps_trained` says, and
+        statistics of returns and observations take in a batch at its first pass."""
         batch, section, at = batch.living(alive_B), self._section, env_steps_trained
         cost, horizon = section.entropy_cost, section.schedule_env_steps
         this = _Pass(
@@ -125,7 +120,6 @@ class UpdateStep:
             if failed is not None:
                 self._retry(batch, columns_N, failed, this)
         self.num_updates += len(this.applied)
-        # Each batch counts once, however many passes it has.
         if is_first_pass and self.return_scale is not None:
             self.return_scale.add(this.target_sums, this.scale)
         if is_first_pass and this.applied:

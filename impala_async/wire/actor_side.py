@@ -72,10 +72,7 @@ class Handshake:
 
     def take(self, message: Message | None, now: float) -> Welcome | None:
         """Return a welcome, unless its learner should be dead: its epoch is lower than the run's.
-
-        Raises:
-            MismatchError, NotAllowedError: this learner refuses this actor for good.
-        """
+        A learner that refuses for good is a MismatchError or a NotAllowedError."""
         if isinstance(message, Reject):
             raise_if_final(message, is_joined=False)
             self.refusal, self.is_refused = message.text, True
@@ -237,10 +234,7 @@ class ActorSide(Generic[Item]):
 
     def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
         """Take a message at the data port; return it if the shell has to do something about it.
-
-        Raises:
-            MismatchError, NotAllowedError: this learner refuses this actor for good.
-        """
+        A learner that refuses for good is a MismatchError or a NotAllowedError."""
         self.last_heard = now
         if isinstance(message, Grant):
             # The learner says this here only to those whose Spec it has.
@@ -277,8 +271,7 @@ class ActorSide(Generic[Item]):
         return patience_s if max(silent_s, unanswered_s) > patience_s else None
 
     def lose(self) -> list[Item]:
-        """The session is over. In lockstep the others go on without us: what was acted for their
-        batches comes too late, and is given up."""
+        """The session is over. In lockstep others go on, and what was acted for it is given up."""
         self.has_session = self.is_joined = False
         if self._lockstep_lag is None:
             return []

@@ -104,8 +104,7 @@ class Peer:
     used_at: float = 0.0
     # The seqs that came when there was no room for them.
     turned_away: set[int] = field(default_factory=set)
-    # The seq that was turned away and is to come again, whether room is still kept for it, and
-    # whether the actor has been told.
+    # The seq that was turned away and is to come again; if room is kept; if the actor was told.
     called_back: int = NO_SEQ
     has_call_room: bool = False
     is_called: bool = False
@@ -171,8 +170,7 @@ _Turn = tuple[int, bool, int, int, Peer]
 
 @dataclass(slots=True)
 class _Line:
-    """Those who stand for room, the columns that are kept for them, and those that are wanted for
-    who has nothing yet."""
+    """Those who stand for room, the columns kept for them, those wanted for who has nothing yet."""
 
     turns: list[_Turn] = field(default_factory=list)
     kept: int = 0

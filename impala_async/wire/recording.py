@@ -26,8 +26,7 @@ OPENING = struct.pack("<12sI", MAGIC, FORMAT)
 
 
 class Start(NamedTuple):
-    """The first record: a learner begins to take messages, with the weights of this update, in this
-    version of the package, so many seconds after 1970."""
+    """The first record: a learner begins to take messages, with the weights of this update."""
 
     run_id: bytes
     epoch: int
