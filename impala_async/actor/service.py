@@ -40,8 +40,7 @@ from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
 
-# We listen to the learner this often within a trajectory, whichever comes first: newer weights are
-# to be under way before its end, and a goodbye is to be answered.
+# We listen this often within a trajectory, whichever comes first, for weights and a goodbye.
 PUMP_EVERY_STEPS = 16
 PUMP_EVERY_S = 0.05
 TIMERS_EVERY_S = 0.5
