@@ -65,9 +65,8 @@ class IndexQueue:
     def take_all(self) -> list[int]:
         """Take what is left after the close: for the accounts."""
         with self._changed:
-            items = list(self._items)
-            self._items.clear()
-            return items
+            items, self._items = self._items, deque()
+            return list(items)
 
     def close(self, *, is_drained: bool = False) -> None:
         """Wake every waiter, from any side: it raises ClosedError; drained, once this is empty."""

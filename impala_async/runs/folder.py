@@ -188,7 +188,6 @@ class RunFolder:
             write_whole(self._saved, name.encode())
 
     def last_saved(self) -> str | None:
-        """The checkpoint that was written last; None if there was none."""
         saved = find_bytes(self._saved, most=64)
         return None if saved is None else saved.decode(errors="replace")
 

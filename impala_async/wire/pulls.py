@@ -32,8 +32,6 @@ def doubling(first_s: float, longest_s: float) -> Iterator[float]:
 
 
 class Pulls:
-    """Which weights an actor has, wants, and has asked for."""
-
     def __init__(
         self,
         session: bytes,

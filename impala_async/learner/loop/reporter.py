@@ -30,8 +30,6 @@ FLOOD_IS_FREED_S = 10.0
 
 
 class EpisodeStats:
-    """Returns and lengths of finished episodes, as the actors counted them."""
-
     def __init__(self) -> None:
         self.count = 0
         self._returns: deque[float] = deque(maxlen=RETURN_EPISODES)
@@ -133,7 +131,6 @@ class Reporter:
             self.report()
 
     def report(self) -> dict[str, Value]:
-        """Assemble one report now and write it everywhere."""
         now, env_steps = self.clock(), self.env_steps()
         since, steps_then = self._rate_from
         self._rate_from = (now, env_steps)
