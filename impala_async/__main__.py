@@ -45,8 +45,7 @@ def _open(args: list[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"error: there is no door {args[0]!r}{hint}\n\n{_help()}", file=sys.stderr)
         return EXIT_CONFIG
-    # As `python -m` does: an environment of one's own often lies in the current folder, which may
-    # have been removed.
+    # As `python -m` does: environments of one's own often lie in this folder, if it is still there.
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())

@@ -114,20 +114,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         help="settings: a TOML file, a run's config.json, or the name of one that is packaged: "
         + ", ".join(packaged_configs()),
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        dest="overrides",
-        help="change one setting; may be repeated (config.json in a run folder has them all)",
-    )
-    parser.add_argument(
-        "--run-dir",
-        type=typed_path,
-        metavar="DIR",
-        help="the run folder (default: a new one in runs/)",
-    )
+    change = "change one setting; may be repeated (config.json in a run folder has them all)"
+    add_common_flags(parser, change, "the run folder")
     parser.add_argument(
         "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
     )
@@ -137,6 +125,20 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write all that actors send to this new file, for replay",
     )
+
+
+def add_common_flags(parser: argparse.ArgumentParser, change: str, folder: str) -> None:
+    """`--set`, with this help, and `--run-dir`, which is this folder."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help=change,
+    )
+    told = f"{folder} (default: a new one in runs/)"
+    parser.add_argument("--run-dir", type=typed_path, metavar="DIR", help=told)
 
 
 def typed_path(text: str) -> Path:

@@ -35,11 +35,16 @@ def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
         with contextlib.suppress(OSError):
             written.unlink()
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """Make the names in a folder as durable as the files behind them."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def beside(path: Path) -> Path:
@@ -64,10 +69,8 @@ def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
 
 
 def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None:
-    """The JSON object in a small file, None if there is none; raises CheckpointError.
-
-    Strict: every number in it is finite and can be computed with, as a checkpoint's are.
-    """
+    """The JSON object in a small file, None if there is none; raises CheckpointError. Strict: every
+    number in it is finite and can be computed with, as a checkpoint's are."""
     data = find_bytes(path)
     if data is None:
         return None

@@ -309,8 +309,4 @@ def member_seed_of(seed: int, number: int) -> int:
 def split_off(tensors: Mapping[str, Tensor], member: str) -> dict[str, Tensor]:
     """Those of one member, under their own names."""
     prefix = f"{member}/"
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -29,8 +29,7 @@ REQUESTS = (
     signal.SIGTERM,
     *([] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]),
 )
-# To a learner that serves: its run is given up, as an actor cannot run. Nobody else sends this one,
-# as schedulers send SIGUSR1.
+# To a learner that serves: its run is given up, as an actor cannot run. Schedulers send SIGUSR1.
 GIVE_UP = signal.SIGRTMIN + 1
 # Threads that end by themselves once Python ends, as those of an idle pool do, need much less.
 GRACE_S = 2.0
@@ -57,8 +56,7 @@ class Lifeline:
     def start(
         self, command: Sequence[str], fds: tuple[int, ...] = (), **how: Any
     ) -> "subprocess.Popen[bytes]":
-        """A child. It hears no Ctrl-C before its own door is open: a starting interpreter would
-        answer with a traceback."""
+        """A child. It hears no Ctrl-C while it starts: an interpreter would print a traceback."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, CTRL_C)
         try:
             environment = {**ONE_THREAD, **os.environ, VARIABLE: str(self._read_fd)}
@@ -92,8 +90,7 @@ def _watch(fd: int) -> None:
     except OSError:
         return
     os.kill(os.getpid(), signal.SIGTERM)
-    # An interpreter that is being torn down lets no other thread run, and on a busy machine that
-    # takes seconds: then the kernel ends us.
+    # An interpreter that is torn down may let no other thread run: then the kernel ends us.
     signal.setitimer(signal.ITIMER_REAL, ORPHAN_S + 0.2)
     time.sleep(ORPHAN_S)
     os._exit(EXIT_TRY_AGAIN)

@@ -150,8 +150,7 @@ class ObsSpec:
 @dataclass(frozen=True)
 class ActionPart:
     """`discrete`: each item is an index below its entry of `choices`. `continuous`: numbers, which
-    the environment clips to its bounds. `squashed`: numbers that a tanh brings into them.
-    """
+    the environment clips to its bounds. `squashed`: numbers that a tanh brings into them."""
 
     name: str
     kind: ActionKind
@@ -187,7 +186,6 @@ class ActionSpec:
 
     @property
     def num_choices(self) -> int:
-        """The choices of all discrete parts together."""
         return sum(sum(part.choices) for part in self.parts)
 
 
@@ -269,7 +267,6 @@ def recurrent_state(core: str | None, size: int) -> tuple[ArraySpec, ...]:
 
 
 def policy_leaf(policies: tuple[str, ...]) -> ArraySpec:
-    """The leaf that holds the number of a policy among these."""
     return ArraySpec(POLICY, (), "uint8", (len(policies),))
 
 

@@ -110,8 +110,7 @@ class _Range(NamedTuple):
     def _holds(self, values: NDArray[Any]) -> bool:
         if isinstance(self.most, np.ndarray):
             return not (values > self.most).any()
-        # With a NaN neither is true. `max` does the same after one or two more calls, whose cost
-        # matters here.
+        # With a NaN neither is true. `max` makes one or two calls more, whose cost matters here.
         return bool(
             np.maximum.reduce(values, axis=None) <= self.most
             and (self.dtype[0] == "u" or np.minimum.reduce(values, axis=None) >= self.least)
@@ -119,8 +118,6 @@ class _Range(NamedTuple):
 
 
 class ColumnChecks:
-    """Checks messages of one schema."""
-
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         layout = schema.layout
@@ -135,7 +132,6 @@ class ColumnChecks:
         self._obs_bits = [(slice(a, b), obs_bits[a]) for a, b in pairwise(edges) if obs_bits[a]]
 
     def find_fault(self, obs: Bytes2D, small: Bytes2D) -> Fault | None:
-        """The first thing that is wrong with the columns in these planes."""
         if (small & self._small_bits).any() or any(
             (obs[:, stretch] & bits).any() for stretch, bits in self._obs_bits
         ):
@@ -153,9 +149,7 @@ class ColumnChecks:
                 plane = obs if each.leaf.plane == "obs" else small
                 if fault := each.find_fault(plane[:, each.leaf.stretch].view(each.dtype), mask):
                     return fault
-        if self._schema.action.legal is None:
-            return None
-        return _find_illegal(self._schema, columns_over(self._schema, obs, small))
+        return _find_illegal(self._schema, obs, small)
 
 
 def _unused_bits(layout: ColumnLayout, plane: Plane) -> Bytes2D:
@@ -205,10 +199,12 @@ def _numbers(what: str, leaf: Leaf, *, is_masked: bool = False) -> _Range:
     return _Range(what, leaf, leaf.dtype, -most, most, is_masked=is_masked)
 
 
-def _find_illegal(schema: Schema, columns: Columns) -> Fault | None:
+def _find_illegal(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Fault | None:
     """Whether a valid row has a choice that is not legal there, whose loss would be infinite."""
     legal = schema.action.legal
-    assert legal is not None
+    if legal is None:
+        return None
+    columns = columns_over(schema, obs, small)
     num_columns, num_rows = columns.mask_CT.shape
     legal_CTP = columns.obs[legal][:, :-1].reshape(num_columns, num_rows, -1) != 0
     discrete = [part for part in schema.action.parts if part.choices]

@@ -32,7 +32,6 @@ class WeightsLayout:
     bfloat16 behind all others, so that each is aligned and nothing lies between."""
 
     arrays: tuple[ArraySpec, ...]
-    """The arrays, as the model has them."""
     rounded: frozenset[str] = frozenset()
     """The names of those that the buffer holds in bfloat16."""
 
@@ -79,7 +78,6 @@ class WeightsLayout:
 
     @cached_property
     def places(self) -> tuple[slice, ...]:
-        """Where each array lies in the flat buffer."""
         places, end = {}, 0
         for array in sorted(self.arrays, key=lambda array: array.name in self.rounded):
             is_coarse = array.name in self.rounded

@@ -113,9 +113,6 @@ def test_wrong_settings_start_nothing(capsys):
     assert FakeRun.made == []
 
 
-# -------------------- the end
-
-
 def begin(*overrides):
     """Write down what a learner writes at its start, before it has a port."""
     write_down(RunFolder(Path("here")), *overrides)

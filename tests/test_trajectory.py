@@ -230,9 +230,6 @@ def test_only_a_density_may_be_above_one(kind):
     assert message.reason == "nonfinite"
 
 
-# -------------------- categories, and masks of legal actions
-
-
 @pytest.mark.parametrize(
     ("name", "place", "num_choices", "what"),
     [

@@ -63,9 +63,6 @@ def test_what_is_not_blamed_and_what_is_no_error_passes(monkeypatch):
         assert caught.value is error
 
 
-# -------------------- names of a user's own
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder whose modules can be imported."""

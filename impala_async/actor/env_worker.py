@@ -147,8 +147,7 @@ def read_json(fd: int) -> Any:
 def main() -> int:
     """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
     for number in REQUESTS:
-        # The actor decides what they mean, and then closes the pipe. SIG_IGN would be inherited by
-        # the processes that an environment starts.
+        # The actor decides what they mean. Its environments' processes would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
     faulthandler.register(TELL_STACKS, all_threads=True)

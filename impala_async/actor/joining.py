@@ -97,12 +97,9 @@ def find_learner(
     check_stop: Callable[[], None],
     log: SeldomLog,
 ) -> tuple[Welcome, ActorSettings]:
-    """Say hello now and then, until a learner of this run or of another one welcomes us.
-
-    Raises:
-        UnreachableError: none did within the time; the text has the last refusal, if there was one.
-        MismatchError, NotAllowedError: this learner refuses this actor for good.
-    """
+    """Say hello now and then, until a learner of this run or of another one welcomes us. If none
+    did in time, that is an UnreachableError with the last refusal, if there was one; a learner that
+    refuses for good is a MismatchError or a NotAllowedError."""
     now = time.monotonic()
     give_up_at = now + within_s
     inquiry, wait, is_understood = Inquiry(url), Wait(logger.warning), True

@@ -47,8 +47,7 @@ class Sampler:
         self._is_any_waiting = True
 
     def step(self) -> list[Finished]:
-        """Step every column once; the messages that this completed, to be sent before the next
-        call, which may wait for the credit for another."""
+        """Step every column once; the messages this completed, to be sent before the next call."""
         finished: list[Finished] = []
         while self._is_any_waiting:
             finished += self._begin()
@@ -117,8 +116,9 @@ class SameStepSampler(Sampler):
         self._slices = [slice(column, column + 1) for column in range(num_envs)]
         self._resetting: list[int] = []
         self._final_state = self._policy.first_state(num_envs)
-        self._no_actions = {part.name: np.zeros(1, np.int32) for part in schema.action.parts}
-        self._no_numbers, self._no_flags = np.zeros(1, np.float32), np.zeros(1, np.bool_)
+        actions = {part.name: np.zeros(1, np.int32) for part in schema.action.parts}
+        number, flag = np.zeros(1, np.float32), np.zeros(1, np.bool_)
+        self._no_step = actions, number, number, flag, flag
         self._masked = np.ones(1, np.bool_)
         return [Unroll(schema, _cut(self._obs, one)) for one in self._slices]
 
@@ -162,15 +162,8 @@ class SameStepSampler(Sampler):
         self._resetting = [column for column in self._resetting if column not in due]
         finished: list[Finished] = []
         for column in due:
-            finished += self._unrolls[column].append(
-                self._no_actions,
-                self._no_numbers,
-                self._no_numbers,
-                self._no_flags,
-                self._no_flags,
-                _cut(self._obs, self._slices[column]),
-                self._masked,
-            )
+            obs = _cut(self._obs, self._slices[column])
+            finished += self._unrolls[column].append(*self._no_step, obs, self._masked)
         return finished
 
 

@@ -40,8 +40,7 @@ from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
 
-# We listen to the learner this often within a trajectory, whichever comes first: newer weights are
-# to be under way before its end, and a goodbye is to be answered.
+# We listen this often within a trajectory, whichever comes first, for weights and a goodbye.
 PUMP_EVERY_STEPS = 16
 PUMP_EVERY_S = 0.05
 TIMERS_EVERY_S = 0.5
@@ -136,7 +135,8 @@ class ActorService:
         # It may have come back with another rank while it waited.
         rank = client.side.welcome.rank
         seed = seed_of(settings.seed, rank, *begun)
-        precision = str(_precision_of(settings, setup.device)).removeprefix("torch.")
+        (acting, *_) = policy.members.values()
+        precision = str(acting.model.precision).removeprefix("torch.")
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
             *(rank, envs.num_envs, settings.env.id, precision),
@@ -219,17 +219,11 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPo
     check_default_dtype(settings.env.id)
     try:
         policy = build_policy(schema, model, settings.policies, seed=settings.seed, device=device)
-        policy.act_in(_precision_of(settings, device))
+        policy.act_in(pick_precision(model.precision, model.name, torch.device(device)))
     except ConfigError as error:
-        # An own torso that is not installed here, or a network that does not fit the spaces or
-        # the memory.
+        # An own torso is not installed here, or a network fits neither the spaces nor the memory.
         raise MismatchError(plain(str(error))) from error
     return policy
-
-
-def _precision_of(settings: ActorSettings, device: str) -> torch.dtype:
-    model = settings.model
-    return pick_precision(model.precision, model.name, torch.device(device))
 
 
 def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, life: int = 0) -> int:

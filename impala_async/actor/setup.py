@@ -84,12 +84,8 @@ def make_setup(
     policies: PoliciesSection = ONE_POLICY,
     look_up: LookUp = lambda: None,
 ) -> Setup:
-    """The setup of `actor.sampler`; for `auto` that of `envs.make`, unmeasured.
-
-    Raises:
-        EnvError: the environment cannot be made so.
-        MismatchError: this host has no such device.
-    """
+    """The setup of `actor.sampler`; for `auto` that of `envs.make`, unmeasured. EnvError if the
+    environment cannot be made so, MismatchError if this host has no such device."""
     sampler, device = actor.sampler, pick_device(actor.device)
     if sampler == "auto":
         return Setup(*build_usual(env, num_envs, policies), device)

@@ -117,12 +117,8 @@ def _wide(stacks: NDArray[Any]) -> NDArray[Any]:
 
 
 class Unroll:
-    """The trajectories of some columns that share a cursor: `begin` when `needs_buffer`, else
-    `append`.
-
-    It owns what outlives a trajectory: the observation that ends one and begins the next, and the
-    running episodes.
-    """
+    """Columns that share a cursor: `begin` when `needs_buffer`, else `append`. It owns what
+    outlives a trajectory: the observation that begins the next one, and the running episodes."""
 
     def __init__(self, schema: Schema, obs: Obs) -> None:
         """Begin with the observations of environments that were just reset."""

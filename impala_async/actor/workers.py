@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import math
+import operator
 import os
 import select
 import subprocess
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import reduce
 from itertools import accumulate
 from typing import Any
 
@@ -225,26 +227,23 @@ class WorkerEnvs:
             on_failure.pop_all()
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
-        for worker in self._workers:
-            worker.tell(RESET + as_line(seed), "in reset")
-        for worker in self._workers:
-            worker.hear()
+        self._ask(RESET + as_line(seed), "in reset")
         return self._shared.obs
 
     def step(self, actions: Actions) -> Step:
         for name, array in self._shared.actions.items():
             np.copyto(array, actions[name])
-        for worker in self._workers:
-            worker.tell(STEP, "in step")
-        brought = 0
-        for worker in self._workers:
-            brought |= worker.hear()
-        return self._steps[brought]
+        return self._steps[self._ask(STEP, "in step")]
 
     def close(self) -> None:
         """End the workers, all at once; then raise what their environments had to say."""
         if faults := self._end():
             raise faults[0]
+
+    def _ask(self, message: bytes, where: str) -> int:
+        for worker in self._workers:
+            worker.tell(message, where)
+        return reduce(operator.or_, [worker.hear() for worker in self._workers])
 
     def _end(self) -> list[EnvError]:
         workers, self._workers = self._workers, []

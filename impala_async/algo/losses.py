@@ -36,8 +36,7 @@ Reduction = Literal["mean", "sum"]
 class LossTerms(NamedTuple):
     """`policy`, `value` and `entropy` carry their weights; `kl` and `sum_entropy`, which is of all
     valid rows, do not. `total` = policy + value + entropy + kl_coeff * kl. Values regress to
-    `targets_TB`, but on masked rows.
-    """
+    `targets_TB`, but on masked rows."""
 
     policy: Tensor
     value: Tensor

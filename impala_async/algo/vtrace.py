@@ -57,8 +57,7 @@ class ValidRows:
 
     def normalize(self, advantages_TB: Tensor) -> Tensor:
         """Mean 0 and deviation 1 over these rows; 0 elsewhere."""
-        # In float64 the mean of equal numbers is that number: else what rounding leaves of them
-        # would be blown up to a deviation of 1.
+        # In float64, or what rounding leaves of equal numbers would get a deviation of 1.
         count = self.mask_TB.sum().clamp(min=1)
         wide_TB = self.take(advantages_TB.double())
         gaps_TB = self.take(wide_TB - wide_TB.sum() / count)

@@ -107,7 +107,6 @@ class BindSection(Section):
         )
 
     def warnings(self) -> Iterator[str]:
-        """Tell what other hosts can reach."""
         if found := [url for url in (self.data, self.weights) if not is_loopback(url)]:
             yield (
                 f"bind: other hosts reach {' and '.join(found)}, and connections are neither "

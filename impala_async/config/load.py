@@ -34,13 +34,8 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
 def merge_overrides(
     settings: Mapping[str, Any], overrides: Iterable[str], sources: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """Settings with overrides, where each key came from, and which overrides make no sense.
-
-    Args:
-        settings: nested ones, which stay as they are.
-        overrides: `section.key=value`, in their order.
-        sources: where each key of the settings came from; that of "" is of all the others.
-    """
+    """Settings, which stay as they are, with overrides; where each key came from, as `sources` says
+    of the settings (that of "" is of all the others); and which overrides make no sense."""
     merged, sources, mistakes = dict(settings), dict(sources or {}), []
     for override in overrides:
         try:

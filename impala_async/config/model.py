@@ -40,9 +40,8 @@ class ModelSection(Section):
 
     @property
     def has_shared_torso(self) -> bool:
-        if self.shared_torso is None:
-            return self.name != "mlp" or self.core is not None
-        return self.shared_torso
+        is_usual = self.name != "mlp" or self.core is not None
+        return is_usual if self.shared_torso is None else self.shared_torso
 
     def broken_rules(self) -> Iterator[str]:
         yield from unknown_name("name", self.name, TORSOS)

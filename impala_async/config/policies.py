@@ -29,7 +29,6 @@ class PoliciesSection(Section):
 
     @property
     def trained(self) -> tuple[str, ...]:
-        """Those that learn, in the order of `names`."""
         learning = {*self.names} - {*self.copies} if self.train is None else self.train
         return tuple(name for name in self.names if name in learning)
 

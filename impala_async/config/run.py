@@ -165,8 +165,7 @@ class RunConfig(Section):
                     yield f"{key} ({value}) does nothing {where}: drop it, or set {fix}"
 
     def broken_columns(self, agents: int | None = None) -> Iterator[str]:
-        """Tell whether what actors send fits in a batch. `agents` are those of an environment, each
-        a column, once they are known."""
+        """Tell if what actors send fits no batch. `agents`: an environment's columns, if known."""
         columns, width = self.learner.batch_columns, self.actor.num_envs * (agents or 1)
         of_agents = f" * {agents} agents" if (agents or 1) > 1 else ""
         if not self.pace.is_lockstep:

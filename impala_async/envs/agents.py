@@ -7,7 +7,6 @@ after the agent's end until all are gone and the next step resets them; and befo
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -33,7 +32,15 @@ def make_deal(section: PoliciesSection, agents: Sequence[Any]) -> Deal:
     """Who plays whom: numbers in the order of `policies.names`, for agents in theirs."""
     names, whose = section.names, f"policies.mapping: {section.mapping}"
     if section.mapping == SHUFFLED:
-        return partial(_shuffle, len(names), len(agents))
+        num_rounds = -(-len(agents) // len(names))
+
+        def shuffle(rng: np.random.Generator) -> NDArray[np.uint8]:
+            """Deal all policies in a random order, and again in another while agents are left."""
+            rounds = np.concatenate([rng.permutation(len(names)) for _ in range(num_rounds)])
+            # Or the agents of a round would never be played by one policy.
+            return rng.permutation(rounds[: len(agents)].astype(np.uint8))
+
+        return shuffle
     function = find_callable("policies.mapping", section.mapping)
 
     def deal(rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -49,14 +56,6 @@ def make_deal(section: PoliciesSection, agents: Sequence[Any]) -> Deal:
 
     deal(np.random.default_rng(0))  # so that it fails before anything else is made
     return deal
-
-
-def _shuffle(num_policies: int, num_agents: int, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Deal all policies in a random order, and again in another one while agents are left."""
-    num_rounds = -(-num_agents // num_policies)
-    rounds = np.concatenate([rng.permutation(num_policies) for _ in range(num_rounds)])
-    # Or the agents of a round would never be played by one policy.
-    return rng.permutation(rounds[:num_agents].astype(np.uint8))
 
 
 def is_parallel(env: Any) -> bool:

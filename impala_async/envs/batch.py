@@ -46,7 +46,6 @@ class Step(NamedTuple):
 
     @property
     def ended(self) -> NDArray[np.bool_]:
-        """Columns whose episode ended with this step."""
         return self.terminated | self.truncated
 
     @property
@@ -56,7 +55,6 @@ class Step(NamedTuple):
 
     @property
     def masked(self) -> NDArray[np.bool_] | None:
-        """Columns whose row is masked."""
         if self.idle is None or self.untrained is None:
             return self.idle
         return self.idle | self.untrained

@@ -121,8 +121,7 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> No
 
 
 def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
-    """The spaces and the number of columns that a child wrote; EnvError with what it has failed in,
-    or when it wrote no answer."""
+    """The spaces and the number of columns that a child wrote; EnvError if it failed, and how."""
     try:
         raw = json.loads(answer)
         if isinstance(raw, dict) and "error" in raw:

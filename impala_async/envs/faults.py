@@ -1,7 +1,6 @@
 """Environments are foreign code: an error that they raise becomes an EnvError with its cause.
 
-A watch tells of a call that lasts, as the thread that made it can say nothing meanwhile, and ends
-it at a limit.
+A watch tells of a call that lasts, as the thread that made it cannot, and ends it at a limit.
 """
 
 import contextlib

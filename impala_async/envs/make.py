@@ -153,7 +153,6 @@ def batch_of(env: Any, whose: str) -> Callable[..., EnvBatch]:
 
 
 def is_atari(found: str | Factory) -> bool:
-    """Whether what a name stands for is a game of ale_py's."""
     spec = registered(found) if isinstance(found, str) else None
     return spec is not None and spec.entry_point == "ale_py.env:AtariEnv"
 

@@ -67,7 +67,6 @@ class Spaces:
         return _nest(self._action_space, (), turned)
 
     def each(self, actions: Actions) -> Iterable[Any]:
-        """One action of the environment per column."""
         batch: Iterable[Any] = self.batch(actions)
         return iterate(self._batched, batch) if self._is_nested else batch
 

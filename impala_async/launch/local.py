@@ -236,8 +236,7 @@ class LocalRun:
             wait.look(lambda s: f"ending: waiting for the actors ({s:.0f} s)")
             return self._is_hurried()
 
-        # A learner that reached its goal has told them so; one that was told to end may be started
-        # again, as far as they know, and they would look for it.
+        # A learner that reached its goal has told them so; they would look for another one again.
         end_in_time(running, ACTOR_END_S if is_finished else 0.0, is_hurried)
         self._lifeline.close()
 

@@ -46,7 +46,6 @@ DESCRIBE = (sys.executable, "-m", "impala_async.envs.describe")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse flags, then serve until a stop is reached or a signal comes."""
     parser = new_parser("learner", "Train from the trajectories of any number of actors.")
     add_run_flags(parser)
     args = parser.parse_args(argv)

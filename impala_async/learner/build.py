@@ -137,8 +137,7 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
 
 
 def find_layout(model: ModelSection, schema: Schema) -> bytes | None:
-    """The digest by which everybody knows the model of a schema, before it is built; None where
-    only building it tells."""
+    """The digest by which a model is known before it is built; None where only that tells."""
     state = _shapes(model, schema)
     return None if schema.policies or not state else layout_of(state).digest
 

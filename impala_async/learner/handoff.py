@@ -81,14 +81,12 @@ async def on_thread(name: str, body: Callable[[], None]) -> None:
     done = Inbox(loop, end)
 
     def run() -> None:
-        error: BaseException | None = None
         try:
             body()
-        except ClosedError:
-            pass
-        except BaseException as raised:  # a thread has no caller: the loop is told instead
-            error = raised
-        done.post(error)
+        except BaseException as error:  # a thread has no caller: the loop is told instead
+            done.post(None if isinstance(error, ClosedError) else error)
+        else:
+            done.post(None)
 
     try:
         threading.Thread(target=run, name=name, daemon=True).start()
@@ -100,9 +98,6 @@ async def on_thread(name: str, body: Callable[[], None]) -> None:
     if error is not None:
         # A loop would take what is no Exception for its own end.
         raise ServiceError(f"the {name} thread: {error!r}") from error
-
-
-# -------------------- what the learner thread and the loop say to each other
 
 
 class Progress(NamedTuple):

@@ -41,11 +41,8 @@ MOST_SKIPPED_IN_A_ROW = 50
 
 
 class LearnerThread:
-    """One learner. `run` is the body of its thread.
-
-    In lockstep all passes of a batch are one update, taken or not, and nothing ends or is saved
-    between them.
-    """
+    """`run` is the body of the thread. In lockstep all passes of a batch are one update, taken or
+    not, and nothing ends or is saved between them."""
 
     def __init__(
         self,
@@ -117,8 +114,7 @@ class LearnerThread:
         loaded.use()
         if self._is_lockstep:
             num_updates = int(draw.is_last_pass)
-            # It is told before the version is out by which others go on: what they do then does
-            # not count.
+            # Before the version is out by which others go on: what they do then does not count.
             self._is_over()
         before, every = self.progress.update, self._section.publish_every_updates
         self.progress = self.progress._replace(update=before + num_updates)

@@ -65,9 +65,8 @@ class IndexQueue:
     def take_all(self) -> list[int]:
         """Take what is left after the close: for the accounts."""
         with self._changed:
-            items = list(self._items)
-            self._items.clear()
-            return items
+            items, self._items = self._items, deque()
+            return list(items)
 
     def close(self, *, is_drained: bool = False) -> None:
         """Wake every waiter, from any side: it raises ClosedError; drained, once this is empty."""
@@ -126,7 +125,6 @@ class LoadedBatch:
         return int(self.valid_rows_B @ self.alive_B)
 
     def use(self) -> None:
-        """Count one pass of every column that is alive."""
         self._passes_B += self.alive_B
 
     def drop(self, which_B: NDArray[np.bool_], reason: str) -> None:

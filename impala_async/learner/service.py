@@ -269,8 +269,7 @@ class LearnerService:
         self._reporter.answered.set()
 
     def _on_captured(self, captured: Captured) -> None:
-        # The newest of them is saved once more at the end, with the accounts of the end. Where the
-        # disk is slower than they come, others are left out.
+        # The newest is saved once more at the end. Where the disk is slow, others are left out.
         self._last_words = captured
         if not self._ended.done() and (self._saving is None or self._saving.done()):
             self._saving = self._begin("a save", self._saver.save(captured))

@@ -84,8 +84,6 @@ class Arrival(NamedTuple):
     episodes: Episodes | None = None
 
 
-# -------------------- the accounts
-
 GROUPS = {
     "counts": ("received", "admitted", "trained"),
     "rejected": VERDICTS,
@@ -189,9 +187,6 @@ class Ledger:
             raise CheckpointError("its accounts of trajectories do not add up")
         for group, counters in self._of.items():
             counters.restore(saved[group])
-
-
-# -------------------- columns into slots
 
 
 class SlotFiller:

@@ -22,8 +22,6 @@ LINE_EVERY_S = 10.0
 
 
 class ConsoleSink:
-    """Shows reports below the log lines of its console; without a terminal a line now and then."""
-
     def __init__(
         self, stop: StopSection, console: Console, clock: Callable[[], float] = time.monotonic
     ) -> None:

@@ -113,9 +113,6 @@ def _clean_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# -------------------- what limits the run
-
-
 def judge(report: Mapping[str, Value]) -> str:
     """The stage that limits the run, and the number that says so: `<stage>: <finding>`."""
     verdict = _judge_waits(report)

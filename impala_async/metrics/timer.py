@@ -1,7 +1,6 @@
 """A stopwatch with a memory: how long the last n timings of one activity took.
 
-A block that raises was timed too: a wait that ended in `queue.Empty` is just the wait that the
-report should show.
+A block that raises was timed too: a wait that ended in `queue.Empty` is one that a report shows.
 """
 
 import math

@@ -29,8 +29,7 @@ class Snapshot:
         """Copy the weights of now; None if they are not finite, and may not be published."""
         flat = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=self._device)
         fine, coarse = self._parts(flat)
-        # One call for all costs less than one for each; but one that rounds as well costs twice
-        # that.
+        # One call for all costs less than one for each, but twice that where it rounds as well.
         if self._fine:
             torch.cat([tensor.reshape(-1) for tensor in self._fine], out=fine)
         parts = coarse.split([tensor.numel() for tensor in self._coarse])

@@ -54,8 +54,7 @@ def as_image(leaf: ArraySpec, values: Tensor) -> Tensor:
     is_coarse = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     # A byte is a number of bfloat16, too: it is rounded only once, by the division.
     dtype = torch.get_autocast_dtype(device) if is_coarse else torch.float32
-    # Convolutions are up to twice as fast over images that lie in memory like this; and to turn
-    # them round costs least while they are bytes.
+    # Convolutions are up to twice as fast over this order, which costs least to make of bytes.
     image = image.contiguous(memory_format=torch.channels_last).to(dtype)
     return image.div_(BYTE) if values.dtype == torch.uint8 else image
 

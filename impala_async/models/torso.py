@@ -81,7 +81,6 @@ class MLPTorso(Hidden):
 
 
 def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
-    """These leaves as one vector per row."""
     if len(leaves) == 1:
         return as_vector(leaves[0], obs[leaves[0].name])
     return torch.cat([as_vector(leaf, obs[leaf.name]) for leaf in leaves], -1)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from impala_async.doors import (
+    add_common_flags,
     new_parser,
     run_door,
     start_logging,
     start_told_of,
     tell_death,
-    typed_path,
 )
 from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
@@ -45,19 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with the recorded versions, for the same weights to the last bit",
     )
     parser.add_argument("--loop", action="store_true", help="again and again, until Ctrl-C")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        dest="overrides",
-        help="change a recorded setting of the learner; may be repeated",
-    )
-    parser.add_argument(
-        "--run-dir",
-        type=typed_path,
-        metavar="DIR",
-        help="its run folder (default: a new one in runs/)",
+    add_common_flags(
+        parser, "change a recorded setting of the learner; may be repeated", "its run folder"
     )
     args = parser.parse_args(argv)
     return run_door(lambda: _replay(args))
@@ -103,13 +92,19 @@ def _start_and_play(
     def is_over() -> bool:
         return bool(told) or learner.poll() is not None
 
+    def hear(number: int, frame: object) -> None:
+        if told:
+            interrupt(number, frame)
+        told.append(number)
+
     try:
         # Until it has begun it has nothing to say.
         with undone(learner.wait), undone(learner.kill):
             with start_told_of("torch is loaded"):
                 from impala_async.replay.player import Player
 
-            _hear_signals(told)
+            for number in REQUESTS:
+                signal.signal(number, hear)
             if url := _find_url(folder, is_over):
                 player = Player(
                     url,
@@ -133,16 +128,6 @@ def _start_and_play(
         if args.exact and not told:
             print(compare(folder, index, is_finished=player.is_finished))
     return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
-
-
-def _hear_signals(told: list[int]) -> None:
-    def hear(number: int, frame: object) -> None:
-        if told:
-            interrupt(number, frame)
-        told.append(number)
-
-    for number in REQUESTS:
-        signal.signal(number, hear)
 
 
 def _find_url(folder: "RunFolder", is_over: Callable[[], bool]) -> str | None:

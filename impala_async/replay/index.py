@@ -22,8 +22,6 @@ ENDLESS = dict.fromkeys(("env_steps", "updates", "mean_return", "wall_s"))
 
 
 class RecordingIndex:
-    """Where each message of a recording begins, and what is said of the run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.end: End | None = None

@@ -34,14 +34,11 @@ UNSAVED = "checkpoint_not_written"
 
 
 def default_run_path(config: RunConfig) -> Path:
-    """A folder named after environment and time."""
     name = config.env.id.replace("/", "_").replace(":", "_")
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 class RunFolder:
-    """Paths and durable small files of one run."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
@@ -133,11 +130,8 @@ class RunFolder:
         return self._is_gone
 
     def withdraw(self, *, with_logs: bool = False) -> None:
-        """The run never began: leave nothing that would stand in the way of the next try.
-
-        A run of an earlier start stays, one that has a result, and logs that say something, but
-        `with_logs`.
-        """
+        """The run never began: leave nothing that would stand in the way of the next try. A run of
+        an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
         has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
             for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
@@ -194,7 +188,6 @@ class RunFolder:
             write_whole(self._saved, name.encode())
 
     def last_saved(self) -> str | None:
-        """The checkpoint that was written last; None if there was none."""
         saved = find_bytes(self._saved, most=64)
         return None if saved is None else saved.decode(errors="replace")
 

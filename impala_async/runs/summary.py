@@ -48,8 +48,7 @@ def summarise(
     mean_return: float | None,
     verdict: str,
 ) -> dict[str, Any]:
-    """`report` is the last one, `wall_s` runs from the first update, `env_steps_since` are those
-    trained in that time, and the verdict is on it."""
+    """`report` is the last one; `wall_s`, from the first update on, had `env_steps_since`."""
     zero_at, env_steps = config.idle_from, report["env_steps_trained"]
     assert isinstance(env_steps, int)
     steps_per_s = env_steps_since / wall_s if wall_s > 0 else 0.0

@@ -23,8 +23,7 @@ from impala_async.schema import Bytes2D, Schema
 from impala_async.training.checkpoint import copies_of
 from impala_async.trajectory import fields_of
 
-# Tries to find the columns at fault. Each is a forward and a backward pass; what is still undecided
-# behind them counts as found.
+# Tries to find the columns at fault, each a forward and a backward pass. The undecided are found.
 MAX_TRIES = 32
 # Columns that alone stay below these do so together too: a norm overflows at 1e19, a loss at 1e38.
 GOOD_NORM, GOOD_LOSS = 1e15, 1e30
@@ -89,15 +88,9 @@ class Batch:
 
 
 def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:
-    """The numbers of the living columns, dealt to parts: at random, or in order to one alone.
-
-    No part is empty but one alone, and their sizes differ by one at most.
-
-    Args:
-        alive_B: which columns are trained on, a tensor on the CPU.
-        max_parts: how many parts there are, if so many columns live.
-        seeds: the order hangs on these alone.
-    """
+    """The numbers of the living columns, a tensor on the CPU, dealt to so many parts if they
+    suffice: to one alone in order, else as the seeds alone decide. Sizes differ by one at most, and
+    no part is empty but one alone."""
     columns_N = alive_B.nonzero().flatten()
     num_parts = min(max_parts, len(columns_N))
     if num_parts <= 1:

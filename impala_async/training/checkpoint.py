@@ -32,7 +32,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
-from impala_async.files import find_object
+from impala_async.files import find_object, sync
 from impala_async.user_code import one_line
 from impala_async.weights import NO_VERSION, Version
 
@@ -123,7 +123,7 @@ def save_checkpoint(
         with contextlib.suppress(OSError):
             _remove(partial)
     try:
-        _sync(directory)
+        sync(directory)
     except OSError as error:
         what = "is written, but may not be there after a crash of this machine"
         raise CheckpointError(f"checkpoint {final} {what}: {error}") from error
@@ -211,7 +211,7 @@ def _write_files(
     }
     files[STATE] = _write(folder / STATE, _to_json(state))
     _write(folder / MANIFEST, _to_json({"schema": SCHEMA, **version._asdict(), "files": files}))
-    _sync(folder)
+    sync(folder)
 
 
 def _write(path: Path, data: bytes) -> dict[str, Any]:
@@ -225,15 +225,6 @@ def _write(path: Path, data: bytes) -> dict[str, Any]:
 
 def _to_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=1, allow_nan=False).encode()
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder as durable as the files behind them."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _exchange(path: Path, other: Path) -> None:

@@ -28,12 +28,9 @@ for _name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
 class RMSPropTF(Optimizer):
     """RMSProp as TensorFlow 1 had it, with which IMPALA (arXiv 1802.01561) was published.
 
-        ms  = decay ms + (1 - decay) g^2          starting at 1, where torch starts at 0
-        mom = momentum mom + lr g / sqrt(ms + eps)        torch: / (sqrt(ms) + eps)
-        w   = w - mom                             so a rate enters when its gradient does
-
-    The mean square that starts at 1 makes the first steps small; an epsilon inside the root bounds
-    1 / sqrt at a larger gradient than the same epsilon outside.
+    ms  = decay ms + (1 - decay) g^2          starting at 1, where torch starts at 0
+    mom = momentum mom + lr g / sqrt(ms + eps)        torch: / (sqrt(ms) + eps)
+    w   = w - mom                             so a rate enters when its gradient does
     """
 
     def __init__(
@@ -119,20 +116,19 @@ def scheduled(
 
 
 def flatten_optimizer(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Its state as named tensors, which are the live ones, and its kind and options as JSON."""
-    saved = optimizer.state_dict()
+    """Its state as named tensors, which are the live ones, and its kind as JSON."""
     tensors = {
         f"{index}.{key}": tensor
-        for index, entries in saved["state"].items()
+        for index, entries in optimizer.state_dict()["state"].items()
         for key, tensor in entries.items()
     }
-    return tensors, {"kind": type(optimizer).__name__, "groups": saved["param_groups"]}
+    return tensors, {"kind": type(optimizer).__name__}
 
 
 def restore_optimizer(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], options: Mapping[str, Any]
 ) -> None:
-    """Undo `flatten_optimizer`, but for options; CheckpointError if it is of another optimizer."""
+    """Undo `flatten_optimizer`; CheckpointError if it is of another optimizer."""
     kind, wanted = entry(options, "kind", str), type(optimizer).__name__
     if kind != wanted:
         raise CheckpointError(f"state of {kind} does not fit {wanted}")

@@ -100,14 +100,9 @@ class UpdateStep:
     def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
     ) -> StepResult:
-        """Make the updates with a batch. One that is not taken leaves all as it is, bit for bit.
-
-        Args:
-            batch: on the device of the policy.
-            alive_B: the columns to train on, a tensor on the CPU.
-            env_steps_trained: where the schedules of learning rate and entropy cost are.
-            is_first_pass: statistics of returns and observations take in a batch once.
-        """
+        """Make the updates with the columns that are alive, a tensor on the CPU. One that is not
+        taken leaves all as it is, bit for bit. Schedules are where `env_steps_trained` says, and
+        statistics of returns and observations take in a batch at its first pass."""
         batch, section, at = batch.living(alive_B), self._section, env_steps_trained
         cost, horizon = section.entropy_cost, section.schedule_env_steps
         this = _Pass(
@@ -125,8 +120,12 @@ class UpdateStep:
             if failed is not None:
                 self._retry(batch, columns_N, failed, this)
         self.num_updates += len(this.applied)
-        if is_first_pass:
-            self._update_statistics(batch, this)
+        if is_first_pass and self.return_scale is not None:
+            self.return_scale.add(this.target_sums, this.scale)
+        if is_first_pass and this.applied:
+            # A living column that did not fail was learned from, or has no valid row.
+            learned = batch.living(~this.is_failed_B)
+            self.policy.model.update_statistics(batch.obs, learned.mask_BT)
         if self.target is not None:
             self.target.end_batch(self.policy.model)
         return StepResult(
@@ -174,7 +173,6 @@ class UpdateStep:
         terms, stats = self._backward(view, this.entropy_cost)
         norm = global_norm(self.parameters)
         numbers = [terms.total.detach(), norm, view.num_valid, *stats.values()]
-        # Each batch counts once, however many passes it has.
         if self.return_scale is not None and this.is_first:
             sums = sums_of(terms.targets_TB, view.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
@@ -266,15 +264,6 @@ class UpdateStep:
         is_target_TB = view.mask_TB & targets_TB.isfinite()
         return scale_of(sums_of(targets_TB, is_target_TB).tolist())
 
-    def _update_statistics(self, batch: Batch, this: _Pass) -> None:
-        """Each batch counts once, however many passes it has."""
-        if self.return_scale is not None:
-            self.return_scale.add(this.target_sums, this.scale)
-        if this.applied:
-            # A living column that did not fail was learned from, or has no valid row.
-            learned = batch.living(~this.is_failed_B)
-            self.policy.model.update_statistics(batch.obs, learned.mask_BT)
-
     def _knobs(self, this: _Pass) -> dict[str, float]:
         """Those that adapt are as they are now."""
         knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
@@ -286,5 +275,4 @@ class UpdateStep:
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The unweighted mean under each name."""
     return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}

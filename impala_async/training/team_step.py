@@ -70,7 +70,11 @@ class TeamStep:
             num_before = step.num_updates
             result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)
             is_failed_B[columns_N] |= result.is_failed_B
-            self._take_copies(name, num_before, step.num_updates)
+            every, members = self._policies.copy_every_updates, self.policy.members
+            is_due = every is not None and num_before // every != step.num_updates // every
+            for copied, source in self._policies.copies.items() if is_due else ():
+                if source == name:
+                    members[copied].load_tensors(members[name].named_tensors())
             results.append(result)
         self._num_batches += 1
         idle = [name for name, step in self.steps.items() if not step.num_updates]
@@ -122,12 +126,3 @@ class TeamStep:
                     {part: entry(entry(state.state, part, dict), member, dict) for part in parts},
                 )
             )
-
-    def _take_copies(self, source: str, num_before: int, num_updates: int) -> None:
-        """Copy the weights of the source to its copies, each time it has taken so many updates."""
-        every, members = self._policies.copy_every_updates, self.policy.members
-        if every is None or num_before // every == num_updates // every:
-            return
-        for name, copied in self._policies.copies.items():
-            if copied == source:
-                members[name].load_tensors(members[source].named_tensors())

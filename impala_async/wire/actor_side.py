@@ -72,10 +72,7 @@ class Handshake:
 
     def take(self, message: Message | None, now: float) -> Welcome | None:
         """Return a welcome, unless its learner should be dead: its epoch is lower than the run's.
-
-        Raises:
-            MismatchError, NotAllowedError: this learner refuses this actor for good.
-        """
+        A learner that refuses for good is a MismatchError or a NotAllowedError."""
         if isinstance(message, Reject):
             raise_if_final(message, is_joined=False)
             self.refusal, self.is_refused = message.text, True
@@ -203,8 +200,7 @@ class ActorSide(Generic[Item]):
     def accept(
         self, welcome: Welcome, now: float, *, max_lag: int = 0, lockstep_lag: int | None = None
     ) -> bool:
-        """A session begins, without credit. False if it is of another run than the last one, of
-        which nothing is wanted then."""
+        """A session begins, without credit. False if of another run, which drops what was held."""
         is_same_run = self.run_id in (NO_RUN, welcome.run_id)
         if not is_same_run:
             self.version, self.outbox = NO_VERSION, Outbox()
@@ -229,7 +225,6 @@ class ActorSide(Generic[Item]):
         return [pack(self._spec._replace(session=self.session)), self._schema_frame]
 
     def said_spec(self, now: float) -> None:
-        """Note that a session begins."""
         self.told_at = self.last_heard = now
 
     def repeated_spec(self, now: float) -> None:
@@ -239,10 +234,7 @@ class ActorSide(Generic[Item]):
 
     def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
         """Take a message at the data port; return it if the shell has to do something about it.
-
-        Raises:
-            MismatchError, NotAllowedError: this learner refuses this actor for good.
-        """
+        A learner that refuses for good is a MismatchError or a NotAllowedError."""
         self.last_heard = now
         if isinstance(message, Grant):
             # The learner says this here only to those whose Spec it has.
@@ -279,8 +271,7 @@ class ActorSide(Generic[Item]):
         return patience_s if max(silent_s, unanswered_s) > patience_s else None
 
     def lose(self) -> list[Item]:
-        """The session is over. In lockstep the others go on without us: what was acted for their
-        batches comes too late, and is given up."""
+        """The session is over. In lockstep others go on, and what was acted for it is given up."""
         self.has_session = self.is_joined = False
         if self._lockstep_lag is None:
             return []

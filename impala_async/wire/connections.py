@@ -55,8 +55,7 @@ class Monitor:
         self.socket.connect(address)
 
     def read(self) -> list[tuple[int, int]]:
-        """Return the events since the last call: each `zmq.EVENT_...`, and its value, which mostly
-        is a descriptor. Does not wait."""
+        """Return what came since the last call: each event, and its value, mostly a descriptor."""
         found: list[tuple[int, int]] = []
         # Asked often, mostly in vain: a look costs a fraction of a refused `recv`.
         while int(self.socket.get(_EVENTS)) & _POLLIN:
@@ -132,10 +131,7 @@ class Connections:
 
     def look(self, allowances: Mapping[bytes, int]) -> bool:
         """End those that send too much; whether there is a doubt, and the next look should be soon.
-
-        Args:
-            allowances: by the route of a peer that is known, the bytes that may be under way.
-        """
+        A peer that is known has an allowance, by its route: the bytes that may be under way."""
         self.read()
         heard, self._heard = self._heard, set()
         under_way: dict[int, int] = {}

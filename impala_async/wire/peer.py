@@ -15,15 +15,13 @@ from impala_async.wire.messages import NO_SEQ, Grant
 
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
 WINDOW = 2
-# Credit that has lain unused for so long is taken back while somebody waits for some, unless that
-# is usual.
+# Credit unused for so long is taken back while somebody waits for some, unless that is usual.
 UNUSED_S = 1.5
 # A message is late if it takes so many times the usual time: of all, or of the peer itself.
 PATIENCE = 4.0
 LEAST_USUAL_S = 0.0625
 LEAST_OWN_S = 0.0125
-# The usual time is that of the fastest quarter of all: a few messages that take an hour do not
-# make it long.
+# The usual time is that of the fastest quarter of all: a few slow messages do not make it long.
 STEP_UP = 1.2
 # Messages after which somebody is believed to go on like that.
 PROVEN = 16
@@ -106,8 +104,7 @@ class Peer:
     used_at: float = 0.0
     # The seqs that came when there was no room for them.
     turned_away: set[int] = field(default_factory=set)
-    # The seq that was turned away and is to come again, whether room is still kept for it, and
-    # whether the actor has been told.
+    # The seq that was turned away and is to come again; if room is kept; if the actor was told.
     called_back: int = NO_SEQ
     has_call_room: bool = False
     is_called: bool = False
@@ -173,8 +170,7 @@ _Turn = tuple[int, bool, int, int, Peer]
 
 @dataclass(slots=True)
 class _Line:
-    """Those who stand for room, the columns that are kept for them, and those that are wanted for
-    who has nothing yet."""
+    """Those who stand for room, the columns kept for them, those wanted for who has nothing yet."""
 
     turns: list[_Turn] = field(default_factory=list)
     kept: int = 0
@@ -187,8 +183,6 @@ class _Line:
 
 
 class Credit:
-    """Deals it to the peers of a table, in turns."""
-
     def __init__(self) -> None:
         self._num_dealt = 0
         # Those who got some in this deal.

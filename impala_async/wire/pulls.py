@@ -21,8 +21,7 @@ from impala_async.wire.messages import (
 
 # Who asks in vain asks again, ever less often; a version that is named is asked for at once.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
-# Heartbeats are at least so far apart, even if a learner asks for more of them: the line and
-# those who serve it have other things to do.
+# Heartbeats are at least so far apart, even if a learner asks for more of them.
 SHORTEST_BEAT_S = 0.02
 
 
@@ -33,8 +32,6 @@ def doubling(first_s: float, longest_s: float) -> Iterator[float]:
 
 
 class Pulls:
-    """Which weights an actor has, wants, and has asked for."""
-
     def __init__(
         self,
         session: bytes,
@@ -102,12 +99,8 @@ class Pulls:
         return self._not_before - now if is_later else self._reply_timeout_s
 
     def take(self, message: Message, frames: Sequence[Frame], now: float) -> Weights | None:
-        """Weights that are newer than what there was, if that came.
-
-        Raises:
-            MismatchError: they are those of another model.
-            ProtocolError: they are damaged, and asked for again.
-        """
+        """Weights that are newer than what there was, if that came. Those of another model are a
+        MismatchError; damaged ones a ProtocolError, and asked for again."""
         self.last_heard, self.has_heard = now, True
         if isinstance(message, Grant):
             self.name(Version(message.epoch, message.update))

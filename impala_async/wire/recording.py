@@ -26,8 +26,7 @@ OPENING = struct.pack("<12sI", MAGIC, FORMAT)
 
 
 class Start(NamedTuple):
-    """The first record: a learner begins to take messages, with the weights of this update, in this
-    version of the package, so many seconds after 1970."""
+    """The first record: a learner begins to take messages, with the weights of this update."""
 
     run_id: bytes
     epoch: int
@@ -39,8 +38,7 @@ class Start(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A message that was admitted so long after the start. `data` has no body: that is apart, both
-    parts in one block."""
+    """A message, admitted so long after the start. Its body is apart, both parts in one block."""
 
     rank: int
     arrived_s: float
@@ -49,8 +47,7 @@ class Recorded(NamedTuple):
 
 
 class End(NamedTuple):
-    """The learner ended in good order: why, with how many updates, and the SHA-256 of the files of
-    its last checkpoint, by name."""
+    """A learner's good end: why, at which update, the SHA-256 of its last checkpoint's files."""
 
     reason: str
     update: int

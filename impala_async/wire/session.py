@@ -166,8 +166,7 @@ class SessionTable:
         if data.seq >= peer.lapsed or (is_called and peer.has_call_room):
             return True
         short = data.columns - (free_columns - self.outstanding_columns)
-        # On a slow line it came after its room had lapsed: that of who has had some for longest is
-        # its own.
+        # It came on a slow line, its room had lapsed: that of who has had some longest is its own.
         for other in sorted(self._peers.values(), key=lambda p: p.used_at) if is_called else ():
             if short > 0 and other.kept_columns:
                 short -= other.kept_columns
@@ -185,8 +184,7 @@ class SessionTable:
         return self._credit.take_back(self._peers.values(), now)
 
     def expire(self, now: float) -> list[Peer]:
-        """End the sessions whose lease is over. If this learner itself stood still, the silence was
-        its own: everybody gets a fresh lease."""
+        """End the sessions whose lease is over. If we stood still, everybody gets a fresh one."""
         stood_still = self._last_expiry is not None and now - self._last_expiry > self._lease_s / 2
         self._last_expiry = now
         if stood_still:
@@ -259,18 +257,13 @@ class SessionTable:
         # At a thousand hellos a second nobody can look at all ranks.
         return next(rank for rank in count(len(self._ranks)) if rank not in self._ranks)
 
-    def _free_rank(self, former: int, num_ranks: int) -> int:
-        """A place that nobody has who joined: the former one, if nobody else hopes for it, or the
-        one that the fewest hope for."""
-        taken = {peer.rank for peer in self._peers.values()}
-        hopes = Counter(peer.rank for peer in self)
-        free = [rank for rank in range(num_ranks) if rank not in taken]
-        return min(free, key=lambda rank: (hopes[rank], rank != former, rank))
-
     def _open(self, hello: Hello, known: Peer, route: bytes, now: float) -> Peer:
         rank = known.rank
         if self._num_ranks is not None:
-            rank = self._free_rank(rank, self._num_ranks)
+            # The place of nobody who joined that the fewest hope for; among those the former one.
+            taken, hopes = {peer.rank for peer in self.joined}, Counter(peer.rank for peer in self)
+            free = [each for each in range(self._num_ranks) if each not in taken]
+            rank = min(free, key=lambda each: (hopes[each], each != known.rank, each))
         former = known.watermark, now, route, known.has_settled, known.is_numbered, hello.build
         peer = Peer(self._new_id(), hello.actor, rank, *former, opened_at=now, used_at=now)
         peer.is_owed_room = bool(known.turned_away) and not known.gives_way

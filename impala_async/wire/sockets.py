@@ -42,8 +42,7 @@ _CONNECTION_EVENTS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 # Frames of a message that are dropped in one go: a few milliseconds.
 MAX_DISCARDED = 5000
 MAX_UNDER_WAY = 2
-# Messages that wait at a dealer until they are read. The rest waits at whoever sends them: what is
-# no learner must not fill our memory.
+# Messages that wait at a dealer until they are read: what is no learner must not fill our memory.
 MAX_UNREAD = 4
 # This limits a frame at a data port: settings and the layout of weights are the largest.
 MAX_ANSWER_BYTES = 4 << 20
@@ -196,8 +195,7 @@ class Router:
             raise
         if self.num_unsent:
             self.num_unsent.pop(route, None)
-        # A peer that takes the first frame takes all. A header is small: to copy it is faster than
-        # to share it.
+        # A peer that takes the first frame takes all. A small header is copied faster than shared.
         header, *others = frames
         self._socket.send(header, _MORE if others else _NOBLOCK)
         if others:

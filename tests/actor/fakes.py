@@ -55,38 +55,24 @@ class FakePolicy:
         self.loads.append(weights.version)
 
 
-class FakeBuffers:
-    """New buffers, dirty ones at that: whatever is not written shows."""
-
-    def __init__(self, schema, num_columns):
-        self.schema = schema
-        self.num_columns = num_columns
-
-    def take(self):
-        buffer = MessageBuffer(self.schema, self.num_columns)
-        make_dirty(buffer)
-        return buffer
-
-
 def make_dirty(buffer):
     buffer.obs.fill(0xAB)
     buffer.small.fill(0xAB)
+    return buffer
 
 
-def sampler_over(envs, schema, policy=None, rng=None, *, buffers=None, newest=None, seed=0):
-    """A sampler, with fakes for all that is not given; and its buffers."""
+def sampler_over(envs, schema, policy=None, rng=None, *, take=None, newest=None, seed=0):
+    """A sampler, with fakes for all that is not given; whatever a buffer is not written shows."""
     width = 1 if envs.autoreset is AutoresetMode.SAME_STEP else envs.num_envs
-    buffers = buffers or FakeBuffers(schema, width)
-    sampler = sampler_for(envs)(
+    return sampler_for(envs)(
         schema,
         envs,
         policy or FakePolicy(),
         rng,
-        take_buffer=buffers.take,
+        take_buffer=take or (lambda: make_dirty(MessageBuffer(schema, width))),
         newest=newest or (lambda: None),
         seed=seed,
     )
-    return sampler, buffers
 
 
 class Row(NamedTuple):

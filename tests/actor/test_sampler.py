@@ -1,4 +1,3 @@
-from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -28,9 +27,7 @@ class Rig:
         self.envs = envs
         self.schema = Schema(envs.obs_spec, envs.action_spec, rows)
         self.policy = FakePolicy(envs.action_spec.parts[0].choices[0])
-        self.sampler, self.buffers = sampler_over(
-            envs, self.schema, self.policy, newest=newest, seed=seed
-        )
+        self.sampler = sampler_over(envs, self.schema, self.policy, newest=newest, seed=seed)
 
     def run(self, num_steps):
         return [message for _ in range(num_steps) for message in self.sampler.step()]
@@ -61,9 +58,6 @@ def masked(column, episode, length):
     return Row(obs, 0, 0.0, 0.0, False, False, False, next_obs)
 
 
-# ------------------------------------------------------------------------- rows of either mode
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
@@ -86,9 +80,6 @@ def test_columns_that_end_at_different_steps(mode, rows, ends):
         assert num_rows > 60 - 8
         assert num_rows % rows == 0
         assert streams[column] == expected[:num_rows]
-
-
-# ------------------------------------------------------------------------- versions and buffers
 
 
 class Releases:
@@ -146,16 +137,13 @@ def test_a_buffer_per_group_is_enough(mode, rows):
     num_groups = 2 if mode == "SameStep" else 1
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
     idle = [MessageBuffer(schema, 2 // num_groups) for _ in range(num_groups)]
-    sampler, _ = sampler_over(envs, schema, buffers=SimpleNamespace(take=idle.pop))
+    sampler = sampler_over(envs, schema, take=idle.pop)
     num_messages = 0
     for _ in range(60):
         for message in sampler.step():
             idle.append(message.buffer)
             num_messages += 1
     assert num_messages >= 60 // rows
-
-
-# -------------------- actions of any kind and shape
 
 
 class Echo(gym.Env[Any, Any]):
@@ -211,7 +199,7 @@ def test_rows_hold_what_was_done(mode, rows, core):
         envs = VectorEnvs(SyncVectorEnv([Echo] * 2, autoreset_mode=AutoresetMode(mode)))
     schema = Schema(envs.obs_spec, envs.action_spec, rows, recurrent_state(core, 256))
     policy = Policy(schema, ModelSection(core=core), seed=0)
-    sampler, _ = sampler_over(envs, schema, policy, torch.Generator().manual_seed(0))
+    sampler = sampler_over(envs, schema, policy, torch.Generator().manual_seed(0))
     num_masked = num_beyond = 0
     for message in [message for _ in range(16) for message in sampler.step()]:
         columns = message.buffer.columns

@@ -59,7 +59,7 @@ def run(mode, rows, num_steps=60):
     """The trajectories of each column: the state that travelled with it, and its rows."""
     envs = envs_of(mode)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE)
-    sampler, _ = sampler_over(envs, schema, CountingPolicy())
+    sampler = sampler_over(envs, schema, CountingPolicy())
     found = [[] for _ in LENGTHS]
     serials = mode == "serial"
     for message in [message for _ in range(num_steps) for message in sampler.step()]:
@@ -102,9 +102,6 @@ def test_a_row_is_acted_with_what_its_episode_left_and_so_is_row_0(mode, rows):
     assert num_masked > 0
 
 
-# -------------------- columns that are not trained
-
-
 class Watched(CountingPolicy):
     """Notes for each act who played, the step of the episode, and the rows remembered."""
 
@@ -123,7 +120,7 @@ def test_who_is_not_trained_remembers_and_is_masked(rows):
     envs = AgentEnvs([Lives((3, 3)), Lives((3, 3))], policies=pair)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE, pair.names)
     policy = Watched()
-    sampler, _ = sampler_over(envs, schema, policy)
+    sampler = sampler_over(envs, schema, policy)
     messages = [message for _ in range(60) for message in sampler.step()]
     # The player has seen as many rows as the episode has had, the one after its end included.
     assert {who for who, _, _ in policy.noted} == {0, 1}

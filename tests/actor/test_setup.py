@@ -102,8 +102,6 @@ def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, exp
     assert count_cores() == (expected if group == "." else 8)
 
 
-# -------------------- what `auto` takes, and that it says why
-
 SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
 
 

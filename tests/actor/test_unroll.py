@@ -1,4 +1,3 @@
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -130,9 +129,6 @@ def test_any_script_becomes_the_rows_that_it_was(script):
     assert episodes == expected
 
 
-# -------------------- stacks of frames
-
-
 STACKED = EnvSection(id="some:Env", frame_stack="on")
 LEAF = ArraySpec("", (3, 2, 4), "uint8", is_stack=True)
 
@@ -158,10 +154,6 @@ class Flicker(gym.Env[Any, Any]):
         return self.np_random.integers(0, 256, self.observation_space.shape, np.uint8)
 
 
-def flicker(padding, shape):
-    return FrameStackObservation(Flicker(shape), 4, padding_type=padding)
-
-
 def batch_of(mode, make, options):
     if mode == "serial":
         return SerialEnvs([make() for _ in range(3)], options)
@@ -170,7 +162,7 @@ def batch_of(mode, make, options):
 
 def messages_of(envs, rows, num_steps):
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
-    sampler, _ = sampler_over(envs, schema, seed=3)
+    sampler = sampler_over(envs, schema, seed=3)
     finished = [message for _ in range(num_steps) for message in sampler.step()]
     return schema, [message.buffer.columns for message in finished]
 
@@ -186,7 +178,9 @@ def shown(columns, name=""):
 @pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
 @pytest.mark.parametrize("shape", [(4, 6), (3, 5), (2, 2, 2)], ids=str)
 def test_nothing_is_lost(mode, padding, rows, shape):
-    make = partial(flicker, padding, shape)
+    def make():
+        return FrameStackObservation(Flicker(shape), 4, padding_type=padding)
+
     _, whole = messages_of(batch_of(mode, make, EnvSection(id="some:Env")), rows, 60)
     schema, stacked = messages_of(batch_of(mode, make, STACKED), rows, 60)
     assert len(whole) == len(stacked) > 2

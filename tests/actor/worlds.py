@@ -143,7 +143,7 @@ def play(envs, num_steps, rows=8, seed=3):
     num_choices = envs.action_spec.parts[0].choices[0]
     names = PAIR.names if any(leaf.name == "policy" for leaf in envs.obs_spec.leaves) else ()
     schema = Schema(envs.obs_spec, envs.action_spec, rows, policies=names)
-    sampler, _ = sampler_over(envs, schema, FakePolicy(num_choices), seed=seed)
+    sampler = sampler_over(envs, schema, FakePolicy(num_choices), seed=seed)
     messages = [message for _ in range(num_steps) for message in sampler.step()]
     envs.close()
     return messages

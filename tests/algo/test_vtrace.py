@@ -144,9 +144,6 @@ def test_the_scan_of_a_device_is_the_loop_of_a_cpu(behind):
             )
 
 
-# -------------------- advantages of valid rows are made normal
-
-
 def normalize(advantages_TB, mask_TB=None):
     num_rows, num_columns = advantages_TB.shape
     return ValidRows(torch.zeros(num_rows + 1, num_columns), mask_TB).normalize(advantages_TB)
@@ -166,9 +163,6 @@ def test_equal_advantages_become_0_and_no_valid_row_is_no_nan():
     for number in (0.0, 5.0, 1 / 3, -1e8, 1e-8):
         assert not normalize(torch.full((50, 41), number)).any(), number
     assert not normalize(torch.full((3, 2), nan), torch.zeros(3, 2, dtype=torch.bool)).any()
-
-
-# -------------------- precision, and what is refused
 
 
 def test_one_float64_gives_float64_and_whole_numbers_are_read():

@@ -14,9 +14,6 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 REUSING = {"simple_spread.toml", "cartpole_lagged.toml"}
 
 
-# -------------------- files
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.toml")), ids=lambda path: path.name)
 def test_every_config_loads(path):
     config = load_config(path)
@@ -64,9 +61,6 @@ def test_a_file_that_is_not_toml(tmp_path):
         assert says in line
 
 
-# -------------------- --set
-
-
 def test_values_are_read_as_toml_or_are_text():
     for text, value in (
         *(("7", 7), ("-7", -7), ("1_000", 1000), ("0x10", 16), ("1e-3", 1e-3), ("  7  ", 7)),
@@ -108,9 +102,6 @@ def test_what_python_has_otherwise_than_toml_is_no_text():
         assert line.endswith("if it is meant as text, put double quotes within single ones")
 
 
-# -------------------- lockstep
-
-
 @pytest.mark.parametrize("override", ["learner.max_lag=100", "learner.queue_size=1"])
 def test_what_does_nothing_in_lockstep_is_refused_beside_it_and_not_in_a_preset(toml, override):
     key = override.partition("=")[0]
@@ -125,9 +116,6 @@ def test_what_does_nothing_in_lockstep_is_refused_beside_it_and_not_in_a_preset(
     load_config(toml, ["pace.mode=lockstep"])
     toml.write_text(f"{preset}pace.mode = 'lockstep'\n")
     assert mistakes(toml) == [f"{toml}: {key}: does nothing with pace.mode lockstep: drop it"]
-
-
-# -------------------- the config.json of a run
 
 
 def written(path, config):

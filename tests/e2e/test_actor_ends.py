@@ -30,10 +30,6 @@ def start(site, scene, is_started=False):
     return site.open("actor", "--learner", scene.learner.url, is_started=is_started)
 
 
-def is_importing(actor):
-    return "libtorch" in Path(f"/proc/{actor.process.pid}/maps").read_text()
-
-
 def unroll(scene, settings):
     """Welcome an actor and give it weights; it has no credit."""
     hello = scene.learner.data.hear(Hello, START_S)
@@ -63,7 +59,8 @@ def ends_soon(actor, scene, session=None):
 
 def test_sigterm_ends_it_soon_whatever_it_does(site, scene):
     importing = start(site, scene, is_started=True)
-    wait_until("it imports torch", lambda: is_importing(importing))
+    maps = Path(f"/proc/{importing.process.pid}/maps")
+    wait_until("it imports torch", lambda: "libtorch" in maps.read_text())
     ends_soon(importing, scene)
 
     connecting = start(site, scene)

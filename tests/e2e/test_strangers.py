@@ -47,8 +47,6 @@ def test_a_learner_s_sockets_have_no_heartbeats_of_their_own():
     context.term()
 
 
-# -------------------- what they do, all at once
-
 SCHEMA = Schema(
     ObsSpec((ArraySpec("", (4,), "float32"),)),
     ActionSpec((ActionPart("", "discrete", (2,)),)),

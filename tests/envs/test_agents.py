@@ -284,8 +284,6 @@ def test_parallel_environments_are_told_from_others():
     assert not any(is_parallel(env) for env in (InTurns(), Counting(), object()))
 
 
-# -------------------- several policies
-
 PAIR = PoliciesSection(names=("main", "past"), copies={"past": "main"}, copy_every_updates=1)
 
 

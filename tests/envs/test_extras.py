@@ -112,8 +112,6 @@ def test_three_agents_spread_in_each_of_two_environments():
     envs.close()
 
 
-# -------------------- Atari, as the papers preprocess it
-
 PONG = "ALE/Pong-v5"
 STEADY = {"repeat_action_probability": 0.0}
 NOOP = {"": np.zeros(1, np.int32)}

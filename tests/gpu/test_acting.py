@@ -24,7 +24,7 @@ def test_it_acts_there_as_the_same_policy_would_here(device, sampler, num_worker
     there = Policy(schema, ModelSection(), seed=1, device=setup.device)
     here = Policy(schema, ModelSection(), seed=1)
     generator = torch.Generator(setup.device).manual_seed(0)
-    sampler, _ = sampler_over(setup.envs, schema, there, generator)
+    sampler = sampler_over(setup.envs, schema, there, generator)
     (message,) = [message for _ in range(8) for message in sampler.step()]
     setup.envs.close()
     columns = message.buffer.columns

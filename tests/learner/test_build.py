@@ -115,9 +115,6 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep():
         assert (weights.layout_digest, weights.buffer.nbytes) == (sent.digest, sent.num_bytes)
 
 
-# -------------------- the device, and what its machine cannot hold
-
-
 def test_the_layout_is_known_before_the_model_is_built():
     config = config_of(small_schema())
     assert find_layout(config.model, small_schema()) == step_of().policy.layout.digest

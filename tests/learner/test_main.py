@@ -112,8 +112,6 @@ def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code():
     assert (done.returncode, done.stdout, done.stderr) == (70, "last words", "")
 
 
-# -------------------- a real child describes a tiny environment, or says in one line why it cannot
-
 PROBES = "bench.probes"
 
 

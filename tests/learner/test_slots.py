@@ -81,9 +81,6 @@ def test_room_is_assigned_behind_what_was_assigned_and_free_until_it_is_committe
     }
 
 
-# -------------------- the accounts: they hold at every moment, whatever happens in whatever order
-
-
 def test_what_is_filling_and_what_never_reached_the_learner_is_given_up_at_the_end():
     ledger = Ledger()
     ledger.admit(7)

@@ -111,8 +111,6 @@ def test_a_goal_and_few_episodes_are_told():
     assert format_mean_return(None, 0, 475.0) == "- / 475"
 
 
-# -------------------- what limits the run
-
 ENV, ACT, SEND, WEIGHTS = (
     f"actor/{name}" for name in ("env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms")
 )

@@ -137,9 +137,6 @@ def test_in_bfloat16_every_byte_is_the_number_that_float32_would_round_to():
     assert torch.equal(coarse, exact.to(torch.bfloat16))
 
 
-# -------------------- normalised, however the rows are split
-
-
 def feed(normalizer, rows, valid):
     normalizer.update(torch.from_numpy(rows), torch.from_numpy(valid))
 

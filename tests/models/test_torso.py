@@ -374,10 +374,6 @@ MASKED = replace(
 )
 
 
-def obs_of(num_columns, seed=0):
-    return {"": np.random.default_rng(seed).normal(0, 2, (num_columns, 2, 3)).astype(np.float32)}
-
-
 @pytest.mark.parametrize(
     "section",
     [{}, {"activation": "relu"}, {"hidden_sizes": [7]}, {"shared_torso": True}],
@@ -390,7 +386,8 @@ def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypat
     slow._quick = None
     first, second = (torch.Generator().manual_seed(5) for _ in range(2))
     for num_columns in (1, 8, 300):
-        obs = obs_of(num_columns)
+        numbers = np.random.default_rng(0).normal(0, 2, (num_columns, 2, 3))
+        obs = {"": numbers.astype(np.float32)}
         before = obs[""].copy()
         mine, theirs = quick.act(obs, {}, first), slow.act(obs, {}, second)
         np.testing.assert_array_equal(mine.actions[""], theirs.actions[""])

@@ -178,9 +178,6 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch):
     assert not Path("here").exists()
 
 
-# -------------------- exactly
-
-
 @pytest.fixture
 def finished(monkeypatch):
     """A learner that has reached its goal."""

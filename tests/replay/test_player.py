@@ -139,9 +139,6 @@ async def test_a_loop_goes_on_with_the_newest_versions_until_it_is_told(make_rep
     assert replay.harness.count("sessions/closed") == 1
 
 
-# -------------------- exactly
-
-
 async def test_exactly_a_message_waits_for_its_version_and_keeps_it(make_replay):
     replay = make_replay()
     replay.play(start(), *(message(n, update=n // 4) for n in range(12)), is_exact=True)

@@ -105,9 +105,6 @@ def test_the_settings_know_those_that_there_are():
     assert MAKERS.keys() == ALGORITHMS.keys()
 
 
-# -------------------- a user's own
-
-
 def own_loss(view, entropy_cost):
     """It makes what was done likelier; no value."""
     seen = view.evaluation

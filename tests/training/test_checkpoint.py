@@ -233,14 +233,14 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_else(folder, monkeypat
 
 
 def test_one_whose_name_is_not_on_the_disk_is_said_to_be_there(folder, monkeypatch):
-    real = checkpoint._sync
+    real = checkpoint.sync
 
     def sync(path):
         if path == folder:
             raise OSError(errno.EIO, "Input/output error")
         real(path)
 
-    monkeypatch.setattr(checkpoint, "_sync", sync)
+    monkeypatch.setattr(checkpoint, "sync", sync)
     with pytest.raises(CheckpointError, match=r"ckpt-1-2 is written, but may not be there after"):
         save(folder, 1, 2)
     assert names(folder) == ["ckpt-1-2"]

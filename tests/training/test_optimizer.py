@@ -46,9 +46,6 @@ def train(optimizer, parameters, seeds):
         take_step(optimizer, 0.0, None)
 
 
-# -------------------- clipping, and steps that are not taken
-
-
 def test_the_global_norm_is_that_of_all_gradients_as_one_vector():
     parameters = make_parameters()
     set_gradients(parameters, 1)
@@ -66,9 +63,6 @@ def test_clipping_scales_all_gradients_alike_and_only_above_the_limit(share):
     take_step(build(parameters), norm, None if share is None else share * norm)
     for parameter, gradient in zip(parameters, before, strict=True):
         torch.testing.assert_close(parameter.grad, gradient * min(1.0, share or 1.0))
-
-
-# -------------------- kinds
 
 
 def final_weights(step, parameters):
@@ -124,9 +118,6 @@ def test_schedules_are_linear_and_end_exactly():
     assert [scheduled(1.0, 0.2, 80, at) for at in (0, 40, 80, 81)] == [1.0, 0.6, 0.2, 0.2]
     # start + (end - start) would be 0.7999999999999998.
     assert scheduled(1e16, 0.8, 10, 10) == 0.8
-
-
-# -------------------- state
 
 
 @pytest.mark.parametrize(

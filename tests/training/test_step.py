@@ -98,9 +98,6 @@ def test_schedules_follow_the_env_steps_trained(make_step, make_batch):
         assert moved == pytest.approx(lr, rel=1e-3)
 
 
-# -------------------- updates that are skipped
-
-
 def test_a_loss_that_overflows_is_skipped_though_its_gradient_does_not(make_step, make_batch):
     step, batch = make_step(), make_batch()
     batch.rewards_BT[:, 0] = 3e19

@@ -241,9 +241,6 @@ def test_what_a_learner_says_must_make_sense():
     assert read_answer(pack(Get(SESSION, 1, 2))) == Get(SESSION, 1, 2)
 
 
-# -------------------- the outbox
-
-
 def filled(items):
     outbox = Outbox()
     for item in items:

@@ -101,9 +101,6 @@ def test_observations_are_sent_from_where_they_are():
     assert len(header) < 64
 
 
-# -------------------- settings
-
-
 def test_settings_that_cannot_travel_are_refused():
     overhead = len(encode_settings({"x": "y" * 60000})) - 60000
     longest = "y" * (MAX_SETTINGS_BYTES - overhead)
@@ -113,9 +110,6 @@ def test_settings_that_cannot_travel_are_refused():
     for value in (2**64, -(2**63) - 1, "\ud800", object(), {1, 2}):
         with pytest.raises(ConfigError, match=r"^env\.kwargs: .* cannot be sent"):
             encode_settings({"env": {"kwargs": {"x": value}}})
-
-
-# -------------------- compression
 
 
 def unpacked(size, frame):

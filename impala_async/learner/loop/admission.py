@@ -120,8 +120,7 @@ def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
 
 
 class Admission:
-    """Admits columns into slots, each message with one verdict, and gives out credit for what is
-    free. Without slots there is none."""
+    """Admits columns into slots, each message with one verdict, and deals credit for free room."""
 
     def __init__(self, sessions: Sessions, recorder: Recorder | None = None) -> None:
         self._sessions, self._recorder = sessions, recorder

@@ -30,8 +30,6 @@ FLOOD_IS_FREED_S = 10.0
 
 
 class EpisodeStats:
-    """Returns and lengths of finished episodes, as the actors counted them."""
-
     def __init__(self) -> None:
         self.count = 0
         self._returns: deque[float] = deque(maxlen=RETURN_EPISODES)
@@ -126,15 +124,13 @@ class Reporter:
             await asyncio.sleep(due - time.monotonic())
             self.answered.clear()
             self.ask()
-            # Not wait_for: on Python 3.11 it swallows a cancellation that meets the answer, and
-            # the run would never end.
+            # Not wait_for: Python 3.11's swallows a cancellation that meets the answer, for good.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPLY_WAIT_S):
                     await self.answered.wait()
             self.report()
 
     def report(self) -> dict[str, Value]:
-        """Assemble one report now and write it everywhere."""
         now, env_steps = self.clock(), self.env_steps()
         since, steps_then = self._rate_from
         self._rate_from = (now, env_steps)
@@ -171,5 +167,4 @@ class Reporter:
         return report
 
     def verdict(self, report: dict[str, Value]) -> str:
-        """The verdict on this whole start, of which this is the last report."""
         return judge(self._times.over(report))

@@ -9,7 +9,7 @@ Runs on: event loop; files are written on a worker thread
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -110,7 +110,6 @@ def _check_numbers(where: str, value: object) -> None:
 
 
 def begin_epoch(folder: RunFolder, restored: Captured | None) -> tuple[Progress, Lineage]:
-    """A new epoch of a run, from nothing or from a checkpoint."""
     epoch = folder.next_epoch(highest_epoch(folder.checkpoints))
     if restored is None:
         # A start before this one, if there was any, had the same first weights and no more.
@@ -123,17 +122,13 @@ def begin_epoch(folder: RunFolder, restored: Captured | None) -> tuple[Progress,
 
 @dataclass(eq=False, kw_only=True)
 class Saver:
-    """Writes checkpoints and keeps the newest and the best."""
-
     folder: RunFolder
     keep: int
     accounts: Callable[[], dict[str, Any]]
     lineage: Lineage
     episodes: EpisodeStats
     run_s: Callable[[], float]
-
-    def __post_init__(self) -> None:
-        self._best: Best | None = None
+    _best: Best | None = field(default=None, init=False)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.episodes.restore(**state["episodes"])
