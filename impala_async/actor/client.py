@@ -55,7 +55,7 @@ class RunFinished(Exception):
 
 
 class NewRun(Exception):
-    """The learner at this address runs something else now: build everything anew."""
+    """Another run, or this one with other settings, is at this address: build everything anew."""
 
 
 def choose_compression(
@@ -337,7 +337,7 @@ class Client:
     def _come_back(self, why: str) -> None:
         self._is_coming_back = True
         self._log.info("looking for the learner at %s again: %s", self._url, why)
-        is_open = False
+        built_for, is_open = self.settings, False
         given_up = self.side.lose()
         if self.settings.pace.is_lockstep:
             self._log.info("lockstep: %d trajectories are given up", len(given_up))
@@ -348,5 +348,7 @@ class Client:
             self._sleep(next(self.side.pauses))
             self._data.close()
             self._data = Dealer(self._context, self._url)
-            self.connect()
+            if self.connect() != built_for:
+                self.side.begin_anew()
+                raise NewRun
             is_open = self._open_session()

@@ -85,7 +85,7 @@ class ActorService:
                 try:
                     self._work(self._client.settings)
                 except NewRun:
-                    logger.info("another run is at this address: starting anew")
+                    logger.info("another run, or other settings, at this address: starting anew")
         except NewRun:
             raise UnreachableError(OTHER_RUN) from None
         except RunFinished:

@@ -79,7 +79,7 @@ class RunFolder:
                 self.let_go()
                 raise ConfigError(
                     f"--run-dir: {self.path} is in use by another learner (service.json there "
-                    "says which, once it listens): end it first, or name another folder"
+                    "says which, while it serves): let it end first, or name another folder"
                 ) from None
         self._is_new, self._has_begun = not self.exists(), False
 

@@ -215,16 +215,19 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, 
     assert "Traceback" in caplog.text, "where it failed is told"
 
 
-def test_a_new_run_is_built_anew(scene, closed):
+@pytest.mark.parametrize("is_same_run", [False, True])
+def test_a_new_run_and_a_run_with_new_settings_are_built_anew(scene, closed, is_same_run):
     first, second = settings_for("Slow", step_s=0.001), settings_for("Endless", rows=6)
 
     def serve(scene):
         session = at_work(scene, first)
         sent = [scene.learner.data.hear(Data).message for _ in range(2)]
-        scene.learner.run_id = b"another run here"
+        if not is_same_run:
+            scene.learner.run_id = b"another run here"
+        session.grant(MANY, settled=1)
         session.reject("hello_again")
         again = scene.welcome_back(second)
-        again.grant(MANY)
+        again.grant(MANY, settled=int(is_same_run))
         give_weights(scene, again, second)
         sent.append(scene.learner.data.hear(Data).message)
         assert len(closed) == 2
@@ -233,7 +236,8 @@ def test_a_new_run_is_built_anew(scene, closed):
 
     code, sent = run(scene, serve)
     assert code == 0
-    assert [(data.seq, data.rows) for data in sent] == [(0, 4), (1, 4), (0, 6)]
+    # A run that goes on has been told by the hello that seq 1 is held: it has to come.
+    assert [(data.seq, data.rows) for data in sent] == [(0, 4), (1, 4), (int(is_same_run), 6)]
     assert len(closed) == 4
 
 

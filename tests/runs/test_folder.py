@@ -222,7 +222,7 @@ def test_a_folder_belongs_to_one_learner_and_is_free_when_that_has_gone(folder):
     folder.announce("tcp://h:1", "tcp://h:2", 1)
     second = RunFolder(folder.path)
     for take in (second.check_free, lambda: second.begin(CONFIG)):
-        with pytest.raises(ConfigError, match=r"in use by another learner .*: end it first"):
+        with pytest.raises(ConfigError, match=r"another learner .*while it serves.*: let it end"):
             take()
     assert folder.read_json("service.json") is not None
     folder.let_go()
