@@ -24,7 +24,7 @@ from impala_async.doors import (
     start_logging,
     start_told_of,
 )
-from impala_async.errors import ConfigError, EnvError, RecordingError, SpacesError, how_it_ended
+from impala_async.errors import ConfigError, EnvError, SpacesError, how_it_ended
 from impala_async.output import WRITER, flush_output
 from impala_async.processes import Lifeline, leave, undone
 
