@@ -27,6 +27,9 @@ EXTRAS = {
     "wandb": "wandb",
 }
 
+# Besides all packages that lie in a folder of their kind.
+INSTALLED = {"impala_async", *sys.stdlib_module_names}
+
 
 def one_line(error: BaseException) -> str:
     """An exception's type and text, without line breaks; its type alone where its text fails."""
@@ -74,14 +77,17 @@ class UserCode:
 
 
 def _place_in(name: str, error: BaseException) -> str:
-    """The file and the last line in the package of such a name that led to an error, in brackets.
+    """The file and the last line of code of the user's own that led to an error, in brackets: code
+    of the package of such a name, or of none that is installed.
 
     Empty where there is none. Behind it may be lines of a library, which say less.
     """
-    package, place = name.split()[-1].partition(":")[0].partition(".")[0], ""
+    named, place = name.split()[-1].partition(":")[0].partition(".")[0], ""
     for frame, line in walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__")).partition(".")[0] == package:
-            place = f" ({frame.f_code.co_filename}:{line})"
+        file = frame.f_code.co_filename
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == named or not (package in INSTALLED or "-packages" in file):
+            place = f" ({file}:{line})"
     return place
 
 

@@ -36,13 +36,20 @@ def test_what_is_blamed_has_its_cause_and_one_line():
         assert caught.value.__cause__ is cause
 
 
-def test_a_place_is_in_the_code_that_is_named_and_not_in_a_library(folder):
+def test_a_place_is_in_the_code_that_is_named_and_not_in_a_library(folder, monkeypatch):
     (folder / "mine_calls.py").write_text("import json\ndef make():\n    json.loads('')\n")
     make = named("mine_calls:make")
     blame = UserCode("model.name: mine_calls:make", "when it was made")
     with pytest.raises(ConfigError, match=r" made: JSOND.* \(\S*mine_calls\.py:3\)$"), blame:
         make()
+    # A name of gymnasium's names no package: it is in what is not installed.
+    with (
+        pytest.raises(ConfigError, match=r"JSOND.* \(\S*mine_calls\.py:3\)$"),
+        UserCode("Pole-v1", "in"),
+    ):
+        make()
     # Nor in ours, which has called it wrongly.
+    monkeypatch.setattr("impala_async.user_code.INSTALLED", {"tests"})
     with pytest.raises(ConfigError, match=r" made: TypeError: make\(\) .* given$"), blame:
         make(1)
 

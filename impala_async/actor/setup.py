@@ -210,6 +210,8 @@ def choose_setup(
             enter(Setup("parallel", opened[-1], best.device))
         is_chosen = True
     except (EnvError, MismatchError) as error:
+        if isinstance(error, MismatchError) and not told:  # no policy can be built here
+            raise
         # A fault in this process is met again by the sampler, which tells it as all others.
         logger.warning("actor.sampler auto tries no more: %s", error)
         is_chosen = True

@@ -1,7 +1,7 @@
 """The knobs of learning: the loss, its coefficients, what becomes of rewards, the optimizer."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
@@ -16,7 +16,18 @@ ALGORITHMS: dict[str, tuple[ReturnsName, ...]] = {
     "a2c": ("gae",),
 }
 """Each with the returns that it may have, the default first."""
-RETURNS_OF_OWN: tuple[ReturnsName, ...] = ("vtrace", "gae")
+ALGORITHM_KEYS = {
+    ("algorithm.returns_kind", "vtrace"): "algorithm.rho_bar algorithm.c_bar",
+    ("algorithm.name", "impala", "appo"): "algorithm.pg_rho_bar",
+    ("algorithm.name", "appo", "ppo"): "algorithm.clip algorithm.num_minibatches",
+    ("algorithm.name", "appo"): "algorithm.is_clip algorithm.tau algorithm.kl_coeff "
+    "algorithm.target_update_every_updates",
+    ("algorithm.kl_coeff",): "algorithm.kl_target",
+    ("algorithm.optimizer", "rmsprop", "rmsprop_tf"): "algorithm.optimizer_options.decay "
+    "algorithm.optimizer_options.momentum",
+    ("algorithm.optimizer", "adamw"): "algorithm.optimizer_options.weight_decay",
+}
+"""The rows of `ONLY_WHERE` in config/run.py that are about this section."""
 
 
 class OptimizerOptions(Section):
@@ -96,7 +107,7 @@ class AlgorithmSection(Section):
 
     @property
     def _may_return(self) -> tuple[ReturnsName, ...]:
-        return ALGORITHMS.get(self.name, RETURNS_OF_OWN)
+        return ALGORITHMS.get(self.name, get_args(ReturnsName))
 
     @property
     def returns_kind(self) -> ReturnsName:
@@ -114,21 +125,18 @@ class AlgorithmSection(Section):
 
     @property
     def trace_decay(self) -> float:
-        if self.lambda_ is not None:
-            return self.lambda_
-        return 0.95 if self.returns_kind == "gae" else 1.0
+        usual = 0.95 if self.returns_kind == "gae" else 1.0
+        return usual if self.lambda_ is None else self.lambda_
 
     @property
     def has_normal_advantages(self) -> bool:
-        if self.normalize_advantages is not None:
-            return self.normalize_advantages
-        return self._may_return[0] == "gae"
+        is_usual, choice = self._may_return[0] == "gae", self.normalize_advantages
+        return is_usual if choice is None else choice
 
     @property
     def epsilon(self) -> float:
-        if self.optimizer_options.eps is not None:
-            return self.optimizer_options.eps
-        return 0.1 if self.optimizer == "rmsprop_tf" else 1e-5
+        usual, choice = 0.1 if self.optimizer == "rmsprop_tf" else 1e-5, self.optimizer_options.eps
+        return usual if choice is None else choice
 
     def broken_rules(self) -> Iterator[str]:
         yield from unknown_name("name", self.name, ALGORITHMS)

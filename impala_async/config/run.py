@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from impala_async.config.actor import MAX_COLUMNS, ActorSection
-from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
+from impala_async.config.algorithm import ALGORITHM_KEYS, ALGORITHMS, AlgorithmSection
 from impala_async.config.env import EnvSection
 from impala_async.config.learner import BindSection, LearnerSection
 from impala_async.config.model import ModelSection
@@ -27,15 +27,7 @@ SINKS = {
 """The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
 ONLY_WHERE = {
     ("actor.sampler", "parallel", "auto"): "actor.num_workers",
-    ("algorithm.returns_kind", "vtrace"): "algorithm.rho_bar algorithm.c_bar",
-    ("algorithm.name", "impala", "appo"): "algorithm.pg_rho_bar",
-    ("algorithm.name", "appo", "ppo"): "algorithm.clip algorithm.num_minibatches",
-    ("algorithm.name", "appo"): "algorithm.is_clip algorithm.tau algorithm.kl_coeff "
-    "algorithm.target_update_every_updates",
-    ("algorithm.kl_coeff",): "algorithm.kl_target",
-    ("algorithm.optimizer", "rmsprop", "rmsprop_tf"): "algorithm.optimizer_options.decay "
-    "algorithm.optimizer_options.momentum",
-    ("algorithm.optimizer", "adamw"): "algorithm.optimizer_options.weight_decay",
+    **ALGORITHM_KEYS,
     ("pace.mode", "async"): "learner.init_num_passes learner.minibatch_buffer_size "
     "learner.publish_every_updates",
     ("pace.mode", "lockstep"): "pace.lag pace.on_loss",

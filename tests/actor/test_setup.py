@@ -207,6 +207,8 @@ HERE, SLOW_ACT = Measured(1.0, 0.8, 0.0005), Measured(1.0, 0.1, 0.9)
         # Those that fail are not taken.
         ({"serial": HERE, "parallel": EnvError("a worker died")}, {"device": "cpu"}, "serial"),
         ({"serial": HERE, "parallel": KeyboardInterrupt()}, {"device": "cpu"}, None),
+        # No setup helps where no policy can be built.
+        ({"serial": MismatchError("no such torso")}, {"device": "cpu"}, None),
     ],
 )
 def test_the_fastest_is_taken(choose, told, monkeypatch, times, keys, taken):
@@ -225,7 +227,7 @@ def test_the_fastest_is_taken(choose, told, monkeypatch, times, keys, taken):
     monkeypatch.setattr(SerialEnvs, "close", lambda self: closed.append(self))
     monkeypatch.setattr(FakeWorkers, "num_open", 0)
     if taken is None:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises((KeyboardInterrupt, MismatchError)):
             choose(SLOW, **keys)
     else:
         assert str(choose(SLOW, **keys)) == taken

@@ -40,6 +40,7 @@ def in_step(**kwargs):
 def test_whatever_is_raised_becomes_an_env_error_with_its_cause(monkeypatch):
     # As in every process of ours, where a signal is no KeyboardInterrupt.
     monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_DFL)
+    monkeypatch.setattr("impala_async.user_code.INSTALLED", {"tests"})
     blame = in_step()
     missing = gym.error.DependencyNotInstalled("not installed")
     missing.__cause__ = ModuleNotFoundError(name="Box2D")
