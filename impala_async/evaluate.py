@@ -64,7 +64,7 @@ def _evaluate(args: argparse.Namespace) -> int:
             who, mean = f"{name}: " if name else "", sum(returns) / len(returns)
             print(f"{who}mean return of {len(returns)} greedy episodes: {format_return(mean)}")
             smallest, largest = format_return(min(returns)), format_return(max(returns))
-            print(f"{who}smallest {smallest}, largest {largest}")
+            print(f"{who}smallest {smallest}, largest {largest}", flush=True)
     return 0
 
 
@@ -107,7 +107,8 @@ def _play(
                 f"{checkpoint.path} does not fit this model and environment; did the environment "
                 f"change since? {one_line(error)}"
             ) from None
-        print(f"{config.env.id} with {checkpoint.path.name}")
+        # A full disk is told before anything is played: what is printed is the result.
+        print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
         return _play_greedily(policy, envs, per_column, args.seed, args.max_steps)
 
 

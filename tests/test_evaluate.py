@@ -175,6 +175,13 @@ def test_the_newest_checkpoint_plays_or_the_one_that_is_named(run, capsys, monke
             assert f"smallest {mean}, largest {mean}" in said
 
 
+def test_a_result_that_the_disk_does_not_take_is_no_success(run, capsys, monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert main([str(run.path)]) == 75
+    assert "No space left on device" in capsys.readouterr().err
+
+
 def test_a_damaged_newest_one_falls_back_to_the_older(run, capsys, caplog):
     damaged = run.checkpoints / "ckpt-1-20"
     with (damaged / "model.safetensors").open("r+b") as file:

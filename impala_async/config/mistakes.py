@@ -177,10 +177,9 @@ def key_like(key: str) -> str | None:
     if ours:
         return ours
     near = difflib.get_close_matches(key, same, n=1, cutoff=0.0)
-    if section in _SECTIONS:
-        within = [each for each in FIELDS if each.rpartition(".")[0] == section]
-        near = near or _named_like(name, within, 0.6)
     if section in ("", *_SECTIONS):
+        within = [each for each in FIELDS if each.rpartition(".")[0] == section]
+        near = near or _named_like(name, within, 0.6 if section else 0.75)
         near = near or _named_like(name, list(FIELDS), 0.75)
     return near[0] if near else None
 

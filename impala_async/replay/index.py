@@ -80,7 +80,7 @@ def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: b
     }
     config = validate_config(*merge_overrides(recorded, overrides))
     as_recorded = validate_config(recorded)
-    for key in ("env", "trajectory", "model.core", "model.core_size"):
+    for key in ("env", "trajectory", "policies.names", "model.core", "model.core_size"):
         if attrgetter(key)(config) != attrgetter(key)(as_recorded):
             raise ConfigError(f"--set: {key}: a recording is what it is: drop it")
     if config.pace.is_lockstep:

@@ -36,6 +36,8 @@ def test_unknown_keys_are_refused_with_a_suggestion():
     )
     for override, says in (
         ("lerner.num_passes=2", "lerner: unknown key; did you mean learner?"),
+        # Among the keys of sections there is `pace.mode`, which looks more like it.
+        ("modle.name=mlp", "modle: unknown key; did you mean model?"),
         # A name in an unknown section is a hint too.
         ("ppo.clip_range=1", "ppo: unknown key; did you mean algorithm.clip?"),
         ("foo.bar=1", "foo: unknown key"),

@@ -108,6 +108,7 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
         (start(), end(7), ["--set", "env.id=X"], "--set: env: a recording is what it is"),
         (start(), end(7), ["--set", "trajectory.rows=7"], "--set: trajectory: a recording is"),
         (start(), end(7), ["--set", "model.core=gru"], "--set: model.core: a recording is"),
+        (start(), end(7), ["--set", "policies.names=['a','b']"], "names: a recording is"),
         (start(**LOCKSTEP), end(7), [], "add --set pace.mode=async --set pace.lag=0 --set"),
         (start(), end(7), ["--exact", "--loop"], "--exact: it ends, with the recorded settings"),
         (start(), end(7), ["--exact", "--set", "seed=1"], "--exact: it ends, with the recorded"),
