@@ -303,8 +303,8 @@ def run_door(body: Callable[[], int]) -> int:
         said, code = f"{traceback.format_exc()}{OUR_BUG}", EXIT_BUG
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             said, code = "", EXIT_DONE
-        elif getattr(error, "errno", None) in SCARCE:
-            said, code = f"error: {error}\n", EXIT_TRY_AGAIN
+        elif isinstance(error, MemoryError) or getattr(error, "errno", None) in SCARCE:
+            said, code = f"error: {str(error) or 'no memory is left'}\n", EXIT_TRY_AGAIN
     with suppress(OSError):
         sys.stderr.write(said)
     flush_output()

@@ -115,7 +115,7 @@ class ArraySpec:
             why = f"empty shape {self.shape}"
         elif len(self.choices) not in (0, self.num_items):
             why = f"{len(self.choices)} numbers of choices for shape {self.shape}"
-        elif self.choices and self.is_float:
+        elif self.choices and (self.is_float or self.dtype == "bool"):
             why = f"categories of dtype {self.dtype}"
         elif self.is_stack and (self.dtype != "uint8" or len(self.shape) < 2 or self.choices):
             why = "no stack of frames of bytes"

@@ -176,6 +176,8 @@ ENDS = [
     (Interrupted(signal.SIGTERM), 0, ["terminated"]),
     (FULL, 75, ["error: [Errno 28] No space left on device: 'a-file'"]),
     (zmq.ZMQError(errno.EMFILE), 75, ["error: Too many open files"]),
+    (MemoryError("Unable to allocate 4 GiB"), 75, ["error: Unable to allocate 4 GiB"]),
+    (MemoryError(), 75, ["error: no memory is left"]),
     (KeyError("x"), 70, [BUG]),
 ]  # fmt: skip
 

@@ -174,7 +174,8 @@ NO_ARRAYS = [
       for s, n in (((), (2, 3)), ((2,), (2,)), ((2, 2), (2, 3)))
       for make in (lambda s, n: ArraySpec("x", s, "int8", n),
                    lambda s, n: ActionPart("x", "discrete", n, s))),
-    (lambda: ArraySpec("x", (), "float32", (2,)), "x: categories of dtype float32"),
+    *((lambda d=d: ArraySpec("x", (), d, (2,)), f"x: categories of dtype {d}")
+      for d in ("float32", "bool")),
     (lambda: ActionPart("x", "squashed", (2,)), "'x': 1 numbers of choices for a squashed one"),
     (lambda: ActionPart("x", "discrete"), "'x': 0 numbers of choices for a discrete one"),
     *((lambda spec=spec: ArraySpec("x", *spec, is_stack=True), "x: no stack of frames of bytes")

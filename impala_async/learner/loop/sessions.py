@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from impala_async import __version__
 from impala_async.envs.faults import WHERES, say_hang
-from impala_async.errors import ProtocolError, SpacesError
+from impala_async.errors import CheckpointError, ProtocolError, SpacesError
 from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
@@ -308,7 +308,7 @@ class Sessions:
             if fault is not None:
                 return fault
             self.on_schema(schema)
-        except SpacesError as error:
+        except (SpacesError, CheckpointError) as error:
             return f"this learner cannot train on such an environment: {error}"
         self.schema = self.schema or schema
         self._log.say(INFO, "actor %d, the first, has decided what is trained", peer.rank)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from impala_async import __version__
-from impala_async.errors import SpacesError
+from impala_async.errors import CheckpointError, SpacesError
 from impala_async.learner.loop.sessions import MAX_LINES_PER_S, MAX_SCHEMA_BYTES, PeerLog, Publisher
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
@@ -178,13 +178,20 @@ def test_without_a_schema_the_first_actor_brings_it():
     assert len(learner.schemas) == 1
 
 
-@pytest.mark.parametrize("says", ["no recurrent state", "the model differs"])
-def test_a_first_schema_that_comes_to_nothing_is_refused(says):
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (SpacesError("no recurrent state"), "no recurrent state"),
+        (CheckpointError("ckpt-1-70 does not fit"), "ckpt-1-70 does not fit"),
+        (None, "the model differs"),
+    ],
+)
+def test_a_first_schema_that_comes_to_nothing_is_refused(fault, says):
     learner = learner_of(is_open=False)
 
     def build(schema):
-        if says == "no recurrent state":
-            raise SpacesError(says)
+        if fault is not None:
+            raise fault
         # The layout of some models is known only when they are built.
         learner.open()
 
@@ -194,7 +201,7 @@ def test_a_first_schema_that_comes_to_nothing_is_refused(says):
     actor.join()
     assert says in refusal(actor)
     assert len(learner.table) == 0
-    assert (learner.sessions.schema is None) == (says == "no recurrent state")
+    assert (learner.sessions.schema is None) == (fault is not None)
 
 
 def test_an_actor_without_a_model_is_told_the_layout_of_the_weights():
