@@ -29,6 +29,7 @@ from impala_async.errors import (
 )
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
+from impala_async.output import told_of
 from impala_async.policy import AnyPolicy, build_policy, check_default_dtype
 from impala_async.processes import REQUESTS
 from impala_async.schema import Schema, recurrent_state
@@ -218,7 +219,10 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPo
     model = settings.model
     check_default_dtype(settings.env.id)
     try:
-        policy = build_policy(schema, model, settings.policies, seed=settings.seed, device=device)
+        with told_of("the network is being built", logger.warning):
+            policy = build_policy(
+                schema, model, settings.policies, seed=settings.seed, device=device
+            )
         policy.act_in(pick_precision(model.precision, model.name, torch.device(device)))
     except ConfigError as error:
         # An own torso is not installed here, or a network fits neither the spaces nor the memory.

@@ -2,11 +2,13 @@ import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 
 from bench.probes import Probe
+from impala_async import output
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.errors import EnvError, MismatchError, UnreachableError
@@ -341,6 +343,21 @@ def test_a_learner_is_heard_while_an_environment_of_a_worker_hangs(scene):
     settings = changed(settings_for("Counting", rows=4, sampler="parallel"), env=hanging)
     code, _ = run(scene, play(settings, num_messages=0))
     assert code == 0
+
+
+def test_a_network_that_takes_long_to_build_is_told_of(scene, monkeypatch, caplog):
+    build, told = service_module.build_policy, "the network is being built (0 s)"
+
+    def slowly(*args, **how):
+        give_up_at = time.monotonic() + WITHIN_S
+        while told not in caplog.text and time.monotonic() < give_up_at:
+            time.sleep(0.001)
+        return build(*args, **how)
+
+    monkeypatch.setattr(output, "Wait", partial(output.Wait, after_s=0.0))
+    monkeypatch.setattr(service_module, "build_policy", slowly)
+    run(scene, play(settings_for("Counting", sampler="serial"), 1))
+    assert told in caplog.text
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
