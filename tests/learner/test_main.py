@@ -75,27 +75,27 @@ def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "is_short"),
+    ("error", "code"),
     [
-        (OSError(errno.EMFILE, "Too many open files"), True),
-        (OSError(errno.ENFILE, "Too many open files in system"), True),
-        (zmq.ZMQError(errno.EMFILE), True),
-        (OSError(errno.EIO, "Input/output error"), False),
-        (MemoryError("of a tensor"), False),
+        (OSError(errno.EMFILE, "Too many open files"), 2),
+        (OSError(errno.ENFILE, "Too many open files in system"), 2),
+        (zmq.ZMQError(errno.EMFILE), 2),
+        (OSError(errno.EIO, "Input/output error"), 70),
+        (MemoryError("of a tensor"), 75),
     ],
     ids=["of the process", "of the system", "of ZeroMQ", "disk", "memory"],
 )
 def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descriptors(
-    tmp_path, monkeypatch, capsys, error, *, is_short
+    tmp_path, monkeypatch, capsys, error, code
 ):
     def fail(*_, **__):
         raise error
 
     monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
     monkeypatch.setattr(door, "begin_probe", fail)
-    assert start(tmp_path / "run") == (2 if is_short else 70)
+    assert start(tmp_path / "run") == code
     said = capsys.readouterr().err
-    if is_short:
+    if code == 2:
         assert said == f"error: no more files and sockets can be opened ({error}); {NEEDS}\n"
     assert str(error) in said
     assert os.listdir(tmp_path) == []
