@@ -168,6 +168,7 @@ def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
     session.grant(MANY)
     finished = Finished(actor.do(actor.client.take), Version(2, 9), [(1.5, 3), (-2.0, 8)])
     finished.buffer.small.fill(7)
+    actor.do(actor.pump_until, lambda: actor.client.side.outbox.has_credit)
     actor.do(actor.client.send, finished)
     data = scene.learner.data.hear(Data).message
     assert data._replace(body=None) == Data(session.id, 0, 2, 9, 3, 2, 0, 2, None)
