@@ -69,18 +69,18 @@ class Policy:
         self._input_names = [leaf.name for leaf in schema.inputs.leaves]
         self._state_names = [array.name for array in schema.state]
         # A user's torso may use its weights in any way, even if it is built from one of ours.
-        self._is_torso_ours = model.name in TORSOS
+        self.is_torso_ours = model.name in TORSOS
         self._quick = None
         kinds = [(len(part.choices), part.shape) for part in self._parts]
         is_one_choice = kinds == [(1, ())] and self._legal is None
-        is_plain = self._is_torso_ours and not (schema.state or len(self.model.normalizers))
+        is_plain = self.is_torso_ours and not (schema.state or len(self.model.normalizers))
         if is_one_choice and is_plain and self.device.type == "cpu":
             self._quick = by_numpy(self.model.policy_torso, self.model.policy_head)
         state = self.named_tensors()
         self.tensors = tuple(state.values())
         self.layout = layout_of(state)
         # In bfloat16, torsos round their weights to it before they do anything with them.
-        torsos = ("policy_torso.", "value_torso.") if self._is_torso_ours else ()
+        torsos = ("policy_torso.", "value_torso.") if self.is_torso_ours else ()
         self.coarse_layout = self.layout.coarse(name for name in state if name.startswith(torsos))
 
     @property
@@ -110,7 +110,7 @@ class Policy:
             return
         self.compute_in(precision)
         # To cast the weights at every step would cost what the step gains.
-        if self._is_torso_ours:
+        if self.is_torso_ours:
             self.model.get_submodule("policy_torso").to(precision)
         self.tensors = tuple(self.named_tensors().values())
         self._quick = None

@@ -10,7 +10,7 @@ divided by each other, and bf16 is too coarse for that.
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, Self
 
 import numpy as np
@@ -140,7 +140,7 @@ class Gaussian:
         entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
         if not self._is_squashed:
             return entropy
-        gauss_2Q = torch.as_tensor(GAUSS_2Q).to(self.mean_D)
+        gauss_2Q = _gauss(self.mean_D.dtype, self.mean_D.device)
         points_DQ = self.mean_D.unsqueeze(-1) + self.log_std_D.exp().unsqueeze(-1) * gauss_2Q[0]
         return entropy + (_log_tanh_slope(points_DQ) * gauss_2Q[1]).sum((-2, -1))
 
@@ -191,6 +191,13 @@ class _Bounded(torch.autograd.Function):
         # A step goes against the gradient.
         is_outward = (log_std_D < low) & (gradient_D > 0) | (log_std_D > high) & (gradient_D < 0)
         return gradient_D.masked_fill(is_outward, 0.0)
+
+
+@lru_cache
+def _gauss(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The nodes and weights there. No inference tensor, whoever asks first."""
+    with torch.inference_mode(False):
+        return torch.as_tensor(GAUSS_2Q).to(device, dtype)
 
 
 def _log_tanh_slope(values: Tensor) -> Tensor:

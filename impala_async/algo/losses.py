@@ -72,8 +72,8 @@ def loss_terms(
     entropy = -entropy_cost * (sum_entropy / divisor)
     kl = policy.new_zeros(()) if kl_TB is None else rows.take(kl_TB).sum() / divisor
     total = policy + value + entropy
-    # A KL may be infinite, and 0 times that would not be 0.
-    total = total + kl_coeff * kl if kl_coeff else total
+    # A KL may be infinite, and 0 times that would not be 0. A tensor is not looked at: it is not 0.
+    total = total + kl_coeff * kl if isinstance(kl_coeff, Tensor) or kl_coeff else total
     return LossTerms(policy, value, entropy, kl, total, sum_entropy, targets_TB)
 
 

@@ -88,7 +88,7 @@ def _appo(section: AlgorithmSection) -> Algorithm:
         return appo_loss(
             **view.inputs,
             target_log_probs_TB=_target(view).log_probs_TB,
-            kl_TB=_kl(view) if view.kl_coeff else None,
+            kl_TB=_kl(view) if section.kl_coeff else None,
             kl_coeff=view.kl_coeff,
             entropy_cost=entropy_cost,
             **settings,

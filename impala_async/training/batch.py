@@ -49,6 +49,13 @@ class Batch:
         planes = torch.as_tensor(obs), torch.as_tensor(small)
         return Batch(*fields_of(schema.layout.views(*planes, dtype_of=partial(getattr, torch))))
 
+    def tensors(self) -> list[Tensor]:
+        """All of them, in an order that the batches of a schema share."""
+        parts = vars(self).values()
+        return [
+            x for part in parts for x in ([part] if isinstance(part, Tensor) else part.values())
+        ]
+
     def rows_of_obs(self) -> dict[str, Tensor]:
         """The leaves as `[B, S, ...]`; of a stack, each row's window over its column's frames."""
         shown = {name: _through(window, self.obs[name]) for name, window in self.windows.items()}

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impala_async.algo.losses import LossTerms
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm
@@ -29,6 +28,7 @@ from impala_async.training.optimizer import (
     scheduled,
     take_step,
 )
+from impala_async.training.recorded import Knobs, Launch, Launched, Recorder
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 
 
@@ -70,7 +70,14 @@ class _Pass:
 class UpdateStep:
     """The policy's weights, one batch further. Batches lie on the device of the policy."""
 
-    def __init__(self, policy: Policy, algorithm: AlgorithmSection, *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        algorithm: AlgorithmSection,
+        *,
+        seed: int = 0,
+        is_recorded: bool = False,
+    ) -> None:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
@@ -87,6 +94,11 @@ class UpdateStep:
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=policy.device)
         self._end = torch.zeros_like(self._gamma)
+        # Code of the user's own may do more in a launch than launch kernels.
+        is_ours = policy.is_torso_ours and algorithm.name in MAKERS
+        self._launch: Launch = self._launch_now
+        if is_recorded and is_ours:
+            self._launch = Recorder(self._launch_now, self.parameters)
 
     def prepare(self, batch: Batch) -> None:
         """Try an algorithm of the user's own, by an update of a batch without a valid row."""
@@ -131,7 +143,7 @@ class UpdateStep:
         return StepResult(
             len(this.applied),
             this.is_failed_B,
-            means_of(this.applied or this.skipped) | self._knobs(this),
+            means_of(this.applied or this.skipped) | self._settings(this),
             self._num_failed_in_a_row,
             tuple(this.not_finite),
         )
@@ -169,23 +181,18 @@ class UpdateStep:
         """Take a step, if there is a valid row; return its statistics if that cannot be."""
         for group in self.optimizer.param_groups:
             group["lr"] = this.lr
-        view = self._view(part, this.scale)
-        terms, stats = self._backward(view, this.entropy_cost)
-        norm = global_norm(self.parameters)
-        numbers = [terms.total.detach(), norm, view.num_valid, *stats.values()]
-        if self.return_scale is not None and this.is_first:
-            sums = sums_of(terms.targets_TB, view.mask_TB)
-            numbers = [number.double() for number in numbers] + list(sums)
+        with_sums = self.return_scale is not None and this.is_first
+        numbers, names = self._launch(part, self._knobs_of(this), with_sums=with_sums)
         # The one place where the host waits for the device.
-        total, found_norm, num_valid, *more = torch.stack(numbers).tolist()
-        told = dict(zip(stats, more, strict=False)) | {"loss/total": total, "grad/norm": found_norm}
-        is_applied = num_valid > 0 and math.isfinite(total) and found_norm < self._norm_limit
+        total, norm, num_valid, *more = numbers.tolist()
+        told = dict(zip(names, more, strict=False)) | {"loss/total": total, "grad/norm": norm}
+        is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         (this.applied if is_applied else this.skipped).append(told)
         if not is_applied:
             return told if num_valid > 0 else None
-        take_step(self.optimizer, found_norm, self._section.grad_clip)
+        take_step(self.optimizer, norm, self._section.grad_clip)
         self._num_failed_in_a_row = 0
-        this.target_sums.append(more[len(stats) :])
+        this.target_sums.append(more[len(names) :])
         if self.target is not None:
             self.target.note_update(self.policy.model, told["policy/kl"])
         return None
@@ -211,13 +218,13 @@ class UpdateStep:
 
     def _is_good(self, part: Batch, this: _Pass) -> bool:
         """Whether its loss and gradient stay finite beside those of others as good."""
-        terms, _ = self._backward(self._view(part, this.scale), this.entropy_cost)
-        limit = min(GOOD_NORM, self._norm_limit)
-        loss, norm = terms.total.detach(), global_norm(self.parameters)
-        return abs(float(loss)) < GOOD_LOSS and float(norm) < limit
+        numbers, _ = self._launch_now(part, self._knobs_of(this), with_sums=False)
+        loss, norm, *_ = numbers.tolist()
+        return bool(abs(loss) < GOOD_LOSS and norm < min(GOOD_NORM, self._norm_limit))
 
-    def _backward(self, view: View, entropy_cost: float) -> tuple[LossTerms, dict[str, Tensor]]:
-        terms = self._algorithm.loss(view, entropy_cost)
+    def _launch_now(self, batch: Batch, knobs: Knobs, *, with_sums: bool) -> Launched:
+        view = self._view(batch, knobs)
+        terms = self._algorithm.loss(view, knobs.entropy_cost)
         with torch.no_grad():
             stats = {
                 "loss/policy": terms.policy.detach(),
@@ -230,9 +237,18 @@ class UpdateStep:
         for parameter in self.parameters:
             parameter.grad = None
         terms.total.backward()
-        return terms, stats
+        norm = global_norm(self.parameters)
+        numbers = [terms.total.detach(), norm, view.num_valid, *stats.values()]
+        if with_sums:
+            sums = sums_of(terms.targets_TB, view.mask_TB)
+            numbers = [number.double() for number in numbers] + list(sums)
+        return Launched(torch.stack(numbers), tuple(stats))
 
-    def _view(self, batch: Batch, scale: float) -> View:
+    def _knobs_of(self, this: _Pass) -> Knobs:
+        kl_coeff = 0.0 if self.target is None else self.target.kl_coeff
+        return Knobs(this.entropy_cost, self._section.reward_scale / this.scale, kl_coeff)
+
+    def _view(self, batch: Batch, knobs: Knobs) -> View:
         inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
         target = None
         if self.target is not None:
@@ -244,12 +260,12 @@ class UpdateStep:
         return View(
             evaluation=self.policy.evaluate(*inputs),
             behaviour_log_probs_TB=batch.log_probs_BT.t(),
-            rewards_TB=(rewards_BT * (self._section.reward_scale / scale)).t(),
+            rewards_TB=(rewards_BT * knobs.reward_factor).t(),
             discounts_TB=discounts_BT.t(),
             mask_TB=batch.mask_BT.t(),
             num_valid=batch.mask_BT.sum(dtype=torch.float32),
             target=target,
-            kl_coeff=0.0 if self.target is None else self.target.kl_coeff,
+            kl_coeff=knobs.kl_coeff,
         )
 
     def _scale(self, batch: Batch) -> float:
@@ -259,19 +275,19 @@ class UpdateStep:
         if self.return_scale.weight:
             return self.return_scale.scale
         with torch.no_grad():
-            view = self._view(batch, 1.0)
+            view = self._view(batch, Knobs(0.0, self._section.reward_scale, 0.0))
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB
         is_target_TB = view.mask_TB & targets_TB.isfinite()
         return scale_of(sums_of(targets_TB, is_target_TB).tolist())
 
-    def _knobs(self, this: _Pass) -> dict[str, float]:
+    def _settings(self, this: _Pass) -> dict[str, float]:
         """Those that adapt are as they are now."""
-        knobs = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
+        settings = {"algorithm/lr": this.lr, "algorithm/entropy_cost": this.entropy_cost}
         if self.target is not None:
-            knobs["algorithm/kl_coeff"] = self.target.kl_coeff
+            settings["algorithm/kl_coeff"] = self.target.kl_coeff
         if self.return_scale is not None:
-            knobs["algorithm/return_scale"] = self.return_scale.scale
-        return knobs
+            settings["algorithm/return_scale"] = self.return_scale.scale
+        return settings
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:

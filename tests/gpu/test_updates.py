@@ -10,9 +10,17 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.models.flat import Snapshot
 from impala_async.policy import Policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.schema import (
+    ActionPart,
+    ActionSpec,
+    ArraySpec,
+    ObsSpec,
+    Schema,
+    recurrent_state,
+)
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
+from impala_async.trajectory import columns_over
 from impala_async.weights import Version
 
 pytestmark = pytest.mark.gpu
@@ -25,10 +33,10 @@ SCHEMA = Schema(
 )
 
 
-def step_on(device, **settings):
+def step_on(device, is_recorded=False, **settings):
     policy = Policy(SCHEMA, ModelSection(), seed=3, device=device)
     section = AlgorithmSection.model_validate({"grad_clip": 0.1, "lr": 1e-3, **settings})
-    return UpdateStep(policy, section)
+    return UpdateStep(policy, section, is_recorded=is_recorded)
 
 
 def slot_on(device):
@@ -55,22 +63,74 @@ def fill(slot, seed):
     slot.rewards_BT[1, 4] = math.nan
 
 
-def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device):
-    steps = [step_on("cpu"), step_on(device)]
+KINDS = {
+    "impala": {"entropy_cost": 0.02, "entropy_cost_end": 0.0, "schedule_env_steps": 6},
+    "appo": {"name": "appo", "kl_coeff": 0.5, "kl_target": 0.01, "normalize_returns": True},
+    "ppo": {"name": "ppo", "num_minibatches": 2},
+}
+
+
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
+def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device, settings, is_recorded, caplog):
+    steps = [step_on("cpu", **settings), step_on(device, is_recorded, **settings)]
     slots = [slot_on(where) for where in ("cpu", device)]
-    for number in range(6):
+    for number in range(8):
         results, weights = [], []
-        alive_B = torch.arange(COLUMNS) != (4 if number == 2 else -1)
+        alive_B = torch.arange(COLUMNS) != (4 if number == 4 else -1)
         for step, slot in zip(steps, slots, strict=True):
             fill(slot, number)
-            if number == 3:
+            if number == 5:
                 slot.rewards_BT.fill_(math.inf)
             results.append(step.run(slot, alive_B, number))
             taken = Snapshot(step.policy.layout, step.policy.tensors).take(Version(1, number))
             assert taken is not None
             weights.append(taken.buffer.view(np.float32))
-        assert {result.num_updates for result in results} == {int(number != 3)}
+        assert results[1].num_updates == results[0].num_updates
+        assert results[1].applied == (number != 5)
         assert torch.equal(results[1].is_failed_B, results[0].is_failed_B)
-        if number != 3:
+        if number != 5:
             assert results[1].stats == pytest.approx(results[0].stats, rel=1e-3, abs=1e-4)
         np.testing.assert_allclose(weights[1], weights[0], rtol=1e-3, atol=1e-4)
+    assert not caplog.records
+
+
+def vector(action, **more):
+    return Schema(ObsSpec((ArraySpec("", (4,), "float32"),)), ActionSpec((action,)), ROWS, **more)
+
+
+CHOICE = ActionPart("", "discrete", (3,))
+FRAMES = ArraySpec("", (4, 84, 84), "uint8", is_stack=True)
+NETWORKS = {
+    "mlp": (vector(CHOICE), {"normalize_obs": True}),
+    "lstm": (vector(CHOICE, state=recurrent_state("lstm", 8)), {"core": "lstm", "core_size": 8}),
+    "squashed": (vector(ActionPart("", "squashed", shape=(2,))), {}),
+    "frames": (Schema(ObsSpec((FRAMES,)), ActionSpec((CHOICE,)), ROWS), {"name": "nature_cnn"}),
+}
+
+
+@pytest.mark.parametrize(("schema", "model"), NETWORKS.values(), ids=NETWORKS.keys())
+def test_networks_and_actions_of_each_kind_can_be_recorded(device, schema, model, caplog):
+    rng = np.random.default_rng(0)
+    planes = (schema.layout.obs_bytes, schema.layout.small_bytes)
+    obs, small = (np.zeros((COLUMNS, size), np.uint8) for size in planes)
+    columns = columns_over(schema, obs, small)
+    for array in (*columns.obs.values(), *columns.actions.values(), columns.rewards_CT):
+        array[...] = rng.integers(0, 3, array.shape)
+    for window in columns.windows.values():
+        window[...] = np.arange(ROWS + 1)[:, None] + np.arange(window.shape[-1])
+    columns.log_probs_CT[...], columns.mask_CT[...] = -1.0, True
+    batch = Batch.in_planes(schema, *(torch.from_numpy(x).to(device) for x in (obs, small)))
+
+    steps = []
+    for is_recorded in (False, True):
+        policy = Policy(schema, ModelSection.model_validate(model), seed=3, device=device)
+        step = UpdateStep(policy, AlgorithmSection(lr=1e-3), is_recorded=is_recorded)
+        for _ in range(5):
+            result = step.run(batch, torch.ones(COLUMNS, dtype=torch.bool), 0)
+        steps.append((result, policy))
+    (launched, mine), (recorded, theirs) = steps
+    assert recorded.stats == pytest.approx(launched.stats, rel=1e-2, abs=1e-4)
+    for a, b in zip(mine.tensors, theirs.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
+    assert not caplog.records

@@ -99,11 +99,20 @@ def schema(core):
 def make_step(schema, core):
     """A fresh step around a fresh policy; keywords are the algorithm's settings."""
 
-    def make(*, seed=0, hidden=(16, 16), activation=None, normalize_obs=False, **settings):
+    def make(
+        *,
+        seed=0,
+        hidden=(16, 16),
+        activation=None,
+        normalize_obs=False,
+        is_recorded=False,
+        **settings,
+    ):
         model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs, "activation": activation}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
-        return UpdateStep(policy, AlgorithmSection.model_validate(settings))
+        section = AlgorithmSection.model_validate(settings)
+        return UpdateStep(policy, section, is_recorded=is_recorded)
 
     return make
 
