@@ -18,7 +18,7 @@ from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config.learner import is_loopback
 from impala_async.config.run import ActorSettings
-from impala_async.output import AFTER_S
+from impala_async.output import AFTER_S, EVERY_S
 from impala_async.schema import Bytes2D, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire.actor_side import ActorSide
@@ -46,6 +46,7 @@ SPEC_POLL_S = 0.005
 # Messages between two looks at everything else.
 MAX_AT_ONCE = 100
 NO_CONNECTION = "there is no connection"
+NO_ROOM = "the learner at %s has had no room for more for %.0f s"
 # Compression must make data this much smaller, or its time is better spent on acting.
 WORTH = 0.8
 
@@ -163,10 +164,14 @@ class Client:
 
         To unroll further without credit would only make the data older.
         """
-        before = time.perf_counter()
+        before = time.monotonic()
         while self.side.outbox.num_unsent or not self._free:
             self.pump(POLL_S)
-        self._send_wait_s += time.perf_counter() - before
+            # While this actor comes back, that is told.
+            waited_s = time.monotonic() - max(before, self.side.told_at)
+            if waited_s > EVERY_S:
+                self._log.info(NO_ROOM, self._url, waited_s)
+        self._send_wait_s += time.monotonic() - before
         return self._free.popleft()
 
     def send(self, finished: Finished) -> None:

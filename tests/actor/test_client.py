@@ -44,7 +44,9 @@ def version_of(update):
     return Version(1, update)
 
 
-def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
+def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("impala_async.actor.client.EVERY_S", 0.05)
     actor, session = scene.at_work(spec=spec_of(streams=2), heartbeat_s=0.1)
     actor.do(actor.unroll, 0)
     for _ in range(5):
@@ -52,6 +54,7 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
     assert scene.learner.data.drain() == []
     taken = actor.begin(actor.client.take)
     assert scene.stays_blocked(taken)
+    assert f"the learner at {scene.learner.url} has had no room for more for 0 s" in caplog.messages
     session.grant(1)
     buffer = taken.result(WITHIN_S)
     data = scene.learner.data.hear(Data).message
