@@ -9,6 +9,7 @@ import pytest
 from impala_async.actor.client import RunFinished, choose_compression
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
+from impala_async.errors import MismatchError
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import (
     EPISODE,
@@ -70,6 +71,12 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, capl
     # Its next message is this one, so it has sent nothing else.
     assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
     assert scene.learner.data.drain() == []
+
+
+def test_an_actor_whose_messages_do_not_fit_into_memory_says_what_to_lower(scene):
+    actor = scene.actor()
+    with pytest.raises(MismatchError, match=r"wants \d+\.0 GiB of .* lower trajectory\.rows"):
+        actor.do(actor.client.join, *spec_of(streams=2**40))
 
 
 # Inline; as frames of their own that are copied; and that are not.
