@@ -13,12 +13,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import psutil
+
 from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config.learner import is_loopback
 from impala_async.config.run import ActorSettings
-from impala_async.output import AFTER_S
+from impala_async.errors import MismatchError
+from impala_async.output import AFTER_S, EVERY_S
 from impala_async.schema import Bytes2D, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire.actor_side import ActorSide
@@ -45,7 +48,9 @@ POLL_S = 0.1
 SPEC_POLL_S = 0.005
 # Messages between two looks at everything else.
 MAX_AT_ONCE = 100
+GIB = 1 << 30
 NO_CONNECTION = "there is no connection"
+NO_ROOM = "the learner at %s has had no room for more for %.0f s"
 # Compression must make data this much smaller, or its time is better spent on acting.
 WORTH = 0.8
 
@@ -154,6 +159,13 @@ class Client:
         self.side.set_spec(schema, layouts[0].digest, columns, streams, gives_way)
         # For each stream a window under way, and one that is being written.
         num_buffers = streams * (WINDOW + 1)
+        wants_bytes = num_buffers * columns * schema.layout.column_bytes
+        if wants_bytes > (free_bytes := psutil.virtual_memory().available):
+            raise MismatchError(
+                f"what this actor has under way wants {wants_bytes / GIB:.1f} GiB of memory, and "
+                f"{free_bytes / GIB:.1f} GiB are free here: lower trajectory.rows, actor.num_envs, "
+                "or the actor's own --num-envs"
+            )
         self._free = deque(MessageBuffer(schema, columns) for _ in range(num_buffers))
         if not self._open_session():
             self._come_back(NO_CONNECTION)
@@ -163,10 +175,14 @@ class Client:
 
         To unroll further without credit would only make the data older.
         """
-        before = time.perf_counter()
+        before = time.monotonic()
         while self.side.outbox.num_unsent or not self._free:
             self.pump(POLL_S)
-        self._send_wait_s += time.perf_counter() - before
+            # While this actor comes back, that is told.
+            waited_s = time.monotonic() - max(before, self.side.told_at)
+            if waited_s > EVERY_S:
+                self._log.info(NO_ROOM, self._url, waited_s)
+        self._send_wait_s += time.monotonic() - before
         return self._free.popleft()
 
     def send(self, finished: Finished) -> None:

@@ -106,6 +106,8 @@ class Router:
         self.num_unsent: Counter[bytes] = Counter()
         self._socket.set(zmq.SNDHWM, MAX_UNSENT)
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        # One of two that claim the same routing id must go, or the other is never read nor freed.
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self._has_more = False

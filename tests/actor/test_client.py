@@ -9,6 +9,7 @@ import pytest
 from impala_async.actor.client import RunFinished, choose_compression
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
+from impala_async.errors import MismatchError
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import (
     EPISODE,
@@ -44,7 +45,9 @@ def version_of(update):
     return Version(1, update)
 
 
-def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
+def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("impala_async.actor.client.EVERY_S", 0.05)
     actor, session = scene.at_work(spec=spec_of(streams=2), heartbeat_s=0.1)
     actor.do(actor.unroll, 0)
     for _ in range(5):
@@ -52,6 +55,7 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
     assert scene.learner.data.drain() == []
     taken = actor.begin(actor.client.take)
     assert scene.stays_blocked(taken)
+    assert f"the learner at {scene.learner.url} has had no room for more for 0 s" in caplog.messages
     session.grant(1)
     buffer = taken.result(WITHIN_S)
     data = scene.learner.data.hear(Data).message
@@ -67,6 +71,12 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene):
     # Its next message is this one, so it has sent nothing else.
     assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
     assert scene.learner.data.drain() == []
+
+
+def test_an_actor_whose_messages_do_not_fit_into_memory_says_what_to_lower(scene):
+    actor = scene.actor()
+    with pytest.raises(MismatchError, match=r"wants \d+\.0 GiB of .* lower trajectory\.rows"):
+        actor.do(actor.client.join, *spec_of(streams=2**40))
 
 
 # Inline; as frames of their own that are copied; and that are not.

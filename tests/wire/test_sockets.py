@@ -188,6 +188,14 @@ def test_nobody_can_claim_the_route_that_is_given_next():
         assert echo.poll() is None
 
 
+def test_of_two_that_claim_the_same_route_the_later_one_is_heard(router):
+    with ExitStack() as stack:
+        for said in (b"first", b"second"):
+            peer = stack.enter_context(raw_peer.connect(router.url, b"claimed"))
+            peer.sendall(raw_peer.message(said))
+            assert take(router)[1] == said
+
+
 # -------------------- a dealer
 
 
