@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 from impala_async import __version__
 from impala_async.errors import (
     EXIT_BUG,
+    EXIT_CONFIG,
     EXIT_DONE,
     EXIT_TRY_AGAIN,
     ConfigError,
@@ -34,6 +35,7 @@ from impala_async.errors import (
 from impala_async.files import find_object
 from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
+from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,8 +51,9 @@ LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
 # The keys of `stop` that end a run for good, not only this start, and what the summary calls them.
 REACHED = {"env_steps": "env_steps_trained", "updates": "updates", "mean_return": "mean_return_100"}
 POLL_S = 0.02
-# The error numbers of a full disk and of too many open files. ZeroMQ has errors of its own.
-SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+# The system has no more disk, open files, memory or processes. ZeroMQ has errors of its own.
+SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+NO_THREAD = "can't start new thread"
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)
@@ -303,12 +306,21 @@ def run_door(body: Callable[[], int]) -> int:
         said, code = f"{traceback.format_exc()}{OUR_BUG}", EXIT_BUG
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             said, code = "", EXIT_DONE
-        elif isinstance(error, MemoryError) or getattr(error, "errno", None) in SCARCE:
+        elif _is_scarcity(error):
             said, code = f"error: {str(error) or 'no memory is left'}\n", EXIT_TRY_AGAIN
+        elif isinstance(error, ImportError) and "impala_async" not in str(error):
+            # A user's own code has said so before. Under a small ulimit -v torch fails like this.
+            said = f"error: a package that this needs cannot be loaded: {one_line(error)}\n"
+            code = EXIT_CONFIG
     with suppress(OSError):
         sys.stderr.write(said)
     flush_output()
     return code
+
+
+def _is_scarcity(error: Exception) -> bool:
+    is_told = getattr(error, "errno", None) in SCARCE or str(error) == NO_THREAD
+    return is_told or isinstance(error, MemoryError)
 
 
 def _has_reader(stream: IO[str]) -> bool:

@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from impala_async.actor.stopping import Stopper
 from impala_async.doors import new_parser, run_door, start_told_of
 from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
@@ -56,7 +57,10 @@ def _evaluate(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{flag}: wants a whole number from {least} up, got {value}")
     folder, named = _locate(args.path)
     config = folder.load_config()
-    with closing(Watch(tell_stderr).start()):
+    # Foreign code may hear no handler of ours.
+    stopper = Stopper(tell_stderr, lambda: "")
+    stopper.start()
+    with closing(stopper), closing(Watch(tell_stderr).start()):
         played = _play(config, folder.checkpoints, named, args)
     for number, name in enumerate(config.policies.names or [""]):
         returns = [total for policy, total in played if policy == number]

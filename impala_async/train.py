@@ -57,11 +57,13 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
         # Actors have said no more in their logs than that they were ended.
         folder.withdraw(with_logs=True)
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing.
-    is_told = run.verdict or code == EXIT_DONE
+    # Code of one's own may have ended the learner on the spot (os._exit), and not the run.
+    is_cut = code == EXIT_DONE and folder.read_json("service.json") is not None
+    is_told = run.verdict or (code == EXIT_DONE and not is_cut)
     is_told = is_told or (code in (EXIT_CONFIG, EXIT_INTERRUPTED) and not run.has_begun)
     if not is_told and folder.read_json("summary.json") == before:
         tell_death(code, folder, "train")
-    return code
+    return EXIT_CONFIG if is_cut else code
 
 
 if __name__ == "__main__":

@@ -178,6 +178,13 @@ ENDS = [
     (zmq.ZMQError(errno.EMFILE), 75, ["error: Too many open files"]),
     (MemoryError("Unable to allocate 4 GiB"), 75, ["error: Unable to allocate 4 GiB"]),
     (MemoryError(), 75, ["error: no memory is left"]),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), 75,
+     ["error: [Errno 12] Cannot allocate memory"]),
+    (RuntimeError("can't start new thread"), 75, ["error: can't start new thread"]),
+    (ImportError("libtorch_cpu.so: failed to\nmap segment"), 2,
+     ["error: a package that this needs cannot be loaded: ImportError: libtorch_cpu.so: failed to "
+      "map segment"]),
+    (ImportError("cannot import name 'x' from 'impala_async.policy'"), 70, [BUG]),
     (KeyError("x"), 70, [BUG]),
 ]  # fmt: skip
 

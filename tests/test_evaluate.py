@@ -3,7 +3,9 @@
 import itertools
 import os
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 
 import gymnasium as gym
 import numpy as np
@@ -217,6 +219,10 @@ class Broken(Odd):
             raise KeyboardInterrupt
         if self._age == 1 and self._then == "signal":
             os.kill(os.getpid(), self._place)
+        while self._age == 1 and self._then == "stay":
+            with suppress(BaseException):
+                os.write(2, b"stay\n")
+                signal.pause()
         return super().step(action)
 
 
@@ -256,6 +262,19 @@ def test_a_signal_ends_it_with_a_word_while_it_plays(number, code, word, tmp_pat
     captured = capsys.readouterr()
     assert captured.err == word
     assert "mean" not in captured.out
+
+
+def test_a_second_signal_ends_it_where_its_environment_does_not_come_back(tmp_path, forks):
+    run, _ = begin(tmp_path, f"{__name__}:Broken", kwargs={"value": "stay"})
+    command = [sys.executable, "-m", "impala_async.evaluate", str(run.path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            for _ in range(2):
+                assert b"stay\n" in iter(process.stderr.readline, b"")
+                process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+        finally:
+            process.kill()
 
 
 def test_what_cannot_be_played_is_told(run, tmp_path, capsys):

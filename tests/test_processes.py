@@ -81,6 +81,18 @@ def test_letting_go_ends_a_child_in_good_order_or_anyway():
     assert codes == {"default": -signal.SIGTERM, "orderly": 7, "stubborn": EXIT_TRY_AGAIN}
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
+def test_letting_go_ends_a_child_whose_code_holds_the_lock():
+    line = Lifeline()
+    # It says its word with the lock held, which no thread of it gets from then on.
+    code = "libc = ctypes.PyDLL(None); libc.write(1, b'!', 1); libc.sleep(30)"
+    command = f"import ctypes; from impala_async import processes; processes.hold(); {code}"
+    with line.start([sys.executable, "-c", command], stdout=subprocess.PIPE) as process:
+        assert process.stdout.read(1) == b"!"
+        line.close()
+        assert process.wait(2 * GONE_S) == -signal.SIGALRM
+
+
 @pytest.mark.parametrize("kind", ["file", "closed", "no number"])
 def test_a_descriptor_that_is_no_lifeline_ends_nobody(tmp_path, kind):
     path = tmp_path / "file"

@@ -1,5 +1,6 @@
-"""Ends an actor that was told to end, though its environment does not come back: a handler would
-never run. But the interpreter writes the number of a signal into a pipe, and a thread reads that.
+"""Ends an actor or `evaluate` that was told to end, though its environment does not come back: a
+handler would never run. But the interpreter writes the number of a signal into a pipe, and a thread
+reads that.
 
 Runs on: stopper thread; `start` and `close` on the main thread
 """
@@ -69,7 +70,7 @@ class Stopper:
             self._tell(f"{hang}, and is not waited for any longer")
             self._end()
         else:
-            another = "another signal ends this actor at once"
+            another = "another signal ends it at once"
             self._wait.look(lambda _: f"ending within {left_s:.0f} s: {hang}; {another}")
 
     def _end(self) -> None:

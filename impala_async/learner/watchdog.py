@@ -1,19 +1,17 @@
 """A hang is shown and then ended: the event loop, the learner thread, or the end of a run. A child
 watches, because nothing here runs while a thread holds the interpreter's lock. This file is also
-its program, and imports the standard library alone.
+its program, and then imports the standard library alone.
 
 Runs on: the child, and the event loop, which tells it; the learner thread calls `beat` and `rest`
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import logging
 import math
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -37,7 +35,6 @@ SAY_WITHIN_S = 5.0
 GRACE_S = 2.0
 LOOP_STANDS = "the event loop has not moved"
 TOO_LATE = "not ended"
-_SIGEV_THREAD = 2
 
 
 class Watchdog:
@@ -119,10 +116,12 @@ class Watchdog:
             self._is_closed = True
 
     def _start_child(self) -> None:
+        from impala_async.processes import call_when_read
+
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
         read_fd, end_fd = os.pipe()
         # Kept: the C library reads and writes them as long as this process lives.
-        self._request = _exit_when_read(read_fd)
+        self._request = call_when_read(read_fd, "_exit", EXIT_STUCK)
         settings = map(str, (*self._settings, end_fd))
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *settings],
@@ -139,24 +138,6 @@ class Watchdog:
             # It may have ended, or been ended by somebody.
             with contextlib.suppress(OSError, ValueError):
                 os.write(self._child.stdin.fileno(), f"{line}\n".encode())
-
-
-def _exit_when_read(fd: int) -> object:
-    """Let the C library end this process as soon as there is a byte to read; what it holds.
-
-    The read is asynchronous: its end calls `_exit` on a thread that knows no interpreter's lock.
-    """
-    libc = ctypes.CDLL(None)
-    byte, request = ctypes.create_string_buffer(1), ctypes.create_string_buffer(512)
-    leave = ctypes.cast(libc._exit, ctypes.c_void_p).value
-    # struct aiocb of glibc on 64 bits, with its struct sigevent.
-    struct.pack_into("=i12xQQ", request, 0, fd, ctypes.addressof(byte), 1)
-    struct.pack_into("=QiiQQ", request, 32, EXIT_STUCK, 0, _SIGEV_THREAD, leave, 0)
-    # Without it the kernel ends what hangs, with its own exit code. An older glibc lacks it.
-    is_known = hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "aio_read")
-    if is_known and struct.calcsize("P") == 8:
-        libc.aio_read(request)
-    return byte, request
 
 
 # -------------------- in the child

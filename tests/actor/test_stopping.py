@@ -58,7 +58,7 @@ def test_an_environment_that_does_not_come_back_is_told_of_and_then_left(
     assert stage.told == []
     stage.pass_s(0.1)
     hang = f"environment 0 of actor 2 (Game-v1) has been {where} for"
-    assert stage.told == [f"ending within 7 s: {hang} 13 s; another signal ends this actor at once"]
+    assert stage.told == [f"ending within 7 s: {hang} 13 s; another signal ends it at once"]
     stage.pass_s(6.9)
     assert stage.codes == []
     stage.pass_s(0.1)
