@@ -221,7 +221,7 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
         for leaf in obs.leaves
     }
     with UserCode(what, "on two rows of zeros", SpacesError):
-        features = torso(dict(rows))
+        features, again = torso(dict(rows)), torso(dict(rows))
     changed = [leaf for leaf, row in rows.items() if row._version]
     if changed:
         raise SpacesError(f"{what} must not change {changed} in place: it is the batch's memory")
@@ -230,6 +230,11 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         found = f"{features.dtype} of {list(features.shape)} for two rows"
         raise SpacesError(f"{what} must give float32 of [N, {num_out}], its num_out, not {found}")
+    if not (features.is_meta or torch.allclose(features, again, equal_nan=True)):
+        raise SpacesError(
+            f"{what} must give the same features for a row each time, and does not: leave out "
+            "dropout, noise, and layers that are made in forward"
+        )
     own, used = {id(w) for w in torso.parameters() if w.requires_grad}, _weights_behind(features)
     if not used <= own:
         raise SpacesError(
