@@ -305,8 +305,8 @@ class Client:
             # Any other refusal is mostly nobody's fault.
             if "nonfinite" in refused:
                 self._log.warning(
-                    "the learner refuses trajectories of %s: an observation, a reward or an "
-                    "action in them is not finite",
+                    "the learner refuses trajectories of %s: an observation, a reward, an "
+                    "action or its log-probability in them is not finite",
                     self.settings.env.id,
                 )
             self._free.extend(finished.buffer for finished in self.side.settled)

@@ -135,7 +135,7 @@ class Worker:
         call = Blame(self._env_id, self._where, self._num_envs, is_here=False)
         call.first = self._first_env
         since = looked_at = time.monotonic()
-        waited_s = 0.0
+        waited_s, seen = 0.0, None
         former, RUNNING.place = RUNNING.place, self.place
         RUNNING.call = (call, since)
         try:
@@ -149,6 +149,8 @@ class Worker:
                 # A process that was stopped for a while has not hung meanwhile.
                 now = time.monotonic()
                 waited_s, looked_at = waited_s + min(now - looked_at, LOOK_S), now
+                if seen is not (seen := RUNNING.look(now)):
+                    waited_s = 0.0  # its next environment has a time of its own
                 if self._where in WHERES and waited_s > self._timeout_s:
                     self.process.send_signal(TELL_STACKS)
                     # It writes to where our own log goes.

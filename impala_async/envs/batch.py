@@ -178,8 +178,8 @@ def _checked(leaf: ObsLeaf, value: Any, shape: tuple[int, ...], where: str) -> N
     """A leaf's part of an observation; EnvError for one that its own space does not describe."""
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):  # it is ragged
-        value = None
+    except (TypeError, ValueError):
+        raise _broken(leaf, where, f"shape {shape}, it is ragged") from None
     if value is None:
         raise _broken(leaf, where, "it, but it is not there")
     if array.shape != shape:

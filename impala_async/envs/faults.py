@@ -45,6 +45,19 @@ class Running:
     """The second is since when."""
     place = memoryview(bytearray(4)).cast("i")
     """The number of the environment within its actor, from 1; 0 where it is not known."""
+    _seen: "tuple[object, int, tuple[Blame, float] | None]" = (None, 0, None)
+
+    def look(self, now: float) -> "tuple[Blame, float] | None":
+        """The call, and since when it is where it is: another pair for each environment of it.
+
+        Looked for from outside, at times: the call itself is to lose none by it.
+        """
+        call, place = self.call, self.place[0]
+        was_in, was_at, pair = self._seen
+        if call is not was_in or place != was_at:
+            pair = call if call is not was_in or call is None else (call[0], now)
+            self._seen = call, place, pair
+        return pair
 
 
 class Blame(UserCode):
@@ -188,7 +201,8 @@ class Watch:
 
     def look(self) -> None:
         """Tell of the present call, if it lasts; end this process if it lasts too long."""
-        call, now = RUNNING.call, self._clock()
+        now = self._clock()
+        call = RUNNING.look(now)
         # A process that was stopped for a while has not hung meanwhile.
         passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_EVERY_S), now
         if call is None:
@@ -219,8 +233,9 @@ class Watch:
 
 def hang_now() -> dict[str, float]:
     """The call that hangs, for a heartbeat; empty when there is none."""
-    blame, since = RUNNING.call or (None, 0.0)
-    seconds = monotonic() - since
+    now = monotonic()
+    blame, since = RUNNING.look(now) or (None, now)
+    seconds = now - since
     if blame is None or blame.where not in WHERES or seconds < HANGS_AFTER_S:
         return {}
     first, last = blame.environments()

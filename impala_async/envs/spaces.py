@@ -159,6 +159,10 @@ def _nest(space: Space[Any], path: Path, values: Actions) -> Any:
 
 def _arrays_of(space: Space[Any], what: str) -> dict[str, tuple[Path, Space[Any]]]:
     """The spaces in a nested one that are no Dict and no Tuple, with the keys that lead to them."""
+    if not isinstance(space, Space):
+        kind = type(space)  # the old gym has spaces of the same names
+        got = f"{space!r} ({kind.__module__}.{kind.__qualname__})"
+        raise EnvError(f"{what}: wants a space of gymnasium, got {got}")
     found: dict[str, tuple[Path, Space[Any]]] = {}
     for path, part in _walk(space, ()):
         name = _name_of(path)

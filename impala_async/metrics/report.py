@@ -152,8 +152,10 @@ def _judge_waits(report: Mapping[str, Value]) -> str:
 
 def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
     if report.get("num_actors") == 0:
-        death = report.get("actor/last_death")
-        return f"actors: {finding}, none is connected" + (f"; {death}" if death else "")
+        why, found = report.get("actor/last_death"), numbers(report)
+        if not why and not found.get("updates") and found.get("sessions/opened"):
+            why = "one that came may still make its environments: its log says so"
+        return f"actors: {finding}, none is connected" + (f"; {why}" if why else "")
     is_starved = report.get("learner/starved_since_s") is not None
     if names := report.get("lockstep/waits_for") if is_starved else None:
         finding += f", it waits for {names}"

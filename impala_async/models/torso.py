@@ -220,8 +220,8 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with torch.no_grad(), UserCode(what, "on two rows of zeros", SpacesError):
-        features = torso(dict(rows))
+    with UserCode(what, "on two rows of zeros", SpacesError):
+        features, again = torso(dict(rows)), torso(dict(rows))
     changed = [leaf for leaf, row in rows.items() if row._version]
     if changed:
         raise SpacesError(f"{what} must not change {changed} in place: it is the batch's memory")
@@ -230,7 +230,34 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         found = f"{features.dtype} of {list(features.shape)} for two rows"
         raise SpacesError(f"{what} must give float32 of [N, {num_out}], its num_out, not {found}")
+    if not (features.is_meta or torch.allclose(features, again, equal_nan=True)):
+        raise SpacesError(
+            f"{what} must give the same features for a row each time, and does not: leave out "
+            "dropout, noise, and layers that are made in forward"
+        )
+    own, used = {id(w) for w in torso.parameters() if w.requires_grad}, _weights_behind(features)
+    if not used <= own:
+        raise SpacesError(
+            f"{what} has weights that its nn.Module does not know, so nothing would train them: "
+            "put layers into nn.ModuleList, not into a list, and make all of them in __init__"
+        )
+    if own and not used:
+        raise SpacesError(
+            f"{what}: no gradient comes from its features to its weights: drop no_grad, detach or "
+            "numpy, or say that they stay as they are, by requires_grad_(False)"
+        )
     return torso
+
+
+def _weights_behind(features: Tensor) -> set[int]:
+    """The ids of all weights that a gradient would come to."""
+    nodes: list[Any] = [features.grad_fn]
+    seen: set[Any] = {None}
+    while nodes:
+        if (node := nodes.pop()) not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+    return {id(node.variable) for node in seen if hasattr(node, "variable")}
 
 
 def by_numpy(torso: object, head: nn.Linear) -> Net | None:

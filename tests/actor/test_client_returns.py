@@ -254,7 +254,7 @@ def test_words_without_meaning_change_nothing_and_are_a_line_of_each_kind(scene,
         assert len(lines(said)) == 1
     assert len(lines("the learner refused a message: what?")) == 1
     (line,) = lines("the learner refuses trajectories of")
-    assert "of noisy:Env: an observation, a reward or an action in them is not finite" in line
+    assert "of noisy:Env: an observation, a reward, an action or its log-probability in" in line
 
 
 @pytest.mark.usefixtures("impatient")

@@ -293,7 +293,7 @@ def test_what_a_space_does_not_describe_is_refused():
         (BOX, np.zeros(3, np.float32), r"shape \(4,\), it has \(3,\)"),
         (BOX, 0.5, r"it has \(\)"),
         (BOX, np.zeros((1, 4), np.float32), r"it has \(1, 4\)"),
-        (BOX, [[0], [1, 2]], "not there"),
+        (BOX, [[0], [1, 2]], "it is ragged"),
         (Box(0, 255, (4,), np.uint8), np.zeros(4, np.float32), "uint8, it is float32"),
         (ALL, {"box": np.zeros(4)}, "bits: .* not there"),
         (ALL, np.zeros(4), "not there"),

@@ -245,6 +245,19 @@ def test_what_takes_too_long_is_ended():
     assert watched.ended[0] == f"{hang}, longer than env.step_timeout_s allows"
 
 
+def test_each_of_many_environments_has_a_time_of_its_own():
+    watched, call = Watched(limit_s=30.0), in_step(num_envs=4)
+    RUNNING.call = (call, 0.0)
+    for place in range(1, 5):
+        RUNNING.place[0] = place
+        watched.look_until(place * 25)
+    last = "environment 3 of actor 2 has been in step for"
+    assert not watched.ended
+    assert watched.told[-2:] == [f"{last} 10 s", f"{last} 20 s"]
+    watched.look_until(107)
+    assert watched.ended[0].startswith(f"{last} 30 s")
+
+
 def test_a_heartbeat_tells_of_a_hang_and_of_nothing_else(monkeypatch):
     assert hang_now() == {}
     RUNNING.call = (Blame("Some-v1", "in reset"), time.monotonic())

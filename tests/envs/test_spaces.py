@@ -76,6 +76,7 @@ TWICE = "two parts called 'a/b'"
 def test_other_spaces_are_refused_on_one_line():
     for refused, named in (
         (lambda: spaces_of(Text(5)), "action space Text"),
+        (lambda: spaces_of(4), "action space: wants a space of gymnasium, got 4 (builtins.int)"),
         (lambda: spaces_of(Box(0, 5, (2,), np.int64)), "one of floats"),
         (lambda: spaces_of(Dict(a=Tuple((Discrete(2), Text(5))))), "at 'a/1'"),
         (lambda: spaces_of(Dict()), "action space Dict() is empty"),
@@ -85,6 +86,7 @@ def test_other_spaces_are_refused_on_one_line():
         (lambda: spaces_of(Dict(a=HALF_OPEN), **SQUASHED), "at 'a' has no bounds to squash into"),
         (lambda: spaces_of(Discrete(2), **SQUASHED), "action space Discrete(2) has no numbers"),
         (lambda: obs_leaves(Text(5)), "Text"),
+        (lambda: obs_leaves(None), "observation space: wants a space of gymnasium, got None"),
         (lambda: obs_leaves(Sequence(WIDE)), "Sequence"),
         (lambda: obs_leaves(Dict(a=Dict(b=Text(3)))), "at 'a/b'"),
         (lambda: obs_leaves(Tuple((BOX, Sequence(Discrete(2))))), "at '1'"),

@@ -160,6 +160,7 @@ CASES = [
     (FED | {"num_actors": 1}, "learner: …"),
     (FED | {"num_actors": 0}, f"actors: {NOBODY}, none is connected"),
     (FED | {"num_actors": 0, "actor/last_death": "it broke"}, f"actors: {NOBODY}, none…; it broke"),
+    ({"num_actors": 0, "sessions/opened": 1}, "actors: …environments: its log says so"),
     ({"num_actors": 0, "actor/last_death": "it broke", "learner/building": 1}, "waiting: the …"),
     ({"num_actors": 0, "learner/building": 0}, "actors: …"),
     # Starvation outweighs old timers.

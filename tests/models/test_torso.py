@@ -74,6 +74,10 @@ Fails = own_that(lambda obs, features: obs["pixels"])
 InPlace = own_that(lambda obs, features: features({"": obs[""].mul_(10)}))
 InItsDict = own_that(lambda obs, features: obs.update({"": obs[""] * 10}) or features(obs))
 FailsLater = own_that(fail_later)
+Detached = own_that(lambda obs, features: features(obs).detach())
+ByChance = own_that(lambda obs, features: features(obs) + torch.rand(6))
+LAYERS = [nn.Linear(6, 6)]
+InAList = own_that(lambda obs, features: LAYERS[0](features(obs)))
 
 
 def own_with(*layers):
@@ -134,6 +138,9 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
         ("NoModule", "must make an nn.Module with a whole number num_out"),
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
         ("Fails", r"failed on two rows of zeros: KeyError: 'pixels' \(.*test_torso\.py:[0-9]+\)"),
+        ("ByChance", "the same features for a row each time, and does not"),
+        ("InAList", "has weights that its nn.Module does not know"),
+        ("Detached", "no gradient comes from its features"),
         ("InPlace", r"must not change \[''\] in place"),
         ("Drops", "the same features for a row each time, and extra.1 is Dropout: leave it out"),
         ("InBatches", "extra.0 is BatchNorm1d"),
