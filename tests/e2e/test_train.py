@@ -75,7 +75,7 @@ class Flaky(CartPoleEnv):
     def step(self, action):
         # The failure must not come while samplers are still measured.
         self.num_steps += 1
-        if self.num_steps > 2000 and not Path("{flag}").exists():
+        if self.num_steps > 20_000 and not Path("{flag}").exists():
             Path("{flag}").touch()
             raise RuntimeError("the simulator crashed")
         return super().step(action)
