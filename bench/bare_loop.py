@@ -3,7 +3,8 @@
 `python -m bench.bare_loop bare|step RECORDING SETTINGS SECONDS` prints its rate as a line of JSON.
 The loop is written by hand: its batch lies ready on the device, with rewards clipped and stacks
 unfolded, and each turn is forward, V-trace, loss, backward, clip and optimizer step. Nothing is
-checked, kept or reported. Network, V-trace and optimizer are the product's: both compute the same.
+checked, kept or reported. Network, V-trace and optimizer are the product's, but hidden layers are
+torch's own: both compute the same.
 
     B columns of a batch, T action rows, S = T+1 observation rows, A actions
 """
@@ -24,6 +25,7 @@ from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.build import build_step, pick_device
 from impala_async.learner.loader import make_current
+from impala_async.models import dense
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.processes import keep_freed_memory
@@ -98,6 +100,8 @@ def build(kind: str, index: RecordingIndex, config: RunConfig) -> Callable[[], o
     device = pick_device(config.learner.device)
     batch = first_batch(index, config.learner.batch_columns, device)
     if kind == "bare":
+        # As anybody writes it: through torch's own layers.
+        dense.pays = lambda features_NF: False
         policy = Policy(index.schema, config.model, seed=config.seed, device=device)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
         return BareLoop(policy, config.algorithm, batch).update

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
+from impala_async.models import dense
 from impala_async.models.leaves import as_image, as_vector, image_shape, is_image, vector_size
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.user_code import UserCode, import_callable
@@ -77,7 +78,11 @@ class MLPTorso(Hidden):
         self.leaves = obs.leaves
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        return self.through(joined(self.leaves, obs))
+        features_NF = joined(self.leaves, obs)
+        if not dense.pays(features_NF):
+            return self.through(features_NF)
+        activation: dense.Activation = "tanh" if self.activate is torch.tanh_ else "relu"
+        return dense.through(features_NF, self.layers, activation)
 
 
 def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
