@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 Activation = Literal["tanh", "relu"]
-# What is not finite is seen in the loss.
+# Numbers that are not finite are noticed in the loss.
 SILENT = np.errstate(all="ignore")
 
 
