@@ -15,7 +15,7 @@ import pytest
 from impala_async import processes
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
-from impala_async.errors import EXIT_TRY_AGAIN
+from impala_async.errors import Exit
 from impala_async.processes import REQUESTS, VARIABLE, Lifeline, quit_at_once
 from impala_async.runs.folder import RunFolder
 
@@ -77,8 +77,8 @@ def test_letting_go_ends_a_child_in_good_order_or_anyway():
         assert free.poll() is None
         free.kill()
     # Only the kernel can end one that lets no thread run, as an interpreter that is torn down.
-    assert codes.pop("busy") in (-signal.SIGALRM, EXIT_TRY_AGAIN)
-    assert codes == {"default": -signal.SIGTERM, "orderly": 7, "stubborn": EXIT_TRY_AGAIN}
+    assert codes.pop("busy") in (-signal.SIGALRM, Exit.TRY_AGAIN)
+    assert codes == {"default": -signal.SIGTERM, "orderly": 7, "stubborn": Exit.TRY_AGAIN}
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")
