@@ -133,7 +133,8 @@ def test_what_cannot_be_replayed_so_is_told_before_anything_starts(
 
 def test_a_lockstep_recording_is_played_into_another_learner():
     flags = "--set pace.mode=async --set pace.lag=0 --set pace.on_loss=go_on"
-    assert replay.main([recording(start(**LOCKSTEP), message(0)), *flags.split()]) == 0
+    assert replay.main([recording(start(**LOCKSTEP), message(0)), *flags.split(), "--loop"]) == 0
+    assert FakePlayer.made[0].manner == {"is_looped"}
 
 
 def test_a_learner_that_fails_gives_its_code(monkeypatch, capsys):
