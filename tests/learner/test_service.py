@@ -17,7 +17,6 @@ from impala_async.config.learner import LearnerSection
 from impala_async.errors import CheckpointError, ConfigError, Exit, ServiceError
 from impala_async.launch import local
 from impala_async.learner import build, learner_thread, service, watchdog
-from impala_async.learner.handoff import Mailbox
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.loop.server import ActorServer
@@ -29,7 +28,7 @@ from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import newest_checkpoint
-from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk, Heartbeat
+from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
 from tests.learner.service_run import service_run
@@ -505,26 +504,6 @@ async def test_what_was_settled_or_made_by_an_abandoned_branch_is_not_taken_agai
         await actor.send(epoch=1, update=fork)
         assert len(actor.verdicts) == 1
     assert (tmp_path / "epoch").read_text() == "3"
-
-
-async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(tmp_path, monkeypatch):
-    """A learner that has published nothing yet could not judge it: it gives no credit."""
-    _, former = await first_start(tmp_path, monkeypatch)
-    held = []
-    deliver = Mailbox._deliver
-    with monkeypatch.context() as patch:
-        patch.setattr(Mailbox, "_deliver", lambda box, _: held.append(lambda: deliver(box, None)))
-        async with service_run(tmp_path, is_resumed=True) as run:
-            actor = await come_back(run, former)
-            await actor.beat(Heartbeat(actor.session, {}))
-            await actor.hear(lambda: len(actor.grants) >= 2)
-            assert (actor.granted, actor.version) == (5, (0, 0))
-            patch.undo()
-            for waiting in held:
-                waiting()
-            actor.seq = 5
-            await actor.send(epoch=1, update=1)
-            assert actor.verdicts == []
 
 
 async def test_a_resume_that_fails_leaves_the_run_as_it_was(tmp_path, monkeypatch):
