@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from impala_async.errors import EXIT_INTERRUPTED
+from impala_async.errors import Exit
 
 
 def run(main: Callable[[], int]) -> NoReturn:
@@ -15,4 +15,4 @@ def run(main: Callable[[], int]) -> NoReturn:
         sys.exit(main())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from impala_async import __version__
 from impala_async.doors import run_door
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE
+from impala_async.errors import Exit
 from impala_async.processes import leave
 
 # Door: its module, and what it is for. Modules are imported only when their door is opened.
@@ -29,22 +29,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def console() -> NoReturn:
-    """The command calls this."""
     leave(main())
 
 
 def _open(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(_help())
-        return EXIT_DONE if args else EXIT_CONFIG
+        return Exit.DONE if args else Exit.CONFIG
     if args[0] == "--version":
         print(f"impala-async {__version__}")
-        return EXIT_DONE
+        return Exit.DONE
     if args[0] not in DOORS:
         near = difflib.get_close_matches(args[0], DOORS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"error: there is no door {args[0]!r}{hint}\n\n{_help()}", file=sys.stderr)
-        return EXIT_CONFIG
+        return Exit.CONFIG
     # As `python -m` does: environments of one's own often lie in this folder, if it is still there.
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:

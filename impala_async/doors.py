@@ -16,24 +16,22 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__
 from impala_async.errors import (
-    EXIT_BUG,
-    EXIT_CONFIG,
-    EXIT_DONE,
-    EXIT_TRY_AGAIN,
     ConfigError,
     EnvHangsError,
+    Exit,
     ImpalaAsyncError,
     RunOver,
     UnreachableError,
     how_it_ended,
 )
 from impala_async.files import find_object
-from impala_async.output import flush_output, told_of, write_any_text, write_unhurried
+from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 from impala_async.user_code import one_line
 
@@ -53,7 +51,6 @@ REACHED = {"env_steps": "env_steps_trained", "updates": "updates", "mean_return"
 POLL_S = 0.02
 # The system has no more disk, open files, memory or processes. ZeroMQ has errors of its own.
 SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-NO_THREAD = "can't start new thread"
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)
@@ -288,7 +285,10 @@ def start_told_of(
 def run_door(body: Callable[[], int]) -> int:
     """The exit code of a door. A user's mistake is told in a line, our bug by its traceback."""
     begin()
-    write_any_text()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A character that an encoding does not have is written as an escape.
+            stream.reconfigure(errors="backslashreplace")
     said = ""
     try:
         with quit_at_once():
@@ -296,31 +296,27 @@ def run_door(body: Callable[[], int]) -> int:
     except ImpalaAsyncError as error:
         code = error.exit_code
         # An environment that hangs is no bug of ours, and its stack was told.
-        if code == EXIT_BUG and not isinstance(error, EnvHangsError):
+        if code == Exit.BUG and not isinstance(error, EnvHangsError):
             said = traceback.format_exc()
-        prefix = "" if code == EXIT_DONE else "error: "
+        prefix = "" if code == Exit.DONE else "error: "
         said += "".join(f"{prefix}{line}\n" for line in str(error).splitlines())
     except KeyboardInterrupt as error:
         said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:
-        said, code = f"{traceback.format_exc()}{OUR_BUG}", EXIT_BUG
+        said, code = f"{traceback.format_exc()}{OUR_BUG}", Exit.BUG
+        is_scarce = isinstance(error, MemoryError) or getattr(error, "errno", None) in SCARCE
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
-            said, code = "", EXIT_DONE
-        elif _is_scarcity(error):
-            said, code = f"error: {str(error) or 'no memory is left'}\n", EXIT_TRY_AGAIN
+            said, code = "", Exit.DONE
+        elif is_scarce or str(error) == "can't start new thread":
+            said, code = f"error: {str(error) or 'no memory is left'}\n", Exit.TRY_AGAIN
         elif isinstance(error, ImportError) and "impala_async" not in str(error):
             # A user's own code has said so before. Under a small ulimit -v torch fails like this.
             said = f"error: a package that this needs cannot be loaded: {one_line(error)}\n"
-            code = EXIT_CONFIG
+            code = Exit.CONFIG
     with suppress(OSError):
         sys.stderr.write(said)
     flush_output()
     return code
-
-
-def _is_scarcity(error: Exception) -> bool:
-    is_told = getattr(error, "errno", None) in SCARCE or str(error) == NO_THREAD
-    return is_told or isinstance(error, MemoryError)
 
 
 def _has_reader(stream: IO[str]) -> bool:

@@ -1,21 +1,27 @@
 """All that this package raises on purpose, and the exit code that each ends a process with."""
 
 import signal
+from enum import IntEnum
 
-EXIT_DONE = 0
-EXIT_CONFIG = 2
-EXIT_BUG = 70
-EXIT_TRY_AGAIN = 75
-EXIT_NOT_ALLOWED = 77
-EXIT_MISMATCH = 78
-EXIT_INTERRUPTED = 130
 # A shell adds this to the number of the signal that ended a process.
 SHELL_SIGNAL = 128
 
 
+class Exit(IntEnum):
+    """The exit codes of a process of ours."""
+
+    DONE = 0
+    CONFIG = 2
+    BUG = 70
+    TRY_AGAIN = 75
+    NOT_ALLOWED = 77
+    MISMATCH = 78
+    INTERRUPTED = 130
+
+
 def how_it_ended(code: int) -> str:
     """Say what the exit code of a child tells. A signal has a negative one, or as in a shell."""
-    if code == EXIT_INTERRUPTED:
+    if code == Exit.INTERRUPTED:
         return "was interrupted (SIGINT)"
     if code > SHELL_SIGNAL:
         code = SHELL_SIGNAL - code
@@ -31,13 +37,13 @@ def how_it_ended(code: int) -> str:
 class ImpalaAsyncError(Exception):
     """A bug of ours, unless a class below says otherwise."""
 
-    exit_code = EXIT_BUG
+    exit_code = Exit.BUG
 
 
 class ConfigError(ImpalaAsyncError):
     """It names the field, what it got and what it wants."""
 
-    exit_code = EXIT_CONFIG
+    exit_code = Exit.CONFIG
 
 
 class SpacesError(ConfigError):
@@ -47,7 +53,7 @@ class SpacesError(ConfigError):
 class EnvError(ImpalaAsyncError):
     """The environment cannot be made, or broke its contract; `is_death`: its process has died."""
 
-    exit_code = EXIT_CONFIG
+    exit_code = Exit.CONFIG
 
     def __init__(self, text: str = "", *, is_death: bool = False) -> None:
         super().__init__(text)
@@ -61,19 +67,19 @@ class EnvHangsError(ImpalaAsyncError):
 class CheckpointError(ImpalaAsyncError):
     """A checkpoint is missing, damaged, or belongs to another run."""
 
-    exit_code = EXIT_CONFIG
+    exit_code = Exit.CONFIG
 
 
 class RecordingError(ImpalaAsyncError):
     """A recording is missing, damaged, or cannot be played as asked."""
 
-    exit_code = EXIT_CONFIG
+    exit_code = Exit.CONFIG
 
 
 class RunOver(ImpalaAsyncError):
     """A run that is to be resumed has reached its end already."""
 
-    exit_code = EXIT_DONE
+    exit_code = Exit.DONE
 
 
 class ProtocolError(ImpalaAsyncError):
@@ -87,19 +93,19 @@ class ProtocolError(ImpalaAsyncError):
 class MismatchError(ImpalaAsyncError):
     """This actor does not fit this learner: do not retry."""
 
-    exit_code = EXIT_MISMATCH
+    exit_code = Exit.MISMATCH
 
 
 class NotAllowedError(ImpalaAsyncError):
     """The learner does not admit this actor."""
 
-    exit_code = EXIT_NOT_ALLOWED
+    exit_code = Exit.NOT_ALLOWED
 
 
 class UnreachableError(ImpalaAsyncError):
     """No learner answered in time: try again later."""
 
-    exit_code = EXIT_TRY_AGAIN
+    exit_code = Exit.TRY_AGAIN
 
 
 class ServiceError(ImpalaAsyncError):

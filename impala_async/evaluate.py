@@ -1,8 +1,4 @@
-"""The evaluate door: greedy episodes with the weights of a checkpoint.
-
-`python -m impala_async.evaluate runs/CartPole-v1-...` takes the newest checkpoint of a run
-folder, or of its `checkpoints`; a checkpoint's own folder works as well.
-"""
+"""The evaluate door: greedy episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
 import signal
@@ -41,7 +37,6 @@ Played = tuple[int, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the mean return of the episodes, the smallest and the largest one."""
     parser = new_parser("evaluate", "Play greedy episodes with a trained policy.")
     parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
     for flag, default, _, text in FLAGS:

@@ -4,7 +4,6 @@ A terminal that is stopped by Ctrl-S, a pager, or a line that stalls makes a wri
 read, and every thread that logs waits with it. So a thread of its own writes to such a stream.
 """
 
-import io
 import os
 import queue
 import stat
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, TextIO
 
 # Pieces of text that wait to be read; what comes beyond them is lost, and counted.
@@ -76,13 +76,6 @@ class Unhurried:
                 self._error = error
 
 
-def write_any_text() -> None:
-    """Let no text end us: a character that an encoding does not have is written as an escape."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
 def write_unhurried() -> None:
     """Let stderr never wait for its reader; a file has no reader, and is left as it is."""
     stream = sys.stderr
@@ -114,28 +107,26 @@ def _has_reader(stream: TextIO) -> bool:
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
+@dataclass(eq=False)
 class Wait:
     """One wait, from now on or `since` a moment of the clock. `tell` takes a line."""
 
-    def __init__(
-        self,
-        tell: Callable[[str], None],
-        *,
-        after_s: float = AFTER_S,
-        since: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._tell = tell
-        self._clock = clock
-        self._since = clock() if since is None else since
-        self._due_s = after_s
+    tell: Callable[[str], None]
+    _: KW_ONLY
+    after_s: float = AFTER_S
+    since: float | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._since = self.clock() if self.since is None else self.since
+        self._due_s = self.after_s
 
     def look(self, what: Callable[[float], str]) -> None:
         """Tell `what` of the seconds waited, if it is time for another line."""
-        waited_s = self._clock() - self._since
+        waited_s = self.clock() - self._since
         if waited_s >= self._due_s:
             self._due_s = waited_s + EVERY_S
-            self._tell(what(waited_s))
+            self.tell(what(waited_s))
 
 
 @contextmanager

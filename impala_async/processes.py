@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TRY_AGAIN
+from impala_async.errors import Exit
 from impala_async.output import flush_output
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
@@ -118,7 +118,7 @@ def _watch(fd: int) -> None:
     # An interpreter that is torn down may let no other thread run: then the kernel ends us.
     signal.setitimer(signal.ITIMER_REAL, ORPHAN_S + 0.2)
     time.sleep(ORPHAN_S)
-    os._exit(EXIT_TRY_AGAIN)
+    os._exit(Exit.TRY_AGAIN)
 
 
 def begin() -> None:
@@ -140,15 +140,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupt(number: int, frame: object) -> None:
-    """A handler of all of them."""
     raise Interrupted(number)
 
 
 def last_word(*numbers: int) -> tuple[str, int]:
     """The last word and the exit code of a process that such signals have ended."""
     if numbers and signal.SIGINT not in numbers:
-        return "terminated\n", EXIT_DONE
-    return "interrupted\n", EXIT_INTERRUPTED
+        return "terminated\n", Exit.DONE
+    return "interrupted\n", Exit.INTERRUPTED
 
 
 def is_ctrl_c(error: BaseException) -> bool:

@@ -232,7 +232,6 @@ class Schema:
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that two equal schemas share."""
         return digest_of(self.to_json())
 
     @cached_property

@@ -1,7 +1,4 @@
-"""The train door: one learner and its actors on this machine.
-
-`python -m impala_async.train` without arguments solves CartPole-v1.
-"""
+"""The train door: one learner and its actors on this machine."""
 
 import argparse
 import sys
@@ -16,7 +13,7 @@ from impala_async.doors import (
     start_logging,
     tell_death,
 )
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EXIT_INTERRUPTED
+from impala_async.errors import Exit
 from impala_async.launch.local import LocalRun
 from impala_async.processes import leave
 
@@ -58,12 +55,12 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
         folder.withdraw(with_logs=True)
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing.
     # Code of one's own may have ended the learner on the spot (os._exit), and not the run.
-    is_cut = code == EXIT_DONE and folder.read_json("service.json") is not None
-    is_told = run.verdict or (code == EXIT_DONE and not is_cut)
-    is_told = is_told or (code in (EXIT_CONFIG, EXIT_INTERRUPTED) and not run.has_begun)
+    is_cut = code == Exit.DONE and folder.read_json("service.json") is not None
+    is_told = run.verdict or (code == Exit.DONE and not is_cut)
+    is_told = is_told or (code in (Exit.CONFIG, Exit.INTERRUPTED) and not run.has_begun)
     if not is_told and folder.read_json("summary.json") == before:
         tell_death(code, folder, "train")
-    return EXIT_CONFIG if is_cut else code
+    return Exit.CONFIG if is_cut else code
 
 
 if __name__ == "__main__":

@@ -295,27 +295,3 @@ def test_a_choice_is_legal_in_every_valid_row(wide, legal, chosen, fault):
     assert wide.fault == fault
     wide["mask_CT"][HERE] = 0
     assert wide.fault is None
-
-
-def test_random_masks_are_judged_row_by_row(wide):
-    rng, legal, move = np.random.default_rng(0), wide["obs/legal"], wide["actions/move"]
-    found = set()
-    for _ in range(60):
-        legal[:] = rng.random(legal.shape) < 0.8
-        move[:] = rng.integers(0, (2, 5), size=move.shape)
-        wide["mask_CT"][:] = rng.random(wide["mask_CT"].shape) < 0.3
-        is_fine = all(
-            legal[c, t, move[c, t, 0]] and legal[c, t, 2 + move[c, t, 1]]
-            for c, t in zip(*np.nonzero(wide["mask_CT"]), strict=True)
-        )
-        found.add(wide.reason)
-        assert wide.reason == (None if is_fine else "invalid")
-    assert found == {None, "invalid"}
-
-
-def test_a_category_that_is_an_input_of_every_dtype_is_checked():
-    for dtype in ("uint8", "int8", "uint16", "int16", "int32", "int64"):
-        message = Message(replace(SCHEMA, obs=ObsSpec((ArraySpec("kind", (), dtype, (3,)),))))
-        for value, reason in ((2, None), (3, "invalid")):
-            message["obs/kind"][HERE] = value
-            assert message.reason == reason

@@ -113,14 +113,9 @@ class Client:
         return self._link
 
     def connect(self) -> ActorSettings:
-        """Say hello until a learner answers; what it wants to be run.
-
-        Raises:
-            UnreachableError: nobody answered within `connect_s` (later `actor.reconnect_s`, unless
-                that was without end).
-            MismatchError, NotAllowedError: this learner refuses this actor for good.
-            NewRun: another run is at this address now; `settings` has what it wants to be run.
-        """
+        """Say hello until a learner answers; what it wants to be run. Errors are those of
+        `find_learner`, within `connect_s` (later `actor.reconnect_s`, unless that was without end),
+        and NewRun: another run is at this address now; `settings` has what it wants to be run."""
         welcome, settings = find_learner(
             self._data,
             self.side.handshake(time.monotonic()),
@@ -234,7 +229,11 @@ class Client:
         now = time.monotonic()
         if not self._data.is_greeted:
             self._reconnect(now)
-        self._tell_of_session(now)
+        if not self.side.is_joined and (waited_s := now - self.side.told_at) > AFTER_S:
+            self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
+        if self._is_coming_back and self.side.is_joined and self.link.pulls.is_serving:
+            self._is_coming_back = False
+            self._log.info("back at work")
         patience_s = self.side.overdue(now, self.link.pulls, self.link.weights_s)
         if self.link.pulls.is_session_over:
             self._come_back("it has ended the session")
@@ -253,13 +252,6 @@ class Client:
         if self._link is not None:
             self._link.close()
         self._data.close()
-
-    def _tell_of_session(self, now: float) -> None:
-        if not self.side.is_joined and (waited_s := now - self.side.told_at) > AFTER_S:
-            self._log.warning("the learner at %s grants nothing yet (%.0f s)", self._url, waited_s)
-        if self._is_coming_back and self.side.is_joined and self.link.pulls.is_serving:
-            self._is_coming_back = False
-            self._log.info("back at work")
 
     def _check_stop(self) -> None:
         if self._should_stop():

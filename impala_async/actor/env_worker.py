@@ -32,7 +32,7 @@ from impala_async.envs.batch import Step
 from impala_async.envs.describe import look_of
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError
+from impala_async.errors import EnvError, Exit
 from impala_async.processes import CTRL_C, REQUESTS, leave
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
@@ -47,7 +47,7 @@ TELL_STACKS = signal.SIGUSR1
 ALIGNMENT = 64
 OTHERS = (
     *(ArraySpec(name, (), "bool") for name in ("terminated", "truncated", "idle", "untrained")),
-    *(ArraySpec("reward", (), "float32"), ArraySpec("place", (), "int32")),
+    *(ArraySpec("rewards", (), "float32"), ArraySpec("place", (), "int32")),
 )
 
 
@@ -61,15 +61,8 @@ class SharedColumns:
         self._groups = groups
         self.obs, final_obs, self.actions, others = groups
         self._places_C = others["place"]
-        self._step = Step(
-            self.obs,
-            others["reward"],
-            others["terminated"],
-            others["truncated"],
-            final_obs,
-            others["idle"],
-            others["untrained"],
-        )
+        arrays = {name: others[name] for name in Step._fields if name in others}
+        self._step = Step(obs=self.obs, final_obs=final_obs, **arrays)
 
     @staticmethod
     def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "SharedColumns":
@@ -162,11 +155,11 @@ def main() -> int:
         text = "".join(traceback.format_exception(error.__cause__ or error))
         fault = {"error": str(error), "traceback": text[-MAX_TRACEBACK:]}
         write(replies, bytes([FAULT]) + as_line(fault))
-        return EXIT_CONFIG
+        return Exit.CONFIG
     except (EOFError, BrokenPipeError):
         pass  # the actor is gone
     os.close(replies)
-    return EXIT_DONE
+    return Exit.DONE
 
 
 def _work(commands: int, replies: int, memory: int) -> None:

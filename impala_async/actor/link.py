@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from impala_async.actor.joining import SeldomLog, read
 from impala_async.envs.faults import hang_now
@@ -33,47 +34,39 @@ MAX_AT_ONCE = 100
 SPARE_BYTES = 1 << 16
 
 
+@dataclass(eq=False)
 class Link:
-    """Owns the weights socket of one session, and the newest weights that came over it.
+    """Owns the weights socket of one session, and the newest weights that came over it."""
 
-    Args:
-        layouts: weights come in one of these, or are those of another model.
-        num_kept: so many versions wait to be taken; in lockstep none may be passed over.
-    """
+    context: Context
+    url: str
+    welcome: Welcome
+    _: KW_ONLY
+    layouts: Sequence[WeightsLayout]
+    """Weights come in one of these, or are those of another model."""
+    have: Version
+    num_kept: int
+    """So many versions wait to be taken; in lockstep none may be passed over."""
+    timers: Mapping[str, float]
+    log: SeldomLog
 
-    def __init__(
-        self,
-        context: Context,
-        url: str,
-        welcome: Welcome,
-        *,
-        layouts: Sequence[WeightsLayout],
-        have: Version,
-        num_kept: int,
-        timers: Mapping[str, float],
-        log: SeldomLog,
-    ) -> None:
-        self.url = url
-        self.weights_s = layouts[0].num_bytes / SLOWEST_BYTES_PER_S
+    def __post_init__(self) -> None:
+        self.weights_s = self.layouts[0].num_bytes / SLOWEST_BYTES_PER_S
         """How long weights may take to come down."""
-        self.timers = timers
         self.pulls = Pulls(
-            welcome.session,
-            have=have,
-            layouts=layouts,
-            heartbeat_s=welcome.heartbeat_s,
-            reply_timeout_s=welcome.lease_s + self.weights_s,
+            self.welcome.session,
+            have=self.have,
+            layouts=self.layouts,
+            heartbeat_s=self.welcome.heartbeat_s,
+            reply_timeout_s=self.welcome.lease_s + self.weights_s,
             now=time.monotonic(),
         )
         """The link thread's; others only read it."""
-        self._context = context
         # A peer that is no learner must not fill our memory with a message that never ends.
-        self._max_frame_bytes = max(layout.num_bytes for layout in layouts) + SPARE_BYTES
-        self._session = welcome.session
-        self._log = log
+        self._max_frame_bytes = max(layout.num_bytes for layout in self.layouts) + SPARE_BYTES
         # The sampler thread's word to the link thread.
         self._wanted = NO_VERSION
-        self._newest: deque[Weights] = deque(maxlen=num_kept)
+        self._newest: deque[Weights] = deque(maxlen=self.num_kept)
         self._grants: deque[Grant] = deque(maxlen=16)
         self._arrived = threading.Event()
         self._failure: BaseException | None = None
@@ -102,7 +95,6 @@ class Link:
         return [self._grants.popleft() for _ in range(len(self._grants))]
 
     def close(self) -> None:
-        """End the thread, once."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -111,7 +103,7 @@ class Link:
         os.close(self._wake_fd)
 
     def _run(self) -> None:
-        socket = Dealer(self._context, self.url, self._max_frame_bytes)
+        socket = Dealer(self.context, self.url, self._max_frame_bytes)
         try:
             while not self._is_closed:
                 self._serve(socket)
@@ -128,7 +120,7 @@ class Link:
         pulls.name(self._wanted)
         timers = dict(self.timers)
         if pulls.is_beat_due(now, timers):
-            if socket.greet([pack(Heartbeat(self._session, {**timers, **hang_now()}))]):
+            if socket.greet([pack(Heartbeat(self.welcome.session, {**timers, **hang_now()}))]):
                 pulls.said_beat(now, timers)
             else:
                 pulls.next_beat = now + CONNECT_POLL_S
@@ -146,13 +138,13 @@ class Link:
             self._take(frames)
 
     def _take(self, frames: Sequence[Frame]) -> None:
-        message = read(frames[0], self._log)
+        message = read(frames[0], self.log)
         if message is None:
             return
         try:
             weights = self.pulls.take(message, frames, time.monotonic())
         except ProtocolError as error:
-            self._log.warning("%s: asking again", error)
+            self.log.warning("%s: asking again", error)
             return
         if isinstance(message, Grant):
             self._grants.append(message)

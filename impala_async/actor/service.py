@@ -19,11 +19,10 @@ from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import Watch, with_id
 from impala_async.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
     ConfigError,
     EnvError,
     EnvHangsError,
+    Exit,
     MismatchError,
     UnreachableError,
 )
@@ -97,7 +96,7 @@ class ActorService:
             self._client.leave(one_line(error) if isinstance(error, Exception) else "")
             self._context.term()
             self._stopper.close()
-        return EXIT_INTERRUPTED if self._signal == signal.SIGINT else EXIT_DONE
+        return Exit.INTERRUPTED if self._signal == signal.SIGINT else Exit.DONE
 
     def _work(self, settings: ActorSettings) -> None:
         torch.set_num_threads(settings.actor.threads)

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from impala_async.envs.faults import RUNNING, WHERES, tell_stderr
 from impala_async.output import Wait
@@ -22,21 +23,18 @@ END_AFTER_S = 10.0
 WAITED_FOR = (*WHERES, "in close")
 
 
+@dataclass(eq=False)
 class Stopper:
     """Owns the thread. `whose` says who has the environments."""
 
-    def __init__(
-        self,
-        tell: Callable[[str], None],
-        whose: Callable[[], str],
-        *,
-        leave: Callable[[int], object] = os._exit,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._tell, self._whose, self._leave, self._clock = tell, whose, leave, clock
+    tell: Callable[[str], None]
+    whose: Callable[[], str]
+    _: KW_ONLY
+    leave: Callable[[int], object] = os._exit
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._numbers: list[int] = []
-        self._told_at = 0.0
-        self._wait = Wait(tell, clock=clock)
 
     def start(self) -> None:
         heard, self._wakeup = os.pipe()
@@ -53,8 +51,8 @@ class Stopper:
         self._numbers.append(number)
         if len(self._numbers) > 1:
             self._end()
-        self._told_at = self._clock()
-        self._wait = Wait(self._tell, clock=self._clock)
+        self._told_at = self.clock()
+        self._wait = Wait(self.tell, clock=self.clock)
 
     def look(self) -> None:
         """Tell of an environment that is waited for; end this process if that takes too long."""
@@ -62,12 +60,12 @@ class Stopper:
         if not self._numbers or call is None or not call[0].is_here:
             return  # nobody has told it to end, or it is about to
         blame, since = call
-        hang = blame.describe(self._clock() - since, self._whose())
-        left_s = self._told_at + END_AFTER_S - self._clock()
+        hang = blame.describe(self.clock() - since, self.whose())
+        left_s = self._told_at + END_AFTER_S - self.clock()
         if blame.where not in WAITED_FOR:
             self._end()  # it only starts
         elif left_s <= 0:
-            self._tell(f"{hang}, and is not waited for any longer")
+            self.tell(f"{hang}, and is not waited for any longer")
             self._end()
         else:
             another = "another signal ends it at once"
@@ -76,7 +74,7 @@ class Stopper:
     def _end(self) -> None:
         word, code = last_word(*self._numbers)
         tell_stderr(word.rstrip())
-        self._leave(code)
+        self.leave(code)
 
     def _run(self, heard: int) -> None:
         while True:

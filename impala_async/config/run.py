@@ -1,7 +1,6 @@
 """Every knob of the system: one frozen section per owner, gathered in `RunConfig`.
 
-A function takes its own section, never the whole config. The text below each key is what the
-configuration page shows.
+The text below each key is what the configuration page shows.
 """
 
 from collections.abc import Iterator

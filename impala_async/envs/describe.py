@@ -23,7 +23,7 @@ from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import Watch, tell_stderr, with_id
-from impala_async.errors import EXIT_CONFIG, EXIT_DONE, EnvError, SpacesError
+from impala_async.errors import EnvError, Exit, SpacesError
 from impala_async.processes import end_silently, leave
 from impala_async.schema import ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
@@ -160,7 +160,7 @@ def main() -> int:
     watch.close()
     os.write(answers, f"{json.dumps(answer)}\n".encode())
     os.close(answers)
-    return EXIT_CONFIG if "error" in answer else EXIT_DONE
+    return Exit.CONFIG if "error" in answer else Exit.DONE
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""Environments are foreign code: an error that they raise becomes an EnvError with its cause.
-
-A watch tells of a call that lasts, as the thread that made it cannot, and ends it at a limit.
-"""
+"""Environments are foreign code: an error that they raise becomes an EnvError with its cause."""
 
 import contextlib
 import faulthandler
 import os
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from traceback import walk_tb
 from typing import Any, NoReturn
 
-from impala_async.errors import EXIT_BUG, EXIT_CONFIG, EnvError, ImpalaAsyncError
+from impala_async.errors import EnvError, Exit, ImpalaAsyncError
 from impala_async.output import AFTER_S, Wait
 from impala_async.user_code import UserCode, one_line
 
@@ -121,7 +119,7 @@ def _end_fork(call: Blame, error: BaseException | None) -> NoReturn:
     why = f" ({one_line(error)})" if error is not None else ""
     with contextlib.suppress(OSError):
         tell_stderr(f"{call.name}: a process that it forked {call.where} ends here{why}")
-    os._exit(EXIT_CONFIG)
+    os._exit(Exit.CONFIG)
 
 
 def with_id(error: ImpalaAsyncError, env_id: str) -> ImpalaAsyncError:
@@ -160,28 +158,25 @@ def end_with_stacks(text: str) -> None:
     """End this process, whatever its main thread does."""
     faulthandler.dump_traceback(all_threads=True, file=STDERR)
     tell_stderr(f"error: {text}")
-    os._exit(EXIT_BUG)
+    os._exit(Exit.BUG)
 
 
+@dataclass(eq=False)
 class Watch:
-    """Tells of a call that lasts, and ends this process at a limit. Owns the thread that looks.
+    """Tells of a call that lasts, as the thread that made it cannot, and ends this process at a
+    limit. Owns the thread that looks; `tell` and `end` take a line."""
 
-    `tell` and `end` take a line; `whose` says who has the environments.
-    """
+    tell: Callable[[str], None]
+    _: KW_ONLY
+    whose: Callable[[], str] = lambda: ""
+    """Says who has the environments."""
+    end: Callable[[str], None] = end_with_stacks
+    clock: Callable[[], float] = monotonic
 
-    def __init__(
-        self,
-        tell: Callable[[str], None],
-        *,
-        whose: Callable[[], str] = lambda: "",
-        end: Callable[[str], None] = end_with_stacks,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._tell, self._whose, self._end, self._clock = tell, whose, end, clock
+    def __post_init__(self) -> None:
         self._limit_s: float | None = None
         self._call: tuple[Blame, float] | None = None
-        self._wait = Wait(tell)
-        self._seen_s, self._looked_at = 0.0, clock()
+        self._seen_s, self._looked_at = 0.0, self.clock()
         self._has_stepped = False
         self._is_closed = threading.Event()
 
@@ -201,7 +196,7 @@ class Watch:
 
     def look(self) -> None:
         """Tell of the present call, if it lasts; end this process if it lasts too long."""
-        now = self._clock()
+        now = self.clock()
         call = RUNNING.look(now)
         # A process that was stopped for a while has not hung meanwhile.
         passed_s, self._looked_at = min(now - self._looked_at, 2 * LOOK_EVERY_S), now
@@ -212,12 +207,12 @@ class Watch:
         if call is not self._call:
             self._call, self._seen_s = call, 0.0
             after_s = HANGS_AFTER_S if self._has_stepped else AFTER_S
-            self._wait = Wait(self._tell, after_s=after_s, since=since, clock=self._clock)
-        self._wait.look(lambda s: blame.describe(s, self._whose()))
+            self._wait = Wait(self.tell, after_s=after_s, since=since, clock=self.clock)
+        self._wait.look(lambda s: blame.describe(s, self.whose()))
         self._seen_s += passed_s
         limit_s = self._limit_s
         if blame.is_here and blame.where in WHERES and limit_s and self._seen_s > limit_s:
-            self._end(f"{blame.describe(self._seen_s, self._whose())}, {TOO_LONG}")
+            self.end(f"{blame.describe(self._seen_s, self.whose())}, {TOO_LONG}")
 
     def _run(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):

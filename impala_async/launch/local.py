@@ -17,22 +17,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from impala_async.errors import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_MISMATCH,
-    EXIT_NOT_ALLOWED,
-    SHELL_SIGNAL,
-    ConfigError,
-    how_it_ended,
-)
+from impala_async.errors import SHELL_SIGNAL, ConfigError, Exit, how_it_ended
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP, REQUESTS, Lifeline
 
 logger = logging.getLogger(__name__)
 
 # No second try can mend these. An environment that raised in mid-run (2) may never do so again.
-HOPELESS = (EXIT_NOT_ALLOWED, EXIT_MISMATCH)
+HOPELESS = (Exit.NOT_ALLOWED, Exit.MISMATCH)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
 # A learner that has told its actors that the run is over mostly needs so long to end.
@@ -75,7 +67,7 @@ class _Actor:
             return None
         self.process = None
         lived_s = 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
-        if code != EXIT_DONE:
+        if code != Exit.DONE:
             self.num_quick_deaths = self.num_quick_deaths + 1 if lived_s < QUICK_DEATH_S else 0
         return code
 
@@ -121,7 +113,6 @@ class LocalRun:
     def __init__(self, learner_flags: Sequence[str], run_dir: Path) -> None:
         self._run_dir = run_dir
         self._lifeline = Lifeline()
-        self._actors: list[_Actor] = []
         self.verdict: tuple[int, str] | None = None
         """Exit code and reason, where an actor cannot run and the run is given up."""
         self._heard: list[int] = []
@@ -154,10 +145,10 @@ class LocalRun:
             return code
         code = self._learner.returncode
         if code < 0 and self._is_hurried():
-            return EXIT_INTERRUPTED
+            return Exit.INTERRUPTED
         # A learner that was met in its first second had not learned yet what a signal means.
         is_untaught = -code in (signal.SIGTERM, signal.SIGHUP) and bool(self._heard)
-        return EXIT_DONE if is_untaught else exit_code(code)
+        return Exit.DONE if is_untaught else exit_code(code)
 
     def _serves(self) -> bool:
         """Whether the learner takes actors. The file of an earlier one was removed before."""
@@ -175,7 +166,7 @@ class LocalRun:
             reason = f"actor {actor.number} cannot run: it {how}; its log: {actor.log_path}"
             self.verdict = exit_code(code), reason
         # The learner has said goodbye to one that is done, or somebody has ended it.
-        actor.is_done = code == EXIT_DONE
+        actor.is_done = code == Exit.DONE
         goes_on = f"{how_it_ended(code)}, though the run goes on"
         actor.how_it_was_lost = goes_on if actor.is_done else how
         actor.start_at = time.monotonic() + (GOODBYE_S if actor.is_done else RESTART_AFTER_S)
@@ -223,7 +214,7 @@ class LocalRun:
             )
 
     def _end(self) -> None:
-        is_finished = self._learner.poll() == EXIT_DONE and not self._heard
+        is_finished = self._learner.poll() == Exit.DONE and not self._heard
         if self._learner.poll() is None:
             # One that does not serve yet knows no other signal.
             is_given_up = self.verdict is not None and self._serves()
@@ -263,9 +254,11 @@ def end_in_time(
     processes: Sequence[subprocess.Popen[bytes]],
     grace_s: float,
     is_hurried: Callable[[], bool] = lambda: False,
+    asked_s: float | None = None,
 ) -> None:
     """Let processes end by themselves, then ask, then insist; all at once as soon as we hurry."""
-    steps = (("wait", grace_s), ("terminate", ASKED_END_S), ("kill", ASKED_END_S))
+    asked_s = ASKED_END_S if asked_s is None else asked_s
+    steps = (("wait", grace_s), ("terminate", asked_s), ("kill", ASKED_END_S))
     for step, patience_s in steps:
         for process in processes:
             if process.poll() is None and step != "wait":

@@ -6,7 +6,6 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 import argparse
 import errno
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
     from impala_async.schema import Schema
-
-logger = logging.getLogger(__name__)
 
 # As many as a learner opens by itself, and some for its first actors.
 LEAST_DESCRIPTORS = 64

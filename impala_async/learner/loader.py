@@ -8,7 +8,7 @@ Runs on: learner thread, loader thread (`DeviceLoader.run`)
 import queue
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Self
@@ -26,10 +26,7 @@ from impala_async.training.batch import Batch
 
 
 class IndexQueue:
-    """Slot indices from one side to the other. Bounded by the number of slots, so puts never wait.
-
-    It reports the wait of each `get`, the depth after each `put` and the capacity.
-    """
+    """Slot indices from one side to the other: no more than there are slots, so puts never wait."""
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name, self.capacity = name, capacity
@@ -43,7 +40,6 @@ class IndexQueue:
         return len(self._items)
 
     def put(self, item: int) -> None:
-        """Add one, from any side; never waits."""
         with self._changed:
             assert len(self._items) < self.capacity, f"{self.name}: more indices than slots"
             self._items.append(item)
@@ -117,8 +113,7 @@ class LoadedBatch:
         self.valid_rows_B = slot.columns.mask_CT.sum(axis=1, dtype=np.int64)
         self.alive_B = slot.filled_B.copy()
         self._passes_B = np.zeros(len(self.alive_B), np.int64)
-        self._dropped: dict[str, int] = {}
-        self._partial: dict[str, int] = {}
+        self._dropped, self._partial = Counter[str](), Counter[str]()
 
     @property
     def num_valid_rows(self) -> int:
@@ -129,11 +124,9 @@ class LoadedBatch:
 
     def drop(self, which_B: NDArray[np.bool_], reason: str) -> None:
         which_B = which_B & self.alive_B
-        columns = int(np.count_nonzero(which_B))
-        if columns:
-            passes = int(self._passes_B[which_B].sum())
-            self._dropped[reason] = self._dropped.get(reason, 0) + columns
-            self._partial[reason] = self._partial.get(reason, 0) + passes
+        if which_B.any():
+            self._dropped[reason] += int(np.count_nonzero(which_B))
+            self._partial[reason] += int(self._passes_B[which_B].sum())
             self.alive_B &= ~which_B
 
     def settle(self, num_passes: int, slot: int | None = None) -> Settlement:

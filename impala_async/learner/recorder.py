@@ -61,7 +61,6 @@ class Recorder:
         self._has_failed = False
         self.is_empty = False
         """Whether it has failed, and there is not one message of it."""
-        self._has_room: Callable[[], None] = lambda: None
 
     @property
     def is_behind(self) -> bool:

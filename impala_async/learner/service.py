@@ -14,16 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from impala_async.config.run import RunConfig
-from impala_async.errors import (
-    EXIT_BUG,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_TRY_AGAIN,
-    CheckpointError,
-    ConfigError,
-    ServiceError,
-    SpacesError,
-)
+from impala_async.errors import CheckpointError, ConfigError, Exit, ServiceError, SpacesError
 from impala_async.learner.build import build_learner, find_layout
 from impala_async.learner.handoff import (
     NOT_FINITE,
@@ -59,10 +50,10 @@ THREAD_END_S = 60.0
 SAVE_WITHIN_S = 600.0
 ACTOR_LOST = "actor_lost"
 EXITS = {
-    "interrupted": EXIT_INTERRUPTED,
-    ACTOR_LOST: EXIT_TRY_AGAIN,
-    UNSAVED: EXIT_TRY_AGAIN,
-    NOT_FINITE: EXIT_BUG,
+    "interrupted": Exit.INTERRUPTED,
+    ACTOR_LOST: Exit.TRY_AGAIN,
+    UNSAVED: Exit.TRY_AGAIN,
+    NOT_FINITE: Exit.BUG,
 }
 GOALS = ("env_steps", "updates", "mean_return", "wall_s")
 
@@ -176,7 +167,7 @@ class LearnerService:
             self._folder.let_go()
         # Without the recording that was wanted, training was not all that was asked for.
         is_recorded = self._recorder is None or not self._recorder.is_empty
-        return EXITS.get(reason, EXIT_DONE if is_recorded else EXIT_TRY_AGAIN)
+        return EXITS.get(reason, Exit.DONE if is_recorded else Exit.TRY_AGAIN)
 
     async def _serve(self) -> None:
         bodies = {
@@ -252,7 +243,7 @@ class LearnerService:
 
     def _on_interrupt(self) -> None:
         if self._ended.done():
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(Exit.INTERRUPTED)
         logger.warning("interrupted: saving; press Ctrl-C again to quit at once")
         self.stop("interrupted")
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,19 +162,19 @@ class Ledger:
 
     def report(self) -> dict[str, int]:
         report = {
-            "trajectories/rejected": self._of["rejected"].total,
-            "trajectories/dropped": self._of["dropped"].total,
+            "trajectories/rejected": sum(self._of["rejected"].values()),
+            "trajectories/dropped": sum(self._of["dropped"].values()),
             "trajectories/in_slots": self.in_slots,
-            "passes/partial": self._of["partial"].total,
+            "passes/partial": sum(self._of["partial"].values()),
         }
         for group, counters in self._of.items():
             prefix = "trajectories" if group == "counts" else group
-            report |= {f"{prefix}/{name}": count for name, count in counters.snapshot().items()}
+            report |= {f"{prefix}/{name}": count for name, count in counters.items()}
         return report
 
     def save(self) -> dict[str, dict[str, int]]:
         """The counts for a checkpoint. A resumed start has lost what is in slots now."""
-        saved = {group: counters.snapshot() for group, counters in self._of.items()}
+        saved = {group: dict(counters) for group, counters in self._of.items()}
         saved["dropped"]["shutdown"] += self.in_slots
         return saved
 
@@ -189,6 +189,7 @@ class Ledger:
             counters.restore(saved[group])
 
 
+@dataclass(eq=False)
 class SlotFiller:
     """Puts columns into slots in the order of their arrival; one slot at a time is filling.
 
@@ -197,13 +198,13 @@ class SlotFiller:
     the scratch and is split over two slots.
     """
 
-    is_lockstep = False
+    count: Callable[[Episodes], None]
+    """Takes the episodes of what is committed."""
+    is_lockstep: ClassVar = False
 
-    def __init__(self, count: Callable[[Episodes], None]) -> None:
-        """`count` takes the episodes of what is committed."""
+    def __post_init__(self) -> None:
         self.ledger = Ledger()
         self.batch_columns = 0
-        self._count = count
         self._slots: list[Slot] = []
         self._idle: deque[Slot] = deque()
         self._idle_depth = WindowStat("depth")
@@ -265,7 +266,7 @@ class SlotFiller:
         # This comes last, as a goal that is reached ends the run.
         for arrival in arrivals:
             if arrival.episodes is not None:
-                self._count(arrival.episodes)
+                self.count(arrival.episodes)
 
     def skip(self, peer: Peer) -> None:
         """A message was refused for good: others fill its place."""

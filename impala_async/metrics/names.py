@@ -159,7 +159,6 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("host/rss_bytes", "bytes", "resident memory of the learner process"),
     ),
 }
-"""The metrics by subject: each has a name, a unit and a meaning."""
 
 OWN_PREFIX = "user/"
 """The prefix of a user's own metrics, which are declared nowhere."""

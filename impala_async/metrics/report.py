@@ -48,32 +48,20 @@ _REJECTED = "rejected/"
 _NO_LOSS = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
 
 
-class Counters:
-    """Counts that only grow, one for each reason; `prefix` stands before each exported name."""
+class Counters(dict[str, int]):
+    """Counts that only grow, zeros included: a series never starts late."""
 
-    def __init__(self, names: Iterable[str], *, prefix: str = "") -> None:
-        self._prefix = prefix
-        self._counts = dict.fromkeys(names, 0)
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__(dict.fromkeys(names, 0))
 
     def add(self, name: str, k: int = 1) -> None:
         assert k >= 0, f"counter {name} cannot fall by {-k}"
-        self._counts[name] += k
+        self[name] += k
 
-    def __getitem__(self, name: str) -> int:
-        return self._counts[name]
-
-    @property
-    def total(self) -> int:
-        return sum(self._counts.values())
-
-    def snapshot(self) -> dict[str, int]:
-        """Every counter under its exported name, zeros included: a series never starts late."""
-        return {self._prefix + name: count for name, count in self._counts.items()}
-
-    def restore(self, snapshot: Mapping[str, int]) -> None:
-        """Go on from a snapshot, which may be that of a program with other counters."""
-        for name in self._counts:
-            self._counts[name] = int(snapshot.get(self._prefix + name, 0))
+    def restore(self, saved: Mapping[str, int]) -> None:
+        """Go on from earlier ones, which may be those of a program with other counters."""
+        for name in self:
+            self[name] = int(saved.get(name, 0))
 
 
 def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from stat import S_ISREG
@@ -43,6 +44,7 @@ _FLAGS: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBL
 _MOST_LINE_BYTES: Final = 1 << 18
 
 
+@dataclass(eq=False)
 class JsonlSink:
     """Appends reports to `path`, which the first of them creates: a line of strict JSON each.
 
@@ -51,31 +53,24 @@ class JsonlSink:
     what matters more, and `is_gone` whether the folder is not there any more, or somebody else's.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        reserve: Callable[[], int] = lambda: 0,
-        is_gone: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._path = path
-        self._reserve = reserve
-        self._is_gone = is_gone
-        self._num_lost = 0
+    path: Path
+    reserve: Callable[[], int] = lambda: 0
+    is_gone: Callable[[], bool] = lambda: False
+    _num_lost: int = field(default=0, init=False)
 
     def write(self, report: Report) -> None:
-        if self._is_gone():
+        if self.is_gone():
             return
         line = json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         try:
-            _append(self._path, line, self._reserve())
+            _append(self.path, line, self.reserve())
         except OSError as error:
             if self._num_lost == 0:
-                _LOG.error("%s: cannot be written (%s); still trying", self._path, error)
+                _LOG.error("%s: cannot be written (%s); still trying", self.path, error)
             self._num_lost += 1
             return
         if self._num_lost:
-            _LOG.warning("%s: written again, %d reports lost", self._path, self._num_lost)
+            _LOG.warning("%s: written again, %d reports lost", self.path, self._num_lost)
         self._num_lost = 0
 
     def close(self) -> None:

@@ -1,11 +1,9 @@
 """The replay door: a recording into a learner of the recorded settings, without environments."""
 
 import argparse
-import contextlib
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +15,7 @@ from impala_async.doors import (
     start_told_of,
     tell_death,
 )
-from impala_async.errors import EXIT_DONE, EXIT_INTERRUPTED, ConfigError
+from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
 from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone
 
@@ -105,9 +103,11 @@ def _start_and_play(
 
             for number in REQUESTS:
                 signal.signal(number, hear)
-            if url := _find_url(folder, is_over):
+            while not (service := folder.read_json("service.json")) and not is_over():
+                time.sleep(POLL_S)
+            if service and not is_over():
                 player = Player(
-                    url,
+                    str(service["data_url"]),
                     index,
                     is_exact=args.exact,
                     is_looped=args.loop,
@@ -117,35 +117,18 @@ def _start_and_play(
                 player.run()
                 grace_s = GRACE_S if player.is_finished else 0.0
     finally:
-        code = end_learner(learner, grace_s)
+        end_in_time([learner], grace_s, asked_s=LEARNER_END_S)
+        code = exit_code(learner.returncode)
         lifeline.close()
-    if code > EXIT_INTERRUPTED:  # a signal that it could not tell of itself
+    if code > Exit.INTERRUPTED:  # a signal that it could not tell of itself
         tell_death(code, folder, "learner")
-    if code != EXIT_DONE:
+    if code != Exit.DONE:
         return code
     if player is not None:
         print(player.describe())
         if args.exact and not told:
             print(compare(folder, index, is_finished=player.is_finished))
-    return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_DONE
-
-
-def _find_url(folder: "RunFolder", is_over: Callable[[], bool]) -> str | None:
-    while not is_over():
-        if service := folder.read_json("service.json"):
-            return str(service["data_url"])
-        time.sleep(POLL_S)
-    return None
-
-
-def end_learner(learner: "subprocess.Popen[bytes]", grace_s: float) -> int:
-    """Let it end by itself for so long, then ask it to; its exit code."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        learner.wait(grace_s)
-    if learner.poll() is None:
-        learner.terminate()
-    end_in_time([learner], LEARNER_END_S)
-    return exit_code(learner.returncode)
+    return Exit.INTERRUPTED if signal.SIGINT in told else Exit.DONE
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
@@ -42,19 +43,19 @@ class _Planes(MessageBuffer):
         self.num_columns, self.obs, self.small = len(obs), obs, small
 
 
+@dataclass(eq=False)
 class Player:
     """Plays a recording once, or looped until it is told to stop."""
 
-    def __init__(
-        self,
-        url: str,
-        index: RecordingIndex,
-        *,
-        is_exact: bool,
-        is_looped: bool,
-        should_stop: Callable[[], bool],
-        connect_s: float,
-    ) -> None:
+    url: str
+    index: RecordingIndex
+    _: KW_ONLY
+    is_exact: bool
+    is_looped: bool
+    should_stop: Callable[[], bool]
+    connect_s: float
+
+    def __post_init__(self) -> None:
         self.num_messages = self.num_columns = self.num_body_bytes = 0
         """How much was played."""
         self.seconds = 0.0
@@ -62,9 +63,10 @@ class Player:
         """Whether the learner has reached a goal of its own."""
         self.newest = NO_VERSION
         self._newest_at = time.monotonic()
-        self._index, self._is_exact, self._is_looped = index, is_exact, is_looped
         self._context = new_context()
-        self._client = Client(self._context, url, should_stop=should_stop, connect_s=connect_s)
+        self._client = Client(
+            self._context, self.url, should_stop=self.should_stop, connect_s=self.connect_s
+        )
         self.refused = self._client.refused
         self._began_at, self._say_at = self._newest_at, math.inf
 
@@ -86,7 +88,7 @@ class Player:
         refused = sorted(self.refused.items())
         return (
             f"played {self.num_messages:,} messages, "
-            f"{self.num_messages / len(self._index):.1f} times the recording, in {seconds:.1f} s: "
+            f"{self.num_messages / len(self.index):.1f} times the recording, in {seconds:.1f} s: "
             f"{self.num_columns / seconds:,.0f} trajectories/s, "
             f"{self.num_body_bytes / 1e6 / seconds:,.1f} MB/s"
             + ("; refused: " if refused else "")
@@ -94,13 +96,13 @@ class Player:
         )
 
     def _join(self) -> None:
-        client, schema, columns = self._client, self._index.schema, self._index.most_columns
+        client, schema, columns = self._client, self.index.schema, self.index.most_columns
         settings = client.connect()
         # Nothing is computed here, and a pool of threads would only stand in the learner's way.
         torch.set_num_threads(1)
         policy = build_policy(schema, settings.model, settings.policies, seed=settings.seed)
         welcome = client.side.welcome
-        if self._is_exact:
+        if self.is_exact:
             # A grant names the newest version only when there is credit to give, or after a beat.
             client.side.welcome = welcome._replace(heartbeat_s=SHORTEST_BEAT_S)
         # Together they are a batch, which is all that a learner ever grants.
@@ -112,19 +114,19 @@ class Player:
             self._pump()
 
     def _play_all(self) -> None:
-        outbox, num_messages = self._client.side.outbox, len(self._index)
-        while self.num_messages < num_messages or self._is_looped:
-            message = self._index.message(self.num_messages % num_messages)
+        outbox, num_messages = self._client.side.outbox, len(self.index)
+        while self.num_messages < num_messages or self.is_looped:
+            message = self.index.message(self.num_messages % num_messages)
             while not outbox.has_credit:
                 self._pump()
-            if self._is_exact:
+            if self.is_exact:
                 self._await_version(message.data.update)
             self._play(message)
         while len(outbox):
             self._pump()
         since = time.monotonic()
         # The learner may have a goal, and say goodbye; else until it has made all that it can.
-        while self._is_exact and self._still_s(since) < STILL_S:
+        while self.is_exact and self._still_s(since) < STILL_S:
             self._pump()
 
     def _await_version(self, update: int) -> None:
@@ -141,7 +143,7 @@ class Player:
         return time.monotonic() - max(since, self._newest_at)
 
     def _play(self, message: Recorded) -> None:
-        data, layout, client = message.data, self._index.schema.layout, self._client
+        data, layout, client = message.data, self.index.schema.layout, self._client
         obs, small, tail = np.split(
             np.frombuffer(message.body, np.uint8),
             [data.columns * layout.obs_bytes, data.columns * layout.column_bytes],
@@ -149,7 +151,7 @@ class Player:
         planes = _Planes(obs.reshape(data.columns, -1), small.reshape(data.columns, -1))
         # A learner that is started anew has an epoch of its own.
         own = Version(client.side.welcome.epoch, data.update)
-        version = own if self._is_exact else self.newest
+        version = own if self.is_exact else self.newest
         # The memory of one that is settled is given up for it.
         client.take()
         client.send(Finished(planes, version, tail.view(EPISODE).tolist()))
@@ -167,7 +169,7 @@ class Player:
         self.seconds = now - self._began_at
         if named > self.newest:
             self.newest, self._newest_at = named, now
-        if self._is_exact and self.refused:
+        if self.is_exact and self.refused:
             raise RecordingError(
                 f"--exact: the learner refused as {' and '.join(sorted(self.refused))} what it "
                 "had admitted when it was recorded. A run that dropped stale trajectories "

@@ -233,8 +233,7 @@ class ActorSide(Generic[Item]):
         self.outbox.resend_all(is_new_session=False)
 
     def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
-        """Take a message at the data port; return it if the shell has to do something about it.
-        A learner that refuses for good is a MismatchError or a NotAllowedError."""
+        """Take a message at the data port; return it if the shell has to do something about it."""
         self.last_heard = now
         if isinstance(message, Grant):
             # The learner says this here only to those whose Spec it has.

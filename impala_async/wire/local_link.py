@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from impala_async.errors import ConfigError
+from impala_async.files import open_at_once
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
 PREFIX = "impala-async-ipc-"
@@ -61,15 +62,11 @@ def read_nonce(path: str) -> bytes | None:
     """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
     name a device without end or a pipe that nobody writes to."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(path, "rb", opener=_open_own) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return file.read(_MAX_NONCE_BYTES) if is_file else None
     except (OSError, ValueError):
         return None
-    try:
-        return os.read(fd, _MAX_NONCE_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
 
 
 def is_socket(path: str) -> bool:
@@ -95,6 +92,10 @@ def clear_left_behind(root: Path) -> None:
                     shutil.rmtree(path)
             finally:
                 os.close(hold)
+
+
+def _open_own(path: str, flags: int) -> int:
+    return open_at_once(path, flags | os.O_NOFOLLOW)
 
 
 def _open_folder(path: Path) -> int:

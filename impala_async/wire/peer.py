@@ -7,7 +7,7 @@ those that free slots can hold. docs/protocol.md tells for whom it is kept.
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from impala_async.weights import Version
@@ -111,6 +111,10 @@ class Peer:
     # Whether it came when it was called the last time.
     heeds_calls: bool = False
     verdicts: list[list[int]] = field(default_factory=list)
+    # The last that it told: its timers; since when an environment hangs, as a line that is a
+    # function of the seconds, and when that is told again.
+    timers: dict[str, float] = field(default_factory=dict)
+    hang: tuple[float, Callable[[float], str], float] | None = None
     # In lockstep: the update of its first weights, once it is decided.
     begins_at: int | None = None
 

@@ -3,6 +3,7 @@ heartbeat is due and when to ask for weights, and judges what comes."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import numpy as np
 
@@ -31,27 +32,22 @@ def doubling(first_s: float, longest_s: float) -> Iterator[float]:
         first_s = min(2 * first_s, longest_s)
 
 
+@dataclass(eq=False)
 class Pulls:
-    def __init__(
-        self,
-        session: bytes,
-        *,
-        have: Version,
-        layouts: Sequence[WeightsLayout],
-        heartbeat_s: float,
-        reply_timeout_s: float,
-        now: float,
-    ) -> None:
-        self.have = have
+    session: bytes
+    _: KW_ONLY
+    have: Version
+    layouts: Sequence[WeightsLayout]
+    heartbeat_s: float
+    reply_timeout_s: float
+    now: InitVar[float]
+
+    def __post_init__(self, now: float) -> None:
         self.named = NO_VERSION
         self.has_heard = self.is_session_over = False
         self.last_heard = self.next_beat = now
         self.answer = "it has not answered"
         """The outcome of the last question for weights, in a clause."""
-        self._session = session
-        self._layouts = {layout.digest: layout for layout in layouts}
-        self._heartbeat_s = max(heartbeat_s, SHORTEST_BEAT_S)
-        self._reply_timeout_s = reply_timeout_s
         self._were_timed = False
         self._asked_at: float | None = None
         self._not_before, self._pauses = -math.inf, doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
@@ -81,14 +77,14 @@ class Pulls:
         return now >= self.next_beat or (bool(timers) and not self._were_timed)
 
     def said_beat(self, now: float, timers: Mapping[str, float]) -> None:
-        self.next_beat = now + self._heartbeat_s
+        self.next_beat = now + max(self.heartbeat_s, SHORTEST_BEAT_S)
         self._were_timed = bool(timers)
 
     def get(self, now: float) -> Get | None:
-        is_waiting = self._asked_at is not None and now - self._asked_at <= self._reply_timeout_s
+        is_waiting = self._asked_at is not None and now - self._asked_at <= self.reply_timeout_s
         if is_waiting or now < self._not_before or not self._lacks_weights:
             return None
-        return Get(self._session, *self.have)
+        return Get(self.session, *self.have)
 
     def said_get(self, now: float) -> None:
         self._asked_at = now
@@ -96,7 +92,7 @@ class Pulls:
     def wait_s(self, now: float) -> float:
         """In how many seconds a question may be due, if nothing comes until then."""
         is_later = self._asked_at is None and self._lacks_weights
-        return self._not_before - now if is_later else self._reply_timeout_s
+        return self._not_before - now if is_later else self.reply_timeout_s
 
     def take(self, message: Message, frames: Sequence[Frame], now: float) -> Weights | None:
         """Weights that are newer than what there was, if that came. Those of another model are a
@@ -134,7 +130,7 @@ class Pulls:
             none = f"{number}, but none for us yet" if version > self.have else none
             self.answer = f"it says that it has {none}"
             return None
-        layout = self._layouts.get(reply.layout_digest)
+        layout = {each.digest: each for each in self.layouts}.get(reply.layout_digest)
         if layout is None:
             raise MismatchError(
                 "the learner's model differs from the one built here from its settings: install "

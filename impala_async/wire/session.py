@@ -3,6 +3,7 @@ and the verdict on every trajectory; who may send is decided in peer.py."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from itertools import count
 
 from impala_async.errors import ProtocolError
@@ -36,23 +37,16 @@ def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
     return Reject(REJECT_CODES.index(code), fitting, retry_after_s)
 
 
+@dataclass(eq=False, kw_only=True)
 class SessionTable:
-    def __init__(
-        self,
-        *,
-        run_id: bytes,
-        lineage: Lineage,
-        lease_s: float,
-        max_lag: int,
-        new_id: Callable[[], bytes],
-        num_ranks: int | None = None,
-    ) -> None:
-        self.run_id = run_id
-        self.lineage = lineage
-        self._max_lag = max_lag
-        self._lease_s = lease_s
-        self._new_id = new_id
-        self._num_ranks = num_ranks
+    run_id: bytes
+    lineage: Lineage
+    lease_s: float
+    max_lag: int
+    new_id: Callable[[], bytes]
+    num_ranks: int | None = None
+
+    def __post_init__(self) -> None:
         # Those who joined. Strangers are apart, oldest first: what is done often passes them by.
         self._peers: dict[bytes, Peer] = {}
         self._strangers: dict[bytes, Peer] = {}
@@ -89,7 +83,7 @@ class SessionTable:
                 "install the same release of impala-async on both sides",
             )
         known = self._known.get(hello.actor)
-        limit = self._num_ranks or MAX_SESSIONS
+        limit = self.num_ranks or MAX_SESSIONS
         is_here = known is not None and self.peer_of(known.session) is not None
         if not is_here and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
@@ -111,7 +105,7 @@ class SessionTable:
         """Agree on what a peer sends: from now on it has its rank, and may have credit. False if
         its place is another's by now: it must say hello again."""
         others = (other.rank for other in self._peers.values() if other is not peer)
-        if self._num_ranks is not None and peer.rank in others:
+        if self.num_ranks is not None and peer.rank in others:
             return False
         peer.columns, peer.streams, peer.gives_way = columns, streams, gives_way
         if self._strangers.pop(peer.session, None) is not None:
@@ -140,7 +134,7 @@ class SessionTable:
             return "invalid"
         if not self.lineage.is_ancestor(version):
             return "dead_branch"
-        if version_now.update - version.update > self._max_lag:
+        if version_now.update - version.update > self.max_lag:
             return "stale"
         return None
 
@@ -185,13 +179,13 @@ class SessionTable:
 
     def expire(self, now: float) -> list[Peer]:
         """End the sessions whose lease is over. If we stood still, everybody gets a fresh one."""
-        stood_still = self._last_expiry is not None and now - self._last_expiry > self._lease_s / 2
+        stood_still = self._last_expiry is not None and now - self._last_expiry > self.lease_s / 2
         self._last_expiry = now
         if stood_still:
             for peer in self:
                 peer.last_heard = peer.used_at = now
             return []
-        expired = [peer for peer in self if now - peer.last_heard > self._lease_s]
+        expired = [peer for peer in self if now - peer.last_heard > self.lease_s]
         for peer in expired:
             self.end(peer)
         self._asked = {
@@ -259,13 +253,13 @@ class SessionTable:
 
     def _open(self, hello: Hello, known: Peer, route: bytes, now: float) -> Peer:
         rank = known.rank
-        if self._num_ranks is not None:
+        if self.num_ranks is not None:
             # The place of nobody who joined that the fewest hope for; among those the former one.
             taken, hopes = {peer.rank for peer in self.joined}, Counter(peer.rank for peer in self)
-            free = [each for each in range(self._num_ranks) if each not in taken]
+            free = [each for each in range(self.num_ranks) if each not in taken]
             rank = min(free, key=lambda each: (hopes[each], each != known.rank, each))
         former = known.watermark, now, route, known.has_settled, known.is_numbered, hello.build
-        peer = Peer(self._new_id(), hello.actor, rank, *former, opened_at=now, used_at=now)
+        peer = Peer(self.new_id(), hello.actor, rank, *former, opened_at=now, used_at=now)
         peer.is_owed_room = bool(known.turned_away) and not known.gives_way
         peer.granted = known.watermark.below
         self._forget(hello.actor)

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import zmq
 
+from impala_async.errors import ConfigError
 from impala_async.wire.connections import Connections, Monitor
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
@@ -52,14 +53,6 @@ _NOTHING = memoryview(bytearray(1))
 
 
 Context = zmq.Context[zmq.Socket[bytes]]
-
-
-class AddressError(Exception):
-    """An address cannot be listened on; `is_taken`: because somebody else does."""
-
-    def __init__(self, text: str, *, is_taken: bool) -> None:
-        super().__init__(text)
-        self.is_taken = is_taken
 
 
 def new_context() -> Context:
@@ -110,7 +103,7 @@ class Router:
         self._socket.set(zmq.ROUTER_HANDOVER, 1)
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
-        self._has_more = False
+        self.has_more_frames = False
         self.connections = Connections(self._socket)
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
@@ -146,13 +139,13 @@ class Router:
             route = self._socket.recv(_NOBLOCK)
         except zmq.Again:
             return None
-        self._has_more = True
+        self.has_more_frames = True
         if not self.connections.is_first(route):
             size = self.receive_into(self._header)
             return route, self._header[: max(size, 0)], size
         # This takes longer, and tells over which connection it came.
         frame = self._socket.recv(copy=False)
-        self._has_more, size = frame.more, len(frame.buffer)
+        self.has_more_frames, size = frame.more, len(frame.buffer)
         kept = min(size, len(self._header))
         self._header[:kept] = frame.buffer[:kept]
         # A connection that is closed already is none any more.
@@ -162,14 +155,11 @@ class Router:
 
     def receive_into(self, buffer: memoryview) -> int:
         """Receive the message's next frame; NO_FRAME, or its true size: what is over is lost."""
-        if not self._has_more:
+        if not self.has_more_frames:
             return NO_FRAME
         size = int(self._socket.recv_into(buffer))
-        self._has_more = bool(self._socket.get(_RCVMORE))
+        self.has_more_frames = bool(self._socket.get(_RCVMORE))
         return size
-
-    def has_more_frames(self) -> bool:
-        return self._has_more
 
     def discard_rest(self) -> None:
         """Drop what is left of the message, or MAX_DISCARDED frames of it."""
@@ -232,8 +222,10 @@ class Router:
             reason = zmq.strerror(error.errno or 0)
             if error.errno == errno.ENODEV:
                 reason = "its host is no name or address of this host"
-            is_taken = error.errno == zmq.EADDRINUSE
-            raise AddressError(f"cannot listen on {url}: {reason}", is_taken=is_taken) from None
+            advice = "name an address of this host, or 0.0.0.0 for all of them"
+            if error.errno == zmq.EADDRINUSE:
+                advice = "is another learner running? name another port, or * for any free one"
+            raise ConfigError(f"cannot listen on {url}: {reason}; {advice}") from None
 
 
 class Dealer:

@@ -116,7 +116,7 @@ class Ear:
         while (arrived := self.router.receive()) is not None:
             route, header, _ = arrived
             message, frames = unpack(header), []
-            while self.router.has_more_frames():
+            while self.router.has_more_frames:
                 size = self.router.receive_into(self._scratch)
                 frames.append(bytes(self._scratch[:size]))
             self._heard.append(Heard(self.router, route, message, frames))

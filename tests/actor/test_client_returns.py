@@ -9,10 +9,10 @@ import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.client import RunFinished
-from impala_async.errors import MismatchError, UnreachableError
+from impala_async.errors import ConfigError, MismatchError, UnreachableError
 from impala_async.wire.messages import VERDICTS, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec
 from impala_async.wire.session import reject
-from impala_async.wire.sockets import AddressError, Router
+from impala_async.wire.sockets import Router
 from tests.actor.scripted import (
     ACTOR_SPEC,
     V1,
@@ -177,7 +177,7 @@ def test_a_path_of_this_host_that_is_dead_is_left_for_the_address_that_was_diall
 
     def bind():
         # Where another one has just been closed, which takes a moment.
-        with suppress(AddressError):
+        with suppress(ConfigError):
             routers.append(Router(scene.context, url, str(learner.folder / "d2"), 1 << 26))
         return routers
 

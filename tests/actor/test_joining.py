@@ -69,7 +69,7 @@ def find(dealer, quick_hellos):
 @pytest.fixture
 def waiting(monkeypatch):
     """Each look of a wait is told of, as after 12 s; and nothing is found out."""
-    monkeypatch.setattr(Wait, "look", lambda wait, what: wait._tell(what(12.0)))
+    monkeypatch.setattr(Wait, "look", lambda wait, what: wait.tell(what(12.0)))
     monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
 
 

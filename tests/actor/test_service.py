@@ -1,3 +1,4 @@
+import os
 import re
 import signal
 import time
@@ -303,6 +304,25 @@ def test_a_goodbye_does_not_wait_for_many_slow_steps(scene):
     _, took_s = run(scene, serve, num_envs=1)
     # Sixteen steps take four seconds.
     assert took_s < 2.0
+
+
+def test_a_signal_ends_it_soon_in_the_midst_of_slow_steps_and_it_says_goodbye(scene):
+    # Eight environments make a step of 0.4 s: it must look after each.
+    settings = settings_for("Slow", rows=1000, sampler="serial", step_s=0.05)
+
+    def serve(scene):
+        session = at_work(scene, settings, heartbeat_s=0.05)
+        for _ in range(5):
+            scene.learner.weights.find(Heartbeat)
+        told_at = time.monotonic()
+        os.kill(os.getpid(), signal.SIGTERM)
+        bye = scene.learner.data.find(Bye)
+        bye.answer(ByeOk(session.id))
+        assert bye.message.session == session.id
+        return time.monotonic() - told_at
+
+    code, took_s = run(scene, serve, num_envs=8)
+    assert (code, took_s < 3.0) == (0, True)
 
 
 def test_seeds_are_stable_and_no_two_actors_share_one():

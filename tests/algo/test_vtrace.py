@@ -55,21 +55,6 @@ def test_follows_the_definition(batch, rho_bar, c_bar, pg_rho_bar, lambda_, has_
     np.testing.assert_allclose(got.advantages_TB, advantages, rtol=1e-9, atol=1e-9)
 
 
-@given(batch=batches(), lambda_=LAMBDAS, rho_bar=BARS, gamma=st.sampled_from([0.5, 0.99, 1.0]))
-def test_a_constant_world_needs_no_correction(batch, lambda_, rho_bar, gamma):
-    """r = 1 - gamma and V = 1: whatever is cut where, every target is 1, every advantage 0."""
-    mask_TB = batch.mask_TB
-    got = Batch(
-        torch.zeros(mask_TB.shape),
-        torch.full(mask_TB.shape, 1 - gamma),
-        torch.full(mask_TB.shape, gamma),
-        torch.ones(batch.values_SB.shape),
-        mask_TB,
-    ).vtrace(rho_bar=rho_bar, lambda_=lambda_)
-    np.testing.assert_allclose(got.targets_TB, np.ones(mask_TB.shape), atol=1e-6)
-    np.testing.assert_allclose(got.advantages_TB, np.zeros(mask_TB.shape), atol=1e-6)
-
-
 @pytest.mark.parametrize("end", range(6))
 def test_an_episode_learns_nothing_from_the_next_one(end):
     """A truncated at row `end` with V = 1, then B with V = 100: A's targets stay 1."""

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from bench.door import run
-from impala_async.errors import EXIT_INTERRUPTED
+from impala_async.errors import Exit
 from tests import matrix
 from tests.e2e.harness import wait_until
 from tests.e2e.zygote import Forked
@@ -47,7 +47,7 @@ def test_all_ends_with_it(number, command, num_processes, tmp_path, monkeypatch)
         )
         bench.send_signal(number)
         _, said = bench.communicate(timeout=60)
-    assert bench.returncode == EXIT_INTERRUPTED
+    assert bench.returncode == Exit.INTERRUPTED
     assert said.splitlines()[-1] == "interrupted"
     assert "Traceback" not in said
     assert not psutil.wait_procs(family, timeout=20)[1]

@@ -65,13 +65,6 @@ class Door:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {within_s} s:\n{self.log}") from None
 
-    def fails(self, code, is_environments=False):
-        """The one line in which it says why; a fault of an environment is told with its place."""
-        assert self.wait_exit() == code, self.log
-        assert ("Traceback" in self.log) == is_environments, self.log
-        (error,) = (line for line in self.log.splitlines() if line.startswith("error: "))
-        return error
-
     def tell(self, number):
         self.process.send_signal(number)
 

@@ -93,25 +93,6 @@ def test_a_learner_is_killed_and_resumed_under_the_same_actors(site, case):
         actor.ends(number, code)
 
 
-def test_in_lockstep_a_run_goes_on_without_a_killed_actor_and_with_its_successor(site):
-    learner = site.learner(*ENDLESS, *QUICK_LEASE, *LOCKSTEP, config=CARTPOLE)
-    actors = [site.actor() for _ in range(2)]
-    site.wait_report("two actors", lambda r: r["num_actors"] == 2 and r["updates"] > 10)
-    extra = site.actor()
-    wait_until("it is not needed", lambda: "already has its 2 actors" in extra.log)
-    killed_at = time.monotonic()
-    actors[0].kill()
-    site.wait_report("the lease of the dead ends", lambda r: r["num_actors"] == 1)
-    assert time.monotonic() - killed_at > 1.5
-    # The extra one takes the place.
-    back = site.wait_report("its successor", lambda r: r["num_actors"] == 2)
-    more = site.wait_report("more updates", lambda r: r["updates"] > back["updates"] + 50)
-    assert more["lag/quantiles"] == [1] * 5
-    assert more["trajectories/rejected"] == 0
-    learner.ends()
-    assert all(identities_hold(report) for report in site.reports())
-
-
 def test_over_a_network_that_resets_training_goes_on_and_every_step_counts_once(site):
     # The lease is longer than the test: who waits for one does not end in time.
     terms = ("stop.mean_return=none", "stop.env_steps=40000", "learner.lease_s=60")

@@ -34,6 +34,7 @@ class Rest:
         buffer[:size] = frame[:size]
         return len(frame)
 
+    @property
     def has_more_frames(self):
         return bool(self._frames)
 

@@ -14,18 +14,9 @@ from safetensors.torch import load_file
 
 from impala_async import output
 from impala_async.config.learner import LearnerSection
-from impala_async.errors import (
-    EXIT_BUG,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_TRY_AGAIN,
-    CheckpointError,
-    ConfigError,
-    ServiceError,
-)
+from impala_async.errors import CheckpointError, ConfigError, Exit, ServiceError
 from impala_async.launch import local
 from impala_async.learner import build, learner_thread, service, watchdog
-from impala_async.learner.handoff import Mailbox
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.saver import Saver
 from impala_async.learner.loop.server import ActorServer
@@ -37,7 +28,7 @@ from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import newest_checkpoint
-from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk, Heartbeat
+from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
 from tests.learner.service_run import service_run
@@ -85,7 +76,7 @@ async def test_a_run_to_its_goal(tmp_path, learner):
         assert (place["pid"], place["epoch"]) == (os.getpid(), 1)
         assert place.keys() == {"data_url", "weights_url", "http_url", "pid", "epoch"}
         await run.start_actors(2)
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
         assert [s.goodbyes for s in run.random_actors] == [["finished"], ["finished"]]
     last = check_end(run, "env_steps")
     assert last["env_steps_trained"] >= 2400
@@ -128,7 +119,7 @@ async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors
         # A checkpoint that fell due while one was written is left out.
         assert len(written) == 1
         has_gone.set()
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
     assert written == [written[0], check_end(run, "env_steps")["updates"]]
 
 
@@ -152,7 +143,7 @@ async def test_the_first_actor_that_does_not_want_too_much_memory_brings_the_spa
             await greedy.spec()
             assert "GiB are free" in await greedy.refused("mismatch")
         await run.start_actors(2)
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
     check_end(run, "env_steps")
     # It says so while it builds, for the second time now.
     told = [report for report in run.reports if report["learner/building"]]
@@ -164,7 +155,7 @@ async def test_the_first_actor_that_does_not_want_too_much_memory_brings_the_spa
 async def test_any_limit_ends_a_run(tmp_path, stop):
     async with service_run(tmp_path, stop=stop) as run:
         await run.start_actors(1, mean_return=7.5)
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
         assert run.random_actors[0].goodbyes == ["finished"]
     (reason,) = stop
     last = check_end(run, reason)
@@ -178,10 +169,10 @@ async def test_any_limit_ends_a_run(tmp_path, stop):
 @pytest.mark.parametrize(
     ("number", "reason", "code"),
     [
-        (signal.SIGTERM, "terminated", EXIT_DONE),
-        (signal.SIGHUP, "terminated", EXIT_DONE),
-        (signal.SIGINT, "interrupted", EXIT_INTERRUPTED),
-        (GIVE_UP, "actor_failed", EXIT_DONE),
+        (signal.SIGTERM, "terminated", Exit.DONE),
+        (signal.SIGHUP, "terminated", Exit.DONE),
+        (signal.SIGINT, "interrupted", Exit.INTERRUPTED),
+        (GIVE_UP, "actor_failed", Exit.DONE),
     ],
 )
 async def test_a_signal_ends_a_run_in_good_order(tmp_path, monkeypatch, number, reason, code):
@@ -203,7 +194,7 @@ async def test_in_lockstep_a_lost_actor_may_end_the_run(tmp_path, monkeypatch):
     async with service_run(tmp_path, **sections) as run:
         lost, _ = [await (await run.actor()).join() for _ in range(2)]
         await lost.say(ByeOk(lost.session))
-        assert await run.end() == EXIT_TRY_AGAIN
+        assert await run.end() == Exit.TRY_AGAIN
     check_end(run, "actor_lost")
 
 
@@ -223,7 +214,7 @@ async def test_in_lockstep_what_is_full_at_the_end_is_trained(tmp_path, monkeypa
         run.service.stop("terminated")
         await asyncio.sleep(0.05)
         is_ending.set()
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
     last = check_end(run, "terminated")
     is_trained = int(mode == "lockstep")
     assert (last["trajectories/trained"], last["dropped/shutdown"]) == (is_trained, 1 - is_trained)
@@ -238,7 +229,7 @@ async def test_a_disk_that_takes_no_checkpoint_does_not_end_training(tmp_path, c
         await run.trained(before + 20)
         run.folder.checkpoints.unlink()
         run.service.stop("terminated")
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
     # The disk has room again: the last one is there.
     check_end(run, "terminated")
 
@@ -251,7 +242,7 @@ async def test_an_end_whose_checkpoint_is_not_written_is_no_success(tmp_path, ca
         if not stop:
             await run.trained(1)
             run.service.stop("terminated")
-        assert await run.end() == EXIT_TRY_AGAIN
+        assert await run.end() == Exit.TRY_AGAIN
     assert run.summary["exit_reason"] == "checkpoint_not_written"
     assert f"cannot write checkpoint {run.folder.checkpoints}" in caplog.text
 
@@ -267,7 +258,7 @@ async def test_a_run_that_loses_its_folder_ends_without_success(
         run.folder.path.rename(tmp_path / "moved")
         if not is_seen_first:
             run.service.stop("terminated")
-        assert await run.end() == EXIT_TRY_AGAIN
+        assert await run.end() == Exit.TRY_AGAIN
     assert not run.folder.path.exists()
     assert caplog.text.count("run: it is gone, or another one lies there") == 1
     assert (tmp_path / "moved" / "config.json").exists()
@@ -281,7 +272,7 @@ async def test_a_recording_of_nothing_is_no_success(tmp_path, *, is_empty):
         await run.place()
         recorder.is_empty = is_empty
         run.service.stop("terminated")
-        assert await run.end() == (EXIT_TRY_AGAIN if is_empty else EXIT_DONE)
+        assert await run.end() == (Exit.TRY_AGAIN if is_empty else Exit.DONE)
 
 
 async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path):
@@ -302,7 +293,7 @@ async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path, mon
     monkeypatch.setattr(learner_thread, "MOST_SKIPPED_IN_A_ROW", 3)
     async with service_run(tmp_path, algorithm={"reward_scale": 1e30}) as run:
         await run.start_actors(1)
-        assert await run.end() == EXIT_BUG
+        assert await run.end() == Exit.BUG
     assert run.summary["updates"] == 0
     check_end(run, "not_finite")
     assert newest_checkpoint(tmp_path / "checkpoints").version == (1, 0)
@@ -316,7 +307,7 @@ async def test_weights_that_are_not_finite_end_a_run_as_that_and_not_as_a_full_d
     monkeypatch.setattr(Snapshot, "take", lambda snapshot, version: None)
     async with service_run(tmp_path) as run:
         fill_disk(run)
-        assert await run.end() == EXIT_BUG
+        assert await run.end() == Exit.BUG
     assert run.summary["exit_reason"] == "not_finite"
 
 
@@ -440,7 +431,7 @@ async def first_start(path, monkeypatch):
         await actor.say(Bye(actor.session, BYE_REASONS.index("leaving")))
         await actor.hear(lambda: bool(actor.others))
         run.service.stop("terminated")
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
     return run, actor
 
 
@@ -462,7 +453,7 @@ async def test_numbers_go_on_where_they_were(tmp_path, monkeypatch):
         place = await run.place()
         assert place["epoch"] == 2
         await run.start_actors(2)
-        assert await run.end() == EXIT_DONE
+        assert await run.end() == Exit.DONE
     reports = run.reports[num_before:]
     for name in ("updates", "env_steps_trained", "trajectories/received", "trajectories/trained",
                  "passes/done", "episodes/count", "time_s"):  # fmt: skip
@@ -513,26 +504,6 @@ async def test_what_was_settled_or_made_by_an_abandoned_branch_is_not_taken_agai
         await actor.send(epoch=1, update=fork)
         assert len(actor.verdicts) == 1
     assert (tmp_path / "epoch").read_text() == "3"
-
-
-async def test_data_of_an_earlier_epoch_is_welcome_before_the_first_weights(tmp_path, monkeypatch):
-    """A learner that has published nothing yet could not judge it: it gives no credit."""
-    _, former = await first_start(tmp_path, monkeypatch)
-    held = []
-    deliver = Mailbox._deliver
-    with monkeypatch.context() as patch:
-        patch.setattr(Mailbox, "_deliver", lambda box, _: held.append(lambda: deliver(box, None)))
-        async with service_run(tmp_path, is_resumed=True) as run:
-            actor = await come_back(run, former)
-            await actor.beat(Heartbeat(actor.session, {}))
-            await actor.hear(lambda: len(actor.grants) >= 2)
-            assert (actor.granted, actor.version) == (5, (0, 0))
-            patch.undo()
-            for waiting in held:
-                waiting()
-            actor.seq = 5
-            await actor.send(epoch=1, update=1)
-            assert actor.verdicts == []
 
 
 async def test_a_resume_that_fails_leaves_the_run_as_it_was(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from impala_async.errors import EXIT_BUG
+from impala_async.errors import Exit
 from impala_async.learner.watchdog import BUILD_PATIENCE, EXIT_STUCK, LOOP_STANDS, Silence, Watchdog
 from tests.learner.hand_actor import until
 
@@ -71,7 +71,7 @@ def run(what):
 )
 def test_a_hang_shows_its_stacks_and_ends_as_a_bug_ends(what, says):
     ended = run(what)
-    assert ended.returncode == EXIT_STUCK == EXIT_BUG, ended.stderr
+    assert ended.returncode == EXIT_STUCK == Exit.BUG, ended.stderr
     assert says in ended.stderr.splitlines()
     assert f"in {what}\n" in ended.stderr
 

@@ -38,10 +38,12 @@ class FakeLearner:
 
     wait = kill
 
-    def end(self, grace_s):
-        self.grace_s = grace_s
+    @staticmethod
+    def end(processes, grace_s, asked_s):
+        (self,) = processes
+        assert asked_s == replay.LEARNER_END_S
+        self.grace_s, self.returncode = grace_s, self.code
         RunFolder(Path(self.flags["--run-dir"])).write_json("summary.json", SUMMARY)
-        return self.code
 
 
 class FakePlayer:
@@ -67,7 +69,7 @@ def fakes(monkeypatch, tmp_path):
     for fake in (FakeLearner, FakePlayer):
         monkeypatch.setattr(fake, "made", [], raising=False)
     monkeypatch.setattr(replay, "spawn", FakeLearner)
-    monkeypatch.setattr(replay, "end_learner", FakeLearner.end)
+    monkeypatch.setattr(replay, "end_in_time", FakeLearner.end)
     monkeypatch.setattr(player_module, "Player", FakePlayer)
     monkeypatch.setattr(replay.signal, "signal", lambda *_: None)
 
@@ -131,7 +133,8 @@ def test_what_cannot_be_replayed_so_is_told_before_anything_starts(
 
 def test_a_lockstep_recording_is_played_into_another_learner():
     flags = "--set pace.mode=async --set pace.lag=0 --set pace.on_loss=go_on"
-    assert replay.main([recording(start(**LOCKSTEP), message(0)), *flags.split()]) == 0
+    assert replay.main([recording(start(**LOCKSTEP), message(0)), *flags.split(), "--loop"]) == 0
+    assert FakePlayer.made[0].manner == {"is_looped"}
 
 
 def test_a_learner_that_fails_gives_its_code(monkeypatch, capsys):
@@ -171,7 +174,8 @@ def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch):
     monkeypatch.setattr(FakeLearner, "__init__", begin)
     monkeypatch.setattr(FakeLearner, "kill", lambda self: seen.append("killed"))
     monkeypatch.setattr(FakeLearner, "wait", lambda self: seen.append("awaited"))
-    monkeypatch.setattr(replay, "end_learner", lambda learner, grace_s: 130)
+    monkeypatch.setattr(FakeLearner, "returncode", 130, raising=False)
+    monkeypatch.setattr(replay, "end_in_time", lambda *_, **how: None)
     monkeypatch.setattr(FakePlayer, "__init__", lambda *args, **named: None)
     monkeypatch.setattr(FakePlayer, "run", interrupted)
     assert replay.main([recording(), "--run-dir", "here"]) == 130

@@ -3,7 +3,7 @@
 import pytest
 
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
-from impala_async.weights import NO_VERSION, Version
+from impala_async.weights import Version
 from impala_async.wire.actor_side import (
     FIRST_S,
     HELLO_EVERY_S,
@@ -131,20 +131,6 @@ def test_once_joined_a_message_that_is_not_understood_is_one_message():
     assert (side.bye(), side.last_heard) == (None, 2.0)
 
 
-def test_over_a_new_connection_spec_is_repeated_ever_less_often_and_all_is_sent_again():
-    side = side_of(max_lag=5)
-    side.put("a")
-    side.take(grant_of(1), 0.0)
-    assert send_all(side.outbox) == "a"
-    for pause_s in (0.0, FIRST_S, 2 * FIRST_S):
-        side.repeated_spec(10.0)
-        assert side.tell_again_at == 10.0 + pause_s
-    assert send_all(side.outbox) == "a"
-    side.take(grant_of(1, 1), 0.0)
-    side.repeated_spec(10.0)
-    assert side.tell_again_at == 10.0, "something has succeeded"
-
-
 def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_of():
     side = side_of()
     bye = side.bye("a\udcff.bin\n" + "x" * 1000)
@@ -157,25 +143,6 @@ def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_
     assert side.bye() is None
 
 
-def test_a_new_session_of_the_run_sends_all_again_and_another_run_begins_at_seq_0():
-    side = side_of(max_lag=5)
-    side.act_with(V1)
-    for item in "abc":
-        side.put(item)
-    side.take(grant_of(3, 1, V3), 0.0)
-    assert send_all(side.outbox) == "bc"
-    assert side.lose() == []
-    assert side.handshake(1.0).hello[3:6] == (RUN, 2, 1)
-    assert side.accept(welcome_of(session=b"t" * 16), 1.0, max_lag=5)
-    assert (side.is_joined, side.named) == (False, NO_VERSION)
-    assert send_all(side.outbox) == ""
-    side.take(grant_of(3, 1)._replace(session=b"t" * 16), 1.0)
-    assert send_all(side.outbox) == "bc"
-    assert not side.accept(welcome_of(run_id=b"o" * 16, epoch=1), 1.0)
-    assert (side.version, len(side.outbox)) == (NO_VERSION, 0)
-    assert side.handshake(1.0).hello[3:6] == (b"o" * 16, 1, 0)
-
-
 def test_only_what_is_settled_makes_the_pauses_short_again():
     side = side_of()
     pauses = [next(side.pauses) for _ in range(3)]
@@ -184,33 +151,6 @@ def test_only_what_is_settled_makes_the_pauses_short_again():
     side.put("a")
     side.take(grant_of(1, 1), 0.0)
     assert next(side.pauses) == 0
-
-
-def test_it_waits_for_its_first_weights_and_at_max_lag():
-    side = side_of(max_lag=2)
-    assert side.must_wait
-    side.act_with(V1)
-    side.take(grant_of(1, 0, V2), 0.0)
-    assert not side.must_wait
-    assert not side.keeps_weights()
-    side.take(grant_of(1, 0, V3), 0.0)
-    assert side.must_wait
-    assert side.put("a")
-
-
-def test_in_lockstep_the_first_weights_serve_as_the_lag_says_and_a_lost_session_costs_all():
-    side = side_of(lockstep_lag=2)
-    assert not side.keeps_weights()
-    assert not side.put("begun before")
-    side.act_with(V1)
-    assert [side.keeps_weights() for _ in range(4)] == [True, True, False, False]
-    side.act_with(V2)
-    assert not side.keeps_weights()
-    assert side.must_wait
-    assert side.put("a")
-    assert side.lose() == ["a"]
-    assert side.version == NO_VERSION
-    assert not side.put("b")
 
 
 def test_silence_ends_a_session_once_the_lease_is_over():

@@ -73,7 +73,7 @@ class Receiver:
             _receive(rest, obs.data)
         if data.body is None:
             _receive(rest, small.data)
-        if rest.has_more_frames():
+        if rest.has_more_frames:
             raise ProtocolError("wrong_frame_count", TWO_FRAMES)
         num_bytes = arrival.small.nbytes
         arrival.small.reshape(-1)[:] = small[:num_bytes]

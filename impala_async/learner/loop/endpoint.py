@@ -10,9 +10,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.sessions import Answer
+from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import Counters
 from impala_async.wire.connections import DOES_NOT_READ, REPLACED, SAID_HELLO, SENT_TOO_MANY_FRAMES
 from impala_async.wire.messages import (
@@ -36,39 +38,31 @@ MAX_QUOTED = 200
 # Over one connection, until they are forgotten: an actor says it once or twice a second, and a
 # learner that stood still hears them all at once.
 MAX_HELLOS = 200
-BAD_REASONS = (
-    "unknown_type",
-    "oversized_header",
-    "malformed_header",
-    "wrong_frame_count",
-    "wrong_size",
-    "unknown_session",
-    "not_allowed_now",
-)
-WIRE_COUNTS = ("wire/messages", "wire/unroutable", *(f"bad/{reason}" for reason in BAD_REASONS))
+BAD = "bad/"
+BAD_REASONS = tuple(name.removeprefix(BAD) for name in REGISTRY if name.startswith(BAD))
+WIRE_COUNTS = ("wire/messages", "wire/unroutable", *(BAD + reason for reason in BAD_REASONS))
 
 
+@dataclass(eq=False)
 class Endpoint:
-    """Owns a router, takes what comes and sends what is answered."""
+    """Owns a router, takes what comes and sends what is answered, as soon as it is made."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        router: Router,
-        counters: Counters,
-        hear: Callable[[bytes, Message, Router, float], Iterable[Answer]],
-        after: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Begin to listen. `counters` are of WIRE_COUNTS, and others may share them; `hear` answers
-        a message of a route, whose further frames the router has; `after` runs once a burst."""
-        self.router, self.connections = router, router.connections
-        self._loop, self._counters = loop, counters
-        self._hear, self._after = hear, after
+    loop: asyncio.AbstractEventLoop
+    router: Router
+    counters: Counters
+    """They are of WIRE_COUNTS, and others may share them."""
+    hear: Callable[[bytes, Message, Router, float], Iterable[Answer]]
+    """Answers a message of a route, whose further frames the router has."""
+    after: Callable[[], None] = lambda: None
+    """Runs once a burst."""
+
+    def __post_init__(self) -> None:
+        self.connections = self.router.connections
         # Hellos by their route, until somebody who has seen them forgets them.
         self.hellos: Counter[bytes] = Counter()
         self._is_scheduled, self._is_open = False, True
-        loop.add_reader(router.fd, self._drain)
-        loop.add_reader(self.connections.fd, self.connections.read)
+        self.loop.add_reader(self.router.fd, self._drain)
+        self.loop.add_reader(self.connections.fd, self.connections.read)
         self.look_again()
 
     def say(self, answers: Iterable[Answer]) -> None:
@@ -83,7 +77,7 @@ class Endpoint:
             return False
         was_sent = self.router.send(route, frames)
         if not was_sent:
-            self._counters.add("wire/unroutable")
+            self.counters.add("wire/unroutable")
             if self.router.num_unsent[route] >= MAX_IN_VAIN:
                 self.connections.cut(route, DOES_NOT_READ)
         self.look_again()
@@ -91,8 +85,8 @@ class Endpoint:
 
     def close(self) -> None:
         self._is_open = False
-        self._loop.remove_reader(self.router.fd)
-        self._loop.remove_reader(self.connections.fd)
+        self.loop.remove_reader(self.router.fd)
+        self.loop.remove_reader(self.connections.fd)
         self.router.close()
 
     def look(self, allowances: Mapping[bytes, int], patience_s: float) -> bool:
@@ -106,7 +100,7 @@ class Endpoint:
         """Drain soon if there is input, whether or not the descriptor said so."""
         if not self._is_scheduled and self.router.has_input():
             self._is_scheduled = True
-            self._loop.call_soon(self._drain)
+            self.loop.call_soon(self._drain)
 
     def _drain(self) -> None:
         if not self._is_open:
@@ -120,9 +114,9 @@ class Endpoint:
                 arrived = self.router.receive()
                 if arrived is None:
                     break
-                self._counters.add("wire/messages")
+                self.counters.add("wire/messages")
                 self._take(*arrived)
-            self._after()
+            self.after()
         finally:
             self._is_scheduled = False
         self.look_again()
@@ -130,7 +124,7 @@ class Endpoint:
     def _discard(self) -> bool:
         """Drop what nobody took of a message; False if some of it must wait for the next turn."""
         self.router.discard_rest()
-        return not self.router.has_more_frames()
+        return not self.router.has_more_frames
 
     def _take(self, route: bytes, header: memoryview, size: int) -> None:
         message = None
@@ -141,9 +135,9 @@ class Endpoint:
             if self.hellos[route] > MAX_HELLOS:
                 self.connections.cut(route, SAID_HELLO)
             else:
-                self.say(self._hear(route, message, self.router, time.monotonic()))
+                self.say(self.hear(route, message, self.router, time.monotonic()))
         except ProtocolError as error:
-            self._counters.add(f"bad/{error.reason}")
+            self.counters.add(BAD + error.reason)
             if error.reason == "unknown_session":
                 refusal = reject("hello_again", "this session is over", 0.0)
             else:
@@ -160,6 +154,6 @@ class Endpoint:
         is_inline = isinstance(message, Data) and message.body is not None
         if message is None or (size > MAX_HEADER_BYTES and not is_inline):
             raise ProtocolError("oversized_header", f"a header of {size} bytes")
-        if self.router.has_more_frames() and not isinstance(message, Data | Spec):
+        if self.router.has_more_frames and not isinstance(message, Data | Spec):
             raise ProtocolError("wrong_frame_count", "more frames than this message has")
         return message

@@ -7,6 +7,8 @@ Runs on: event loop
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.slots import Arrival, Episodes, Slot, SlotFiller
@@ -23,6 +25,7 @@ _Open = tuple[Slot, dict[int, Episodes | None]]
 """A batch that is filling: who is in it, by rank, and the episodes that they brought."""
 
 
+@dataclass(eq=False, kw_only=True)
 class LockstepFiller(SlotFiller):
     """Puts the `width` columns of rank r into place r. At most `lag + 1` batches are open at once.
 
@@ -35,32 +38,26 @@ class LockstepFiller(SlotFiller):
     batch can be trained, kept for `lag` more batches, and then one more with each.
     """
 
-    is_lockstep = True
+    num_ranks: int
+    width: int
+    lag: int
+    first_update: int
+    on_loss: Callable[[], None] | None
+    is_lockstep: ClassVar = True
 
-    def __init__(
-        self,
-        count: Callable[[Episodes], None],
-        *,
-        num_ranks: int,
-        width: int,
-        lag: int,
-        first_update: int,
-        on_loss: Callable[[], None] | None,
-    ) -> None:
-        super().__init__(count)
-        self._num_ranks, self._width, self._lag = num_ranks, width, lag
-        self._first_update, self._on_loss = first_update, on_loss
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._open: deque[_Open] = deque()
         # The peers by rank.
         self._members: dict[int, Peer] = {}
         self._was_whole = False
-        self._expected = set(range(num_ranks))
-        self._newest = first_update
+        self._expected = set(range(self.num_ranks))
+        self._newest = self.first_update
         self._uncounted: deque[tuple[int, list[Episodes]]] = deque()
 
     @property
     def free_columns(self) -> int:
-        return self._width * sum(self._num_allowed(rank) for rank in self._expected)
+        return self.width * sum(self._num_allowed(rank) for rank in self._expected)
 
     def deal(self, table: SessionTable, now: float) -> list[Peer]:
         peers = {peer.rank: peer for peer in table.joined}
@@ -76,10 +73,10 @@ class LockstepFiller(SlotFiller):
         return dealt
 
     def find_misfit(self, spec: Spec) -> str | None:
-        if (spec.columns, spec.streams) == (self._width, 1):
+        if (spec.columns, spec.streams) == (self.width, 1):
             return None
         return (
-            f"pace.mode lockstep wants one message of {self._width} columns from each actor, this "
+            f"pace.mode lockstep wants one message of {self.width} columns from each actor, this "
             f"one has {spec.streams} of {spec.columns}: start it without --num-envs, and use "
             "actor.sampler = serial where the environment's own vectors reset in the same "
             "step; learner.batch_columns must be train.num_actors times the columns of one, "
@@ -91,7 +88,7 @@ class LockstepFiller(SlotFiller):
         return peer.begins_at is not None and update >= peer.begins_at
 
     def judge(self, peer: Peer, version: Version) -> str | None:
-        lagged = self._first_update + self._next_batch(peer.rank) - self._lag
+        lagged = self.first_update + self._next_batch(peer.rank) - self.lag
         wanted = max(lagged, peer.begins_at or 0)
         if version.update == wanted:
             return None
@@ -99,9 +96,9 @@ class LockstepFiller(SlotFiller):
 
     def assign(self, peer: Peer, data: Data) -> Arrival:
         """Where to receive the next message of a rank; there is no other until it is committed."""
-        if data.columns != self._width:
+        if data.columns != self.width:
             raise ProtocolError(
-                "wrong_size", f"{data.columns} columns, in lockstep an actor has {self._width}"
+                "wrong_size", f"{data.columns} columns, in lockstep an actor has {self.width}"
             )
         slot, _ = self._batch_of(peer.rank)
         columns = self._columns(peer.rank)
@@ -142,22 +139,22 @@ class LockstepFiller(SlotFiller):
         }
 
     def _columns(self, rank: int) -> slice:
-        return slice(rank * self._width, (rank + 1) * self._width)
+        return slice(rank * self.width, (rank + 1) * self.width)
 
     def _call_the_roll(self, peers: dict[int, Peer]) -> bool:
         """Note who has joined and who is gone since the last time; False if that ends the run."""
         former = self._members
         lost = sorted(rank for rank, peer in former.items() if peers.get(rank) is not peer)
-        if self._on_loss and lost:
+        if self.on_loss and lost:
             # They may be back by now, as after a learner that stood still.
             logger.error("lockstep: the session of actors %s has ended (pace.on_loss)", lost)
-            self._on_loss()
+            self.on_loss()
             return False
         for rank, peer in peers.items():
             if former.get(rank) is not peer:
-                peer.begins_at = self._first_update + self._next_batch(rank)
+                peer.begins_at = self.first_update + self._next_batch(rank)
         self._members = peers
-        self._was_whole |= len(peers) == self._num_ranks
+        self._was_whole |= len(peers) == self.num_ranks
         if self._was_whole:
             self._expected = set(peers)
             if gone := former.keys() - peers.keys():
@@ -166,7 +163,7 @@ class LockstepFiller(SlotFiller):
         return True
 
     def _num_allowed(self, rank: int) -> int:
-        num_new = min(len(self._idle), self._lag + 1 - len(self._open))
+        num_new = min(len(self._idle), self.lag + 1 - len(self._open))
         return sum(rank not in episodes for _, episodes in self._open) + num_new
 
     def _next_batch(self, rank: int) -> int:
@@ -177,7 +174,7 @@ class LockstepFiller(SlotFiller):
     def _batch_of(self, rank: int) -> _Open:
         number = self._next_batch(rank) - self._num_batches
         if number == len(self._open):
-            assert min(len(self._idle), self._lag + 1 - number) > 0, "columns without a credit"
+            assert min(len(self._idle), self.lag + 1 - number) > 0, "columns without a credit"
             slot = self._take_idle()
             slot.filled_B.fill(False)
             self._open.append((slot, {}))
@@ -196,6 +193,6 @@ class LockstepFiller(SlotFiller):
         self._count_due()
 
     def _count_due(self) -> None:
-        while self._uncounted and self._first_update + self._uncounted[0][0] <= self._newest:
+        while self._uncounted and self.first_update + self._uncounted[0][0] <= self._newest:
             for episodes in self._uncounted.popleft()[1]:
-                self._count(episodes)
+                self.count(episodes)

@@ -32,7 +32,7 @@ from impala_async.wire.messages import (
     encode_settings,
 )
 from impala_async.wire.session import SessionTable
-from impala_async.wire.sockets import AddressError, Router, new_context
+from impala_async.wire.sockets import Router, new_context
 
 logger = logging.getLogger(__name__)
 
@@ -184,11 +184,10 @@ class ActorServer:
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 
     def report(self) -> dict[str, object]:
-        wire = self._wire.snapshot()
         return {
             **self.ledger.report(),
-            **wire,
-            "wire/bad": sum(n for name, n in wire.items() if name.startswith("bad/")),
+            **self._wire,
+            "wire/bad": sum(n for name, n in self._wire.items() if name.startswith("bad/")),
             "wire/cut": self._cut_off().total(),
             **self.admission.report(),
             **self.sessions.report(time.monotonic()),
@@ -256,15 +255,12 @@ class ActorServer:
         for name, url, ipc_path in ends:
             try:
                 routers.append(Router(self._context, url, ipc_path, size))
-            except AddressError as error:
+            except ConfigError as error:
                 for router in routers:
                     router.close()
                 self._context.term()
                 link.close()
-                advice = "name an address of this host, or 0.0.0.0 for all of them"
-                if error.is_taken:
-                    advice = "is another learner running? name another port, or * for any free one"
-                raise ConfigError(f"bind.{name}: {error}; {advice}") from None
+                raise ConfigError(f"bind.{name}: {error}") from None
         return routers
 
 

@@ -80,7 +80,7 @@ class Publisher:
         self.layout_digest = b""
         # The frames of each are there once somebody has asked: many are replaced before.
         self._kept: deque[tuple[Weights, list[Frame]]] = deque(maxlen=num_kept)
-        self._counters = Counters(("served", "not_modified", "bytes"), prefix="weights/")
+        self._counters = Counters(("weights/served", "weights/not_modified", "weights/bytes"))
 
     def publish(self, weights: Weights) -> None:
         """Make this the newest version. Its buffer is never written to again."""
@@ -91,7 +91,7 @@ class Publisher:
         """The frames that answer a pull: the oldest that is kept of those that are newer."""
         have = Version(get.epoch, get.update)
         if have >= self.version or (have == NO_VERSION and not may_begin):
-            self._counters.add("not_modified")
+            self._counters.add("weights/not_modified")
             return self.nothing_new()
         # One that has no weights begins with the newest.
         newer = [kept for kept in self._kept if kept[0].version > have]
@@ -100,8 +100,8 @@ class Publisher:
             digest = weights.layout_digest or self.layout_digest
             reply = WeightsReply(*weights.version, digest, weights.digest())
             frames += [pack(reply), weights.buffer.data]
-        self._counters.add("served")
-        self._counters.add("bytes", len(frames[1]))
+        self._counters.add("weights/served")
+        self._counters.add("weights/bytes", len(frames[1]))
         return frames
 
     def nothing_new(self) -> list[Frame]:
@@ -112,7 +112,7 @@ class Publisher:
         return {
             "weights/version_epoch": self.version.epoch,
             "weights/version_update": self.version.update,
-            **self._counters.snapshot(),
+            **self._counters,
         }
 
 
@@ -157,12 +157,8 @@ class Sessions:
         self.is_closing = False
         self._layout: WeightsLayout | None = None
         self._log = PeerLog()
-        # By session: the last timers; since when an environment hangs, as a line that is a
-        # function of the seconds, and when it is told again.
-        self._timers: dict[bytes, dict[str, float]] = {}
-        self._hangs: dict[bytes, tuple[float, Callable[[float], str], float]] = {}
         self._last_death: str | None = None
-        self._counters = Counters(("expired", "refused", "closed"), prefix="sessions/")
+        self._counters = Counters(f"sessions/{how}" for how in ("expired", "refused", "closed"))
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
     def open(self, schema: Schema, layout: WeightsLayout) -> None:
@@ -232,36 +228,33 @@ class Sessions:
 
     def lose(self, peer: Peer, why: str) -> None:
         self.table.end(peer)
-        self._counters.add("expired")
+        self._counters.add("sessions/expired")
         if peer.columns:
             self._log.say(WARNING, "actor %d is gone: %s", peer.rank, why)
 
     def report(self, now: float) -> dict[str, object]:
         """The counts, and medians of the times that actors tell: one actor alone moves none."""
-        # A session may end without a word to us: by a second hello of the same actor.
-        live = {peer.session for peer in self.table.joined}
-        self._timers = {key: timers for key, timers in self._timers.items() if key in live}
-        self._hangs = {key: hang for key, hang in self._hangs.items() if key in live}
+        live = self.table.joined
         report: dict[str, object] = {
             **self.publisher.report(),
             "num_actors": len(live),
             "sessions/opened": self.table.num_opened,
-            **self._counters.snapshot(),
+            **self._counters,
             "sessions/given_way": self.table.num_given_way,
             "actor/last_death": self._last_death,
             "actor/hang": None,
         }
         for name in ACTOR_TIMERS:
-            values = [timers[name] for timers in self._timers.values() if name in timers]
+            values = [peer.timers[name] for peer in live if name in peer.timers]
             report[f"actor/{name}"] = median(values) if values else None
-        if self._hangs:
-            since, line, _ = min(self._hangs.values(), key=lambda hang: hang[0])
+        if hangs := [peer.hang for peer in live if peer.hang is not None]:
+            since, line, _ = min(hangs, key=lambda hang: hang[0])
             report["actor/hang"] = line(now - since)
         return report
 
     def _agree(self, peer: Peer, spec: Spec, rest: Router) -> list[Answer]:
         size = rest.receive_into(self._schema_buffer)
-        if size == NO_FRAME or rest.has_more_frames():
+        if size == NO_FRAME or rest.has_more_frames:
             raise ProtocolError("wrong_frame_count", "Spec comes with one frame more, its schema")
         if size > MAX_SCHEMA_BYTES:
             raise ProtocolError("wrong_size", f"a schema of {size} bytes")
@@ -329,27 +322,27 @@ class Sessions:
 
     def _note_beat(self, peer: Peer, timers: Mapping[str, float], now: float) -> None:
         """A heartbeat says how long things took, and that an environment hangs."""
-        self._timers[peer.session] = {
+        peer.timers = {
             name: float(ms)
             for name, ms in timers.items()
             if name in ACTOR_TIMERS and 0 <= ms <= LONGEST_MS
         }
         seconds, where, first, last = (int(timers.get(name, -1)) for name in HANG_NAMES)
         if seconds < 0 or not 0 <= first <= last <= MAX_COLUMNS:
-            self._hangs.pop(peer.session, None)
+            peer.hang = None
             return
         # It hangs no longer than its session lasts.
         seconds = min(seconds, math.ceil(now - peer.opened_at))
         line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.rank}")
-        _, _, due = self._hangs.get(peer.session, (0.0, line, now))
+        _, _, due = peer.hang or (0.0, line, now)
         if now >= due:
             self._log.say(WARNING, "%s", line(seconds))
             due = now + HANG_EVERY_S
-        self._hangs[peer.session] = now - seconds, line, due
+        peer.hang = now - seconds, line, due
 
     def _part(self, peer: Peer, route: bytes, message: Bye | ByeOk) -> list[Answer]:
         self.table.end(peer)
-        self._counters.add("closed")
+        self._counters.add("sessions/closed")
         why, death = "left", None
         if isinstance(message, Bye):
             why = f"said goodbye ({BYE_REASONS[message.reason]})"
@@ -364,7 +357,7 @@ class Sessions:
         return [Answer(route, [pack(ByeOk(message.session))])] if isinstance(message, Bye) else []
 
     def _refuse(self, route: bytes, refusal: Reject) -> list[Answer]:
-        self._counters.add("refused")
+        self._counters.add("sessions/refused")
         self._log.say(WARNING, "an actor was refused: %s", refusal.text)
         return [Answer(route, [pack(refusal)])]
 

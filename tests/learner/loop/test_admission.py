@@ -493,24 +493,6 @@ def test_what_is_sound_is_checked_once_a_burst(monkeypatch):
     assert bay.ledger.report()["trajectories/admitted"] == 6
 
 
-def test_a_body_that_is_cut_off_leaves_nothing_between_its_neighbours():
-    schema = big_schema()
-    learner = PureLearner(schema, columns=8)
-    actors = [HandActor(learner).join() for _ in range(4)]
-    sent = [planes_of(schema, 1, seed=number) for number in range(4)]
-    for number, (actor, planes) in enumerate(zip(actors, sent, strict=True)):
-        _, _, (header, obs, small) = actor.data_of(planes, [(float(number), 1)])
-        # The observations of the second are there before its fault shows.
-        actor.say(header, obs, bytes(small)[:-1] if number == 1 else small)
-    learner.end_burst()
-    report = learner.report()
-    assert (report["rejected/invalid"], report["trajectories/admitted"]) == (1, 3)
-    for place, planes in enumerate((sent[0], *sent[2:])):
-        assert np.array_equal(learner.slots[0].obs[place], planes.obs[0])
-        assert np.array_equal(learner.slots[0].small[place], planes.small[0])
-    assert learner.episodes == [(0.0, 1), (2.0, 1), (3.0, 1)]
-
-
 @pytest.mark.parametrize(
     ("burst", "num_admitted"),
     [

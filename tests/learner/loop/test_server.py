@@ -154,7 +154,7 @@ async def test_credit_alone_says_how_much_may_be_under_way(make_harness, monkeyp
 
 
 async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_runs(
-    make_harness, monkeypatch
+    make_harness, monkeypatch, caplog
 ):
     """Neither its connection nor credit that lies unused for long ends it."""
     monkeypatch.setattr(server_module, "SILENT_HEARTBEATS", 0.0)
@@ -185,6 +185,7 @@ async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_run
     assert harness.count("num_actors") == 2
     await until(beats_until(lambda: len(harness.full) == 1), "a batch without it")
     assert time.monotonic() - heard_at > 0.9
+    assert "actor 1 is gone: its lease is over" in caplog.messages
     assert harness.losses == []
     # A version is announced at once, over the weights port.
     harness.publish(1)

@@ -104,18 +104,6 @@ def test_who_speaks_of_no_session_is_unknown_and_who_says_what_is_not_his_not_al
     assert learner.report()["num_actors"] == 1
 
 
-def test_an_expired_session_ends_whether_it_ever_joined_or_not(caplog):
-    learner = learner_of()
-    actor, stranger = HandActor(learner).join(), HandActor(learner)
-    stranger.hello()
-    for now in (0.0, 4.0, 8.0, 10.5):
-        assert len(learner.table) == 2
-        learner.sessions.expire(now)
-    assert (len(learner.table), learner.report()["sessions/expired"]) == (0, 2)
-    assert caplog.messages == ["actor 0 is gone: its lease is over"]
-    assert actor.pull(Heartbeat(actor.session, {})) == "unknown_session"
-
-
 def test_a_learner_that_ends_welcomes_nobody_and_tells_everybody():
     learner = learner_of(is_open=False)
     known, late = HandActor(learner), HandActor(learner)
