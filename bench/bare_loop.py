@@ -100,8 +100,6 @@ def build(kind: str, index: RecordingIndex, config: RunConfig) -> Callable[[], o
     device = pick_device(config.learner.device)
     batch = first_batch(index, config.learner.batch_columns, device)
     if kind == "bare":
-        # As anybody writes it: through torch's own layers.
-        dense.pays = lambda features_NF: False
         policy = Policy(index.schema, config.model, seed=config.seed, device=device)
         policy.compute_in(pick_precision(config.model.precision, config.model.name, device))
         return BareLoop(policy, config.algorithm, batch).update
@@ -158,6 +156,9 @@ def main() -> None:
     torch.set_num_threads(config.learner.threads)
     device = pick_device(config.learner.device)
     make_current(device)
+    if kind == "bare":
+        # As anybody writes it: through torch's own layers.
+        dense.pays = lambda features_NF: False
     update = build(kind, RecordingIndex(Path(recording)), config)
     rate = measure(update, float(seconds), device)
     print(json.dumps({"updates_per_s": rate, "update_ms": 1000 / rate}), flush=True)

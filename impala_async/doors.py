@@ -49,8 +49,8 @@ LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
 # The keys of `stop` that end a run for good, not only this start, and what the summary calls them.
 REACHED = {"env_steps": "env_steps_trained", "updates": "updates", "mean_return": "mean_return_100"}
 POLL_S = 0.02
-# The system has no more disk, open files, memory or processes. ZeroMQ has errors of its own.
-SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+# The system has no more disk, open files or memory. ZeroMQ has errors of its own.
+SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)
@@ -305,6 +305,8 @@ def run_door(body: Callable[[], int]) -> int:
     except Exception as error:
         said, code = f"{traceback.format_exc()}{OUR_BUG}", Exit.BUG
         is_scarce = isinstance(error, MemoryError) or getattr(error, "errno", None) in SCARCE
+        # A fork that is refused; a descriptor that is not ready would be a bug of ours.
+        is_scarce |= isinstance(error, BlockingIOError) and "_execute_child" in said
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             said, code = "", Exit.DONE
         elif is_scarce or str(error) == "can't start new thread":

@@ -38,7 +38,6 @@ GRACE_S = 2.0
 # Small tensors gain nothing from more threads, and the processes share the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _undoings: list[Callable[[], object]] = []
-_requests: list[object] = []
 _SIGEV_THREAD = 2
 # These are options of mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -86,26 +85,30 @@ def hold() -> None:
             if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                 continue  # not a descriptor of ours: the variable came from somewhere else
             # Foreign code may hold the interpreter's lock: then the kernel ends us, a little later.
-            _requests.append(call_when_read(fd, "alarm", math.ceil(ORPHAN_S + 0.2)))
+            call_when_read(fd, "alarm", math.ceil(ORPHAN_S + 0.2))
             threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
 
 
-def call_when_read(fd: int, function: str, argument: int) -> object:
+def call_when_read(fd: int, function: str, argument: int) -> None:
     """Let the C library call a function of its own when there is a byte to read, or no writer left.
 
-    The read is on a thread that knows no interpreter's lock. The caller keeps the result.
+    The read is on a thread that knows no interpreter's lock.
     """
     libc = ctypes.CDLL(None)
-    byte, request = ctypes.create_string_buffer(1), ctypes.create_string_buffer(512)
+    # An older glibc lacks it: nothing is called then. Other libraries lay it out in another way.
+    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "aio_read"):
+        return
+    if struct.calcsize("P") != 8:
+        return
+    libc.calloc.restype = ctypes.c_void_p
+    # Never freed: the read outlives whoever asked for it.
+    request = (ctypes.c_char * 513).from_address(libc.calloc(1, 513))
+    start = ctypes.addressof(request)
     called = ctypes.cast(libc[function], ctypes.c_void_p).value
-    # struct aiocb of glibc on 64 bits, with its struct sigevent.
-    struct.pack_into("=i12xQQ", request, 0, fd, ctypes.addressof(byte), 1)
+    # struct aiocb of glibc on 64 bits, with its struct sigevent; the byte lies behind it.
+    struct.pack_into("=i12xQQ", request, 0, fd, start + 512, 1)
     struct.pack_into("=QiiQQ", request, 32, argument, 0, _SIGEV_THREAD, called, 0)
-    # Without it nothing is called. An older glibc lacks it.
-    is_known = hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "aio_read")
-    if is_known and struct.calcsize("P") == 8:
-        libc.aio_read(request)
-    return byte, request
+    libc.aio_read(request)
 
 
 def _watch(fd: int) -> None:

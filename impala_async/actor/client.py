@@ -50,7 +50,7 @@ SPEC_POLL_S = 0.005
 MAX_AT_ONCE = 100
 GIB = 1 << 30
 NO_CONNECTION = "there is no connection"
-NO_ROOM = "the learner at %s has had no room for more for %.0f s"
+NO_CREDIT = "the learner at %s has granted nothing more for %.0f s"
 # Compression must make data this much smaller, or its time is better spent on acting.
 WORTH = 0.8
 
@@ -155,11 +155,13 @@ class Client:
         # For each stream a window under way, and one that is being written.
         num_buffers = streams * (WINDOW + 1)
         wants_bytes = num_buffers * columns * schema.layout.column_bytes
-        if wants_bytes > (free_bytes := psutil.virtual_memory().available):
-            raise MismatchError(
+        memory = psutil.virtual_memory()
+        if wants_bytes > memory.available:
+            # Memory that others hold may be free again soon.
+            raise (MismatchError if wants_bytes > memory.total else MemoryError)(
                 f"what this actor has under way wants {wants_bytes / GIB:.1f} GiB of memory, and "
-                f"{free_bytes / GIB:.1f} GiB are free here: lower trajectory.rows, actor.num_envs, "
-                "or the actor's own --num-envs"
+                f"{memory.available / GIB:.1f} GiB are free here: lower trajectory.rows, "
+                "actor.num_envs, or the actor's own --num-envs"
             )
         self._free = deque(MessageBuffer(schema, columns) for _ in range(num_buffers))
         if not self._open_session():
@@ -176,7 +178,7 @@ class Client:
             # While this actor comes back, that is told.
             waited_s = time.monotonic() - max(before, self.side.told_at)
             if waited_s > EVERY_S:
-                self._log.info(NO_ROOM, self._url, waited_s)
+                self._log.info(NO_CREDIT, self._url, waited_s)
         self._send_wait_s += time.monotonic() - before
         return self._free.popleft()
 

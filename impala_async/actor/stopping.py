@@ -56,12 +56,13 @@ class Stopper:
 
     def look(self) -> None:
         """Tell of an environment that is waited for; end this process if that takes too long."""
-        call = RUNNING.call
+        now = self.clock()
+        call = RUNNING.look(now)
         if not self._numbers or call is None or not call[0].is_here:
             return  # nobody has told it to end, or it is about to
         blame, since = call
-        hang = blame.describe(self.clock() - since, self.whose())
-        left_s = self._told_at + END_AFTER_S - self.clock()
+        hang = blame.describe(now - since, self.whose())
+        left_s = self._told_at + END_AFTER_S - now
         if blame.where not in WAITED_FOR:
             self._end()  # it only starts
         elif left_s <= 0:

@@ -149,7 +149,8 @@ class Worker:
                 # A process that was stopped for a while has not hung meanwhile.
                 now = time.monotonic()
                 waited_s, looked_at = waited_s + min(now - looked_at, LOOK_S), now
-                if seen is not (seen := RUNNING.look(now)):
+                former_look, seen = seen, RUNNING.look(now)
+                if seen is not former_look:
                     waited_s = 0.0  # its next environment has a time of its own
                 if self._where in WHERES and waited_s > self._timeout_s:
                     self.process.send_signal(TELL_STACKS)

@@ -1,4 +1,4 @@
-"""Every knob of the system: one frozen section per owner, gathered in `RunConfig`.
+"""Every setting of the system: one frozen section per owner, gathered in `RunConfig`.
 
 The text below each key is what the configuration page shows.
 """

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -43,18 +44,21 @@ class Running:
     """The second is since when."""
     place = memoryview(bytearray(4)).cast("i")
     """The number of the environment within its actor, from 1; 0 where it is not known."""
-    _seen: "tuple[object, int, tuple[Blame, float] | None]" = (None, 0, None)
+    _seen: "tuple[object, int, tuple[Blame, float] | None, float]" = (None, 0, None, -math.inf)
 
     def look(self, now: float) -> "tuple[Blame, float] | None":
         """The call, and since when it is where it is: another pair for each environment of it.
 
-        Looked for from outside, at times: the call itself is to lose none by it.
+        Looked for from outside, at times: the call itself is to lose none by it. If two threads
+        look at once, one of them may begin to count anew.
         """
         call, place = self.call, self.place[0]
-        was_in, was_at, pair = self._seen
+        was_in, was_at, pair, looked_at = self._seen
         if call is not was_in or place != was_at:
-            pair = call if call is not was_in or call is None else (call[0], now)
-            self._seen = call, place, pair
+            # One that is older than the last look was within another one then, or elsewhere.
+            is_new = call is None or (call is not was_in and call[1] >= looked_at)
+            pair = call if is_new or call is None else (call[0], now)
+        self._seen = call, place, pair, now
         return pair
 
 

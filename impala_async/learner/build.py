@@ -95,8 +95,8 @@ def build_step(
     if policies.names:
         return TeamStep(policy, config.algorithm, policies, seed=seed), precision
     (alone,) = policy.members.values()
-    is_recorded = device.type == "cuda"
-    return UpdateStep(alone, config.algorithm, seed=seed, is_recorded=is_recorded), precision
+    is_graphed = device.type == "cuda"
+    return UpdateStep(alone, config.algorithm, seed=seed, is_graphed=is_graphed), precision
 
 
 def pick_device(name: str) -> torch.device:

@@ -120,8 +120,7 @@ class Watchdog:
 
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
         read_fd, end_fd = os.pipe()
-        # Kept: the C library reads and writes them as long as this process lives.
-        self._request = call_when_read(read_fd, "_exit", EXIT_STUCK)
+        call_when_read(read_fd, "_exit", EXIT_STUCK)
         settings = map(str, (*self._settings, end_fd))
         self._child = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, *settings],

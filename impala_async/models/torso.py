@@ -50,14 +50,14 @@ def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
 class Hidden(nn.Module):
     """Linear layers, each followed by the activation; for a torso to have or to be."""
 
-    def __init__(self, num_in: int, sizes: Sequence[int], activation: str) -> None:
+    def __init__(self, num_in: int, sizes: Sequence[int], activation: dense.Activation) -> None:
         super().__init__()
         widths = (num_in, *sizes)
         self.num_out = widths[-1]
         self.layers = nn.ModuleList(
             orthogonal(nn.Linear(before, after)) for before, after in pairwise(widths)
         )
-        self.activate = ACTIVATIONS[activation]
+        self.activation, self.activate = activation, ACTIVATIONS[activation]
 
     def through(self, features_NF: Tensor) -> Tensor:
         hidden_NH = features_NF
@@ -79,10 +79,10 @@ class MLPTorso(Hidden):
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         features_NF = joined(self.leaves, obs)
-        if not dense.pays(features_NF):
+        # A user's own class may be built from this one, with layers or an activation of its own.
+        if type(self) is not MLPTorso or not dense.pays(features_NF):
             return self.through(features_NF)
-        activation: dense.Activation = "tanh" if self.activate is torch.tanh_ else "relu"
-        return dense.through(features_NF, self.layers, activation)
+        return dense.through(features_NF, self.layers, self.activation)
 
 
 def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
@@ -235,7 +235,8 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
     if features.shape != (2, num_out) or features.dtype != torch.float32:
         found = f"{features.dtype} of {list(features.shape)} for two rows"
         raise SpacesError(f"{what} must give float32 of [N, {num_out}], its num_out, not {found}")
-    if not (features.is_meta or torch.allclose(features, again, equal_nan=True)):
+    is_like = isinstance(again, Tensor) and again.shape == features.shape
+    if not is_like or not (features.is_meta or torch.allclose(features, again, equal_nan=True)):
         raise SpacesError(
             f"{what} must give the same features for a row each time, and does not: leave out "
             "dropout, noise, and layers that are made in forward"
@@ -269,22 +270,18 @@ def by_numpy(torso: object, head: nn.Linear) -> Net | None:
     """The net in numpy over the layers' own memory, if one leaf of floats goes in; else None."""
     if type(torso) is not MLPTorso or [leaf.dtype for leaf in torso.leaves] != ["float32"]:
         return None
-    (leaf,), is_tanh = torso.leaves, torso.activate is torch.tanh_
-    activate: Callable[..., Any] = np.tanh if is_tanh else partial(np.maximum, 0.0)
-    *hidden, last = [
-        (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
-        for layer in (*torso.layers, head)
-    ]
+    (leaf,), activation = torso.leaves, torso.activation
+    layers = (*torso.layers, head)
+    *hidden, (matrix, bias) = dense.arrays_of(
+        x for each in layers for x in (each.weight, each.bias)
+    )
 
     def net(obs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         values = obs[leaf.name]
-        features_CF = values.reshape(len(values), -1)
-        for weight, bias in hidden:
-            features_CF = features_CF @ weight
-            features_CF += bias
-            activate(features_CF, out=features_CF)
-        weight, bias = last
-        parameters_CP: NDArray[np.float32] = features_CF @ weight
+        rows_CF = values.reshape(len(values), -1)
+        for rows_CF in dense.rows_behind(rows_CF, hidden, activation):  # noqa: B007, B020
+            pass
+        parameters_CP: NDArray[np.float32] = rows_CF @ matrix.T
         parameters_CP += bias
         return parameters_CP
 

@@ -19,6 +19,7 @@ from impala_async.policy import Policy
 from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm
 from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch, deal, find_culprits
 from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
+from impala_async.training.graphs import Coefficients, ComputeGradients, Gradients, Graphs
 from impala_async.training.optimizer import (
     MAX_NORM,
     build_optimizer,
@@ -28,7 +29,6 @@ from impala_async.training.optimizer import (
     scheduled,
     take_step,
 )
-from impala_async.training.recorded import Knobs, Launch, Launched, Recorder
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 
 
@@ -76,7 +76,7 @@ class UpdateStep:
         algorithm: AlgorithmSection,
         *,
         seed: int = 0,
-        is_recorded: bool = False,
+        is_graphed: bool = False,
     ) -> None:
         self.policy = policy
         self.parameters = tuple(policy.model.parameters())
@@ -94,11 +94,11 @@ class UpdateStep:
         # As tensors: made of numbers, they would be made anew in every update.
         self._gamma = torch.tensor(algorithm.gamma, device=policy.device)
         self._end = torch.zeros_like(self._gamma)
-        # Code of the user's own may do more in a launch than launch kernels.
+        # Code of the user's own may do more than launch kernels: a graph would leave that out.
         is_ours = policy.is_torso_ours and algorithm.name in MAKERS
-        self._launch: Launch = self._launch_now
-        if is_recorded and is_ours:
-            self._launch = Recorder(self._launch_now, self.parameters)
+        self._compute: ComputeGradients = self._compute_gradients
+        if is_graphed and is_ours:
+            self._compute = Graphs(self._compute_gradients, self.parameters)
 
     def prepare(self, batch: Batch) -> None:
         """Try an algorithm of the user's own, by an update of a batch without a valid row."""
@@ -182,7 +182,7 @@ class UpdateStep:
         for group in self.optimizer.param_groups:
             group["lr"] = this.lr
         with_sums = self.return_scale is not None and this.is_first
-        numbers, names = self._launch(part, self._knobs_of(this), with_sums=with_sums)
+        numbers, names = self._compute(part, self._coefficients(this), with_sums=with_sums)
         # The one place where the host waits for the device.
         total, norm, num_valid, *more = numbers.tolist()
         told = dict(zip(names, more, strict=False)) | {"loss/total": total, "grad/norm": norm}
@@ -218,13 +218,13 @@ class UpdateStep:
 
     def _is_good(self, part: Batch, this: _Pass) -> bool:
         """Whether its loss and gradient stay finite beside those of others as good."""
-        numbers, _ = self._launch_now(part, self._knobs_of(this), with_sums=False)
+        numbers, _ = self._compute_gradients(part, self._coefficients(this), with_sums=False)
         loss, norm, *_ = numbers.tolist()
         return bool(abs(loss) < GOOD_LOSS and norm < min(GOOD_NORM, self._norm_limit))
 
-    def _launch_now(self, batch: Batch, knobs: Knobs, *, with_sums: bool) -> Launched:
-        view = self._view(batch, knobs)
-        terms = self._algorithm.loss(view, knobs.entropy_cost)
+    def _compute_gradients(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
+        view = self._view(batch, of)
+        terms = self._algorithm.loss(view, of.entropy_cost)
         with torch.no_grad():
             stats = {
                 "loss/policy": terms.policy.detach(),
@@ -242,13 +242,13 @@ class UpdateStep:
         if with_sums:
             sums = sums_of(terms.targets_TB, view.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
-        return Launched(torch.stack(numbers), tuple(stats))
+        return Gradients(torch.stack(numbers), tuple(stats))
 
-    def _knobs_of(self, this: _Pass) -> Knobs:
+    def _coefficients(self, this: _Pass) -> Coefficients:
         kl_coeff = 0.0 if self.target is None else self.target.kl_coeff
-        return Knobs(this.entropy_cost, self._section.reward_scale / this.scale, kl_coeff)
+        return Coefficients(this.entropy_cost, self._section.reward_scale / this.scale, kl_coeff)
 
-    def _view(self, batch: Batch, knobs: Knobs) -> View:
+    def _view(self, batch: Batch, of: Coefficients) -> View:
         inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
         target = None
         if self.target is not None:
@@ -260,12 +260,12 @@ class UpdateStep:
         return View(
             evaluation=self.policy.evaluate(*inputs),
             behaviour_log_probs_TB=batch.log_probs_BT.t(),
-            rewards_TB=(rewards_BT * knobs.reward_factor).t(),
+            rewards_TB=(rewards_BT * of.reward_factor).t(),
             discounts_TB=discounts_BT.t(),
             mask_TB=batch.mask_BT.t(),
             num_valid=batch.mask_BT.sum(dtype=torch.float32),
             target=target,
-            kl_coeff=knobs.kl_coeff,
+            kl_coeff=of.kl_coeff,
         )
 
     def _scale(self, batch: Batch) -> float:
@@ -275,7 +275,7 @@ class UpdateStep:
         if self.return_scale.weight:
             return self.return_scale.scale
         with torch.no_grad():
-            view = self._view(batch, Knobs(0.0, self._section.reward_scale, 0.0))
+            view = self._view(batch, Coefficients(0.0, self._section.reward_scale, 0.0))
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB
         is_target_TB = view.mask_TB & targets_TB.isfinite()
         return scale_of(sums_of(targets_TB, is_target_TB).tolist())

@@ -55,7 +55,7 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, capl
     assert scene.learner.data.drain() == []
     taken = actor.begin(actor.client.take)
     assert scene.stays_blocked(taken)
-    assert f"the learner at {scene.learner.url} has had no room for more for 0 s" in caplog.messages
+    assert f"the learner at {scene.learner.url} has granted nothing more for 0 s" in caplog.messages
     session.grant(1)
     buffer = taken.result(WITHIN_S)
     data = scene.learner.data.hear(Data).message

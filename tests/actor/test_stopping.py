@@ -1,5 +1,6 @@
 """An actor that is told to end while its environment has the main thread."""
 
+import math
 import os
 import signal
 import time
@@ -36,6 +37,7 @@ class Stage:
 def stage():
     # Steps of other tests may have left a number there.
     RUNNING.place[0] = 0
+    RUNNING.look(-math.inf)
     yield Stage()
     RUNNING.call = None
 

@@ -1,5 +1,6 @@
 """Calls of an environment that fail, fork, last, and hang."""
 
+import math
 import os
 import re
 import signal
@@ -197,6 +198,7 @@ class Watched:
     """A watch whose clock is set, looked at each half second from 0 on."""
 
     def __init__(self, limit_s=None):
+        RUNNING.look(-math.inf)  # other tests have looked later than this clock begins
         self.told, self.ended, self.now = [], [], 0.0
         given = {"whose": lambda: "actor 2", "end": self.ended.append, "clock": lambda: self.now}
         self.watch = Watch(self.told.append, **given)
@@ -243,6 +245,15 @@ def test_what_takes_too_long_is_ended():
     watched.look_until(671, in_step())
     hang = "environment 0 of actor 2 has been in step for 30 s"
     assert watched.ended[0] == f"{hang}, longer than env.step_timeout_s allows"
+
+
+def test_a_call_that_goes_on_behind_another_one_counts_anew():
+    watched, outer = Watched(limit_s=30.0), in_step(num_envs=4)
+    watched.look_until(20, outer)
+    watched.look_until(21, Blame("Some-v1", "to say who plays whom"))
+    RUNNING.call = (outer, 0.0)
+    watched.look_until(45)
+    assert not watched.ended
 
 
 def test_each_of_many_environments_has_a_time_of_its_own():

@@ -33,10 +33,10 @@ SCHEMA = Schema(
 )
 
 
-def step_on(device, is_recorded=False, **settings):
+def step_on(device, is_graphed=False, **settings):
     policy = Policy(SCHEMA, ModelSection(), seed=3, device=device)
     section = AlgorithmSection.model_validate({"grad_clip": 0.1, "lr": 1e-3, **settings})
-    return UpdateStep(policy, section, is_recorded=is_recorded)
+    return UpdateStep(policy, section, is_graphed=is_graphed)
 
 
 def slot_on(device):
@@ -70,10 +70,10 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("is_recorded", [False, True], ids=["launched", "recorded"])
+@pytest.mark.parametrize("is_graphed", [False, True], ids=["plain", "graphed"])
 @pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
-def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device, settings, is_recorded, caplog):
-    steps = [step_on("cpu", **settings), step_on(device, is_recorded, **settings)]
+def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device, settings, is_graphed, caplog):
+    steps = [step_on("cpu", **settings), step_on(device, is_graphed, **settings)]
     slots = [slot_on(where) for where in ("cpu", device)]
     for number in range(8):
         results, weights = [], []
@@ -110,7 +110,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(("schema", "model"), NETWORKS.values(), ids=NETWORKS.keys())
-def test_networks_and_actions_of_each_kind_can_be_recorded(device, schema, model, caplog):
+def test_networks_and_actions_of_each_kind_can_be_graphed(device, schema, model, caplog):
     rng = np.random.default_rng(0)
     planes = (schema.layout.obs_bytes, schema.layout.small_bytes)
     obs, small = (np.zeros((COLUMNS, size), np.uint8) for size in planes)
@@ -123,14 +123,14 @@ def test_networks_and_actions_of_each_kind_can_be_recorded(device, schema, model
     batch = Batch.in_planes(schema, *(torch.from_numpy(x).to(device) for x in (obs, small)))
 
     steps = []
-    for is_recorded in (False, True):
+    for is_graphed in (False, True):
         policy = Policy(schema, ModelSection.model_validate(model), seed=3, device=device)
-        step = UpdateStep(policy, AlgorithmSection(lr=1e-3), is_recorded=is_recorded)
+        step = UpdateStep(policy, AlgorithmSection(lr=1e-3), is_graphed=is_graphed)
         for _ in range(5):
             result = step.run(batch, torch.ones(COLUMNS, dtype=torch.bool), 0)
         steps.append((result, policy))
-    (launched, mine), (recorded, theirs) = steps
-    assert recorded.stats == pytest.approx(launched.stats, rel=1e-2, abs=1e-4)
+    (plain, mine), (graphed, theirs) = steps
+    assert graphed.stats == pytest.approx(plain.stats, rel=1e-2, abs=1e-4)
     for a, b in zip(mine.tensors, theirs.tensors, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3)
     assert not caplog.records

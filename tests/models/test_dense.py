@@ -4,7 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from impala_async.config.model import ModelSection
 from impala_async.models import dense
+from impala_async.models.torso import MLPTorso
+from impala_async.schema import ArraySpec, ObsSpec
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 
@@ -55,3 +58,15 @@ def test_it_is_for_float32_on_one_thread_of_a_cpu():
         assert not dense.pays(rows)
     torch.set_num_threads(2)
     assert not dense.pays(rows)
+
+
+def test_a_torso_built_from_the_mlp_computes_as_it_says():
+    class Own(MLPTorso):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.activate = torch.nn.functional.gelu
+
+    torso = Own(ObsSpec((ArraySpec("", (3,), "float32"),)), ModelSection(hidden_sizes=(4,)))
+    rows = torch.randn(5, 3)
+    expected = torch.nn.functional.gelu(torso.layers[0](rows))
+    torch.testing.assert_close(torso({"": rows}), expected)

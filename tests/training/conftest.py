@@ -105,14 +105,14 @@ def make_step(schema, core):
         hidden=(16, 16),
         activation=None,
         normalize_obs=False,
-        is_recorded=False,
+        is_graphed=False,
         **settings,
     ):
         model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs, "activation": activation}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
         section = AlgorithmSection.model_validate(settings)
-        return UpdateStep(policy, section, is_recorded=is_recorded)
+        return UpdateStep(policy, section, is_graphed=is_graphed)
 
     return make
 

@@ -1,4 +1,4 @@
-"""A recorded update has the same memory each time, and learns what any other would."""
+"""An update by a graph has the same memory each time, and learns what any other would."""
 
 import logging
 import math
@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from impala_async.training import recorded
+from impala_async.training.graphs import MOST_GRAPHS
 from tests.training import test_algorithms
 from tests.training.conftest import ALIVE_B, is_same, remembered
 from tests.training.test_step_algorithms import EACH, PPO
@@ -15,35 +15,34 @@ SCHEDULE = {"entropy_cost": 0.02, "entropy_cost_end": 0.0, "schedule_env_steps":
 
 
 @pytest.fixture
-def make_recorded(make_step, monkeypatch):
-    """A step, and what it has recorded: here a graph launches again, into the memory of the first
-    launch."""
+def make_graphed(make_step, monkeypatch):
+    """A step, and its graphs: here they compute anew, into the memory of the first time."""
 
     def make(**settings):
-        step, graphs = make_step(**settings, is_recorded=True), []
+        step, made = make_step(**settings, is_graphed=True), []
 
-        def capture(launch):
-            launched = launch()
-            graphs.append(launched)
+        def make_graph(compute):
+            found = compute()
+            made.append(found)
             gradients = [parameter.grad for parameter in step.parameters]
 
             def run():
-                launched.numbers.copy_(launch().numbers)
+                found.numbers.copy_(compute().numbers)
                 for parameter, gradient in zip(step.parameters, gradients, strict=True):
                     gradient.copy_(parameter.grad)
 
-            return launched, run
+            return found, run
 
-        monkeypatch.setattr(recorded, "capture_graph", capture)
-        return step, graphs
+        monkeypatch.setattr("impala_async.training.graphs.make_graph", make_graph)
+        return step, made
 
     return make
 
 
 @EACH
-def test_it_learns_the_same_to_the_last_bit(make_step, make_recorded, make_batch, settings):
+def test_it_learns_the_same_to_the_last_bit(make_step, make_graphed, make_batch, settings):
     settings = settings | SCHEDULE
-    plain, (step, graphs) = make_step(**settings), make_recorded(**settings)
+    plain, (step, graphs) = make_step(**settings), make_graphed(**settings)
     for number in range(8):
         batch = make_batch(seed=number)
         if number == 5:
@@ -56,37 +55,39 @@ def test_it_learns_the_same_to_the_last_bit(make_step, make_recorded, make_batch
     assert graphs
 
 
-def test_more_sizes_than_graphs_are_launched_as_they_are(make_step, make_recorded, make_batch):
-    plain, (step, graphs) = make_step(), make_recorded()
+def test_so_many_sizes_that_come_again_have_graphs(make_step, make_graphed, make_batch):
+    plain, (step, graphs) = make_step(), make_graphed()
+    for num_columns in range(10, 20):
+        step.run(make_batch(num_columns), torch.ones(num_columns, dtype=torch.bool), 0)
+        plain.run(make_batch(num_columns), torch.ones(num_columns, dtype=torch.bool), 0)
+    assert not graphs
     for _ in range(3):
         for num_columns in range(2, 10):
             batch, alive_B = make_batch(num_columns), torch.ones(num_columns, dtype=torch.bool)
             for each in (plain, step):
                 each.run(batch, alive_B, 0)
-    assert len(graphs) == recorded.MOST_GRAPHS
+    assert len(graphs) == MOST_GRAPHS
     assert is_same(remembered(plain), remembered(step))
 
 
-def test_a_graph_that_cannot_be_recorded_is_told_of_once(
-    make_step, make_batch, monkeypatch, caplog
-):
-    def refuse(launch):
-        launch()
+def test_a_graph_that_cannot_be_made_is_told_of_once(make_step, make_batch, monkeypatch, caplog):
+    def refuse(compute):
+        compute()
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
-    monkeypatch.setattr(recorded, "capture_graph", refuse)
-    plain, step = make_step(**PPO), make_step(**PPO, is_recorded=True)
+    monkeypatch.setattr("impala_async.training.graphs.make_graph", refuse)
+    plain, step = make_step(**PPO), make_step(**PPO, is_graphed=True)
     with caplog.at_level(logging.WARNING):
         for number in range(4):
             for each in (plain, step):
                 each.run(make_batch(seed=number), ALIVE_B, 0)
     (told,) = caplog.messages
-    assert told.endswith("slower: operation not permitted when stream is capturing")
+    assert told.endswith("no CUDA graph of one: operation not permitted when stream is capturing")
     assert is_same(remembered(plain), remembered(step))
 
 
-def test_code_of_the_users_own_is_not_recorded(make_recorded, make_batch):
-    step, graphs = make_recorded(name=f"{test_algorithms.__name__}:imitation")
+def test_code_of_the_users_own_has_no_graph(make_graphed, make_batch):
+    step, graphs = make_graphed(name=f"{test_algorithms.__name__}:imitation")
     for _ in range(3):
         step.run(make_batch(), ALIVE_B, 0)
     assert not graphs

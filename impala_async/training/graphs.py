@@ -1,0 +1,109 @@
+"""Gradients on a GPU as a CUDA graph: all kernels of an update's loss and gradients in one launch.
+
+A host takes longer to launch hundreds of kernels one by one than a GPU takes to run them, and has
+to hold the interpreter's lock meanwhile, which the event loop wants. A graph reads and writes the
+same memory each time: a batch is copied into it, and gradients lie in it until it runs again.
+
+    B columns of a batch or of a part of it
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from impala_async.training.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+# Each keeps the memory of an update. Parts of a batch have two sizes, more where columns are dead.
+MOST_GRAPHS = 4
+
+
+class Coefficients(NamedTuple):
+    """The numbers of a loss that may change between updates. In a graph they are tensors."""
+
+    entropy_cost: float
+    reward_factor: float
+    kl_coeff: float
+
+
+class Gradients(NamedTuple):
+    """They lie with the parameters; these are the numbers that come with them."""
+
+    numbers: Tensor
+    """Loss, norm of the gradient, valid rows, and what `names` says, on their device."""
+    names: tuple[str, ...]
+
+
+class ComputeGradients(Protocol):
+    """From the loss of a batch; `with_sums` adds the sums of return targets to the numbers."""
+
+    def __call__(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients: ...
+
+
+def make_graph(compute: Callable[[], Gradients]) -> tuple[Gradients, Callable[[], None]]:
+    """Make a graph of what this launches; the second of the result runs it, into the first. Other
+    threads may use the GPU meanwhile."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        gradients = compute()
+    return gradients, graph.replay
+
+
+class Graphs:
+    """Computes gradients by a graph from the second time on that a size of batch comes: at the
+    first, libraries load what no graph can load."""
+
+    def __init__(self, compute: ComputeGradients, parameters: tuple[nn.Parameter, ...]) -> None:
+        self._compute, self._parameters = compute, parameters
+        self._seen: set[tuple[int, bool]] = set()
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._most = MOST_GRAPHS
+
+    def __call__(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
+        key = len(batch.mask_BT), with_sums
+        if key in self._seen and key not in self._graphs and len(self._graphs) < self._most:
+            self._make(key, batch, of)
+        self._seen.add(key)
+        if key in self._graphs:
+            return self._graphs[key].gradients_of(batch, of)
+        return self._compute(batch, of, with_sums=with_sums)
+
+    def _make(self, key: tuple[int, bool], batch: Batch, of: Coefficients) -> None:
+        own = batch.take(torch.arange(len(batch.mask_BT)))
+        places: list[Any] = [batch.rewards_BT.new_tensor(number) for number in of]
+        # A weight of 0 stays 0, as adapting multiplies it: the loss then has no such term.
+        own_of = Coefficients(places[0], places[1], places[2] if of.kl_coeff else 0.0)
+        try:
+            found, run = make_graph(lambda: self._compute(own, own_of, with_sums=key[1]))
+        except RuntimeError as error:
+            why = str(error).partition("\n")[0]
+            logger.warning("updates are slower than they could be: no CUDA graph of one: %s", why)
+            self._graphs.clear()
+            self._most = 0
+            return
+        held = [(parameter, parameter.grad) for parameter in self._parameters]
+        self._graphs[key] = _Graph(own, places, held, found, run)
+
+
+class _Graph(NamedTuple):
+    """A graph, and the memory that it reads and writes."""
+
+    batch: Batch
+    coefficients: list[Tensor]
+    held: list[tuple[nn.Parameter, Tensor | None]]
+    """The parameters, and where their gradients come to lie."""
+    gradients: Gradients
+    run: Callable[[], None]
+
+    def gradients_of(self, batch: Batch, of: Coefficients) -> Gradients:
+        torch._foreach_copy_(self.batch.tensors(), batch.tensors())
+        for place, number in zip(self.coefficients, of, strict=True):
+            place.fill_(number)
+        self.run()
+        for parameter, gradient in self.held:
+            parameter.grad = gradient
+        return self.gradients
