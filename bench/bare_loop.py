@@ -3,8 +3,7 @@
 `python -m bench.bare_loop bare|step RECORDING SETTINGS SECONDS` prints its rate as a line of JSON.
 The loop is written by hand: its batch lies ready on the device, with rewards clipped and stacks
 unfolded, and each turn is forward, V-trace, loss, backward, clip and optimizer step. Nothing is
-checked, kept or reported. Network, V-trace and optimizer are the product's, but hidden layers are
-torch's own: both compute the same.
+checked, kept or reported. Network, V-trace and optimizer are the product's: both compute the same.
 
     B columns of a batch, T action rows, S = T+1 observation rows, A actions
 """
@@ -25,7 +24,6 @@ from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.build import build_step, pick_device
 from impala_async.learner.loader import make_current
-from impala_async.models import dense
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.processes import keep_freed_memory
@@ -156,9 +154,6 @@ def main() -> None:
     torch.set_num_threads(config.learner.threads)
     device = pick_device(config.learner.device)
     make_current(device)
-    if kind == "bare":
-        # As anybody writes it: through torch's own layers.
-        dense.pays = lambda features_NF: False
     update = build(kind, RecordingIndex(Path(recording)), config)
     rate = measure(update, float(seconds), device)
     print(json.dumps({"updates_per_s": rate, "update_ms": 1000 / rate}), flush=True)

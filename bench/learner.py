@@ -43,8 +43,7 @@ An update of a small MLP is some hundreds of small operations, so what the updat
 the bare loop's shows: of each batch it makes discounts, scaled rewards and the count of valid rows,
 copies the observations out of a slot, where columns lie apart, selects valid rows in each term of
 the loss before it computes, so that nothing that a masked row holds reaches a gradient, and keeps
-the terms apart for the report. It also looks at the loss and the norm before it steps. On one
-thread of a CPU its hidden layers are numpy's, and those of the bare loop torch's.
+the terms apart for the report. It also looks at the loss and the norm before it steps.
 
 On a GPU waits for copies are at most what is told. `nvidia-smi dmon` tells of the GPU itself while
 the service is measured, and of PCIe by short looks once a second. One player feeds the service:

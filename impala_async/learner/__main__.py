@@ -52,9 +52,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def body() -> int:
         processes.keep_freed_memory()
-        # numpy computes small layers, where a pool of threads would only take cores from others.
-        for name, number in processes.ONE_THREAD.items():
-            os.environ.setdefault(name, number)
         sys.setswitchinterval(SWITCH_S)
         config, folder = check_run(args)
         processes.hold()

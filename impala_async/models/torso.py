@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
-from impala_async.models import dense
 from impala_async.models.leaves import as_image, as_vector, image_shape, is_image, vector_size
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.user_code import UserCode, import_callable
@@ -50,14 +49,14 @@ def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
 class Hidden(nn.Module):
     """Linear layers, each followed by the activation; for a torso to have or to be."""
 
-    def __init__(self, num_in: int, sizes: Sequence[int], activation: dense.Activation) -> None:
+    def __init__(self, num_in: int, sizes: Sequence[int], activation: str) -> None:
         super().__init__()
         widths = (num_in, *sizes)
         self.num_out = widths[-1]
         self.layers = nn.ModuleList(
             orthogonal(nn.Linear(before, after)) for before, after in pairwise(widths)
         )
-        self.activation, self.activate = activation, ACTIVATIONS[activation]
+        self.activate = ACTIVATIONS[activation]
 
     def through(self, features_NF: Tensor) -> Tensor:
         hidden_NH = features_NF
@@ -78,11 +77,7 @@ class MLPTorso(Hidden):
         self.leaves = obs.leaves
 
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
-        features_NF = joined(self.leaves, obs)
-        # A user's own class may be built from this one, with layers or an activation of its own.
-        if type(self) is not MLPTorso or not dense.pays(features_NF):
-            return self.through(features_NF)
-        return dense.through(features_NF, self.layers, self.activation)
+        return self.through(joined(self.leaves, obs))
 
 
 def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
@@ -270,18 +265,22 @@ def by_numpy(torso: object, head: nn.Linear) -> Net | None:
     """The net in numpy over the layers' own memory, if one leaf of floats goes in; else None."""
     if type(torso) is not MLPTorso or [leaf.dtype for leaf in torso.leaves] != ["float32"]:
         return None
-    (leaf,), activation = torso.leaves, torso.activation
-    layers = (*torso.layers, head)
-    *hidden, (matrix, bias) = dense.arrays_of(
-        x for each in layers for x in (each.weight, each.bias)
-    )
+    (leaf,), is_tanh = torso.leaves, torso.activate is torch.tanh_
+    activate: Callable[..., Any] = np.tanh if is_tanh else partial(np.maximum, 0.0)
+    *hidden, last = [
+        (layer.weight.detach().numpy().T, layer.bias.detach().numpy())
+        for layer in (*torso.layers, head)
+    ]
 
     def net(obs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         values = obs[leaf.name]
-        rows_CF = values.reshape(len(values), -1)
-        for rows_CF in dense.rows_behind(rows_CF, hidden, activation):  # noqa: B007, B020
-            pass
-        parameters_CP: NDArray[np.float32] = rows_CF @ matrix.T
+        features_CF = values.reshape(len(values), -1)
+        for weight, bias in hidden:
+            features_CF = features_CF @ weight
+            features_CF += bias
+            activate(features_CF, out=features_CF)
+        weight, bias = last
+        parameters_CP: NDArray[np.float32] = features_CF @ weight
         parameters_CP += bias
         return parameters_CP
 
