@@ -113,9 +113,11 @@ class Client:
         return self._link
 
     def connect(self) -> ActorSettings:
-        """Say hello until a learner answers; what it wants to be run. Errors are those of
-        `find_learner`, within `connect_s` (later `actor.reconnect_s`, unless that was without end),
-        and NewRun: another run is at this address now; `settings` has what it wants to be run."""
+        """Say hello until a learner answers; what it wants to be run, which `settings` has too.
+
+        Raises what `find_learner` does, within `connect_s` (later `actor.reconnect_s`, unless that
+        was without end), and NewRun: another run is at this address now.
+        """
         welcome, settings = find_learner(
             self._data,
             self.side.handshake(time.monotonic()),

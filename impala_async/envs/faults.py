@@ -55,9 +55,10 @@ class Running:
         call, place = self.call, self.place[0]
         was_in, was_at, pair, looked_at = self._seen
         if call is not was_in or place != was_at:
+            pair = call
             # One that is older than the last look was within another one then, or elsewhere.
-            is_new = call is None or (call is not was_in and call[1] >= looked_at)
-            pair = call if is_new or call is None else (call[0], now)
+            if call is not None and (call is was_in or call[1] < looked_at):
+                pair = call[0], now
         self._seen = call, place, pair, now
         return pair
 
