@@ -73,6 +73,8 @@ class Policy:
         self._quick = None
         kinds = [(len(part.choices), part.shape) for part in self._parts]
         is_one_choice = kinds == [(1, ())] and self._legal is None
+        self.only_choice = self._parts[0].name if is_one_choice else None
+        """The name of the action's one part, where that is a choice and any is legal."""
         is_plain = self.is_torso_ours and not (schema.state or len(self.model.normalizers))
         if is_one_choice and is_plain and self.device.type == "cpu":
             self._quick = by_numpy(self.model.policy_torso, self.model.policy_head)

@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     def body() -> int:
         processes.keep_freed_memory()
         sys.setswitchinterval(SWITCH_S)
+        # Read when numpy is imported, which computes small updates: more threads would slow it.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         config, folder = check_run(args)
         processes.hold()
         with undone(folder.withdraw), ExitStack() as starting:

@@ -48,6 +48,7 @@ def build_learner(
     section, device = config.learner, pick_device(config.learner.device)
     num_host_slots, num_device_slots = num_slots(section, device)
     check_memory(config, schema, num_host_slots)
+    torch.set_num_threads(section.threads)
     step, precision = build_step(config, schema, device)
     if training is not None:
         try:
@@ -67,7 +68,6 @@ def build_learner(
         )
     # An algorithm of the user's own is tried here: its error ends the start, and not a run.
     make_current(device)
-    torch.set_num_threads(section.threads)
     step.prepare(loader.batches[0])
     thread = LearnerThread(
         step=step,

@@ -57,7 +57,7 @@ class ActorCritic(nn.Module):
 
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
-        features_NH = self._features(self.policy_torso, self._normal(obs))
+        features_NH = self._features(self.policy_torso, self.normal(obs))
         if self.core is None:
             return self.policy_head(features_NH), state
         state = self.core.step(features_NH, state)
@@ -67,7 +67,7 @@ class ActorCritic(nn.Module):
         self, obs: dict[str, Tensor], state: State = (), is_first_BS: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Parameters `[N, P]` and values `[N]`; with a core of N = B * S rows, column by column."""
-        obs = self._normal(obs)
+        obs = self.normal(obs)
         policy_NH = self._features(self.policy_torso, obs)
         if self.core is not None:
             assert is_first_BS is not None, "a core must know where episodes begin"
@@ -94,7 +94,8 @@ class ActorCritic(nn.Module):
             with torch.autocast(self.value_head.weight.device.type, self.precision):
                 return torso(obs).float()  # type: ignore[no-any-return]
 
-    def _normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The leaves as torsos are given them."""
         normal = {}
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             values = obs[leaf.name]

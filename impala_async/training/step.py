@@ -18,6 +18,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm
 from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch, deal, find_culprits
+from impala_async.training.by_hand import ByHand, is_plain
 from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
 from impala_async.training.graphs import Coefficients, ComputeGradients, Gradients, Graphs
 from impala_async.training.optimizer import (
@@ -99,6 +100,8 @@ class UpdateStep:
         self._compute: ComputeGradients = self._compute_gradients
         if is_graphed and is_ours:
             self._compute = Graphs(self._compute_gradients, self.parameters)
+        elif is_plain(policy, algorithm):
+            self._compute = ByHand(policy, algorithm, self._transitions)
 
     def prepare(self, batch: Batch) -> None:
         """Try an algorithm of the user's own, by an update of a batch without a valid row."""
@@ -254,19 +257,21 @@ class UpdateStep:
         if self.target is not None:
             with torch.no_grad():
                 target = self.policy.evaluate(*inputs, self.target.model)
+        evaluation = self.policy.evaluate(*inputs)
+        return View(evaluation, **self._transitions(batch, of), target=target, kl_coeff=of.kl_coeff)
+
+    def _transitions(self, batch: Batch, of: Coefficients) -> dict[str, Tensor]:
+        """The inputs of a loss that are as actors sent them, whatever the weights."""
         # Truncated rows keep gamma: the row after them holds the final observation.
         discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
         rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
-        return View(
-            evaluation=self.policy.evaluate(*inputs),
-            behaviour_log_probs_TB=batch.log_probs_BT.t(),
-            rewards_TB=(rewards_BT * of.reward_factor).t(),
-            discounts_TB=discounts_BT.t(),
-            mask_TB=batch.mask_BT.t(),
-            num_valid=batch.mask_BT.sum(dtype=torch.float32),
-            target=target,
-            kl_coeff=of.kl_coeff,
-        )
+        return {
+            "behaviour_log_probs_TB": batch.log_probs_BT.t(),
+            "rewards_TB": (rewards_BT * of.reward_factor).t(),
+            "discounts_TB": discounts_BT.t(),
+            "mask_TB": batch.mask_BT.t(),
+            "num_valid": batch.mask_BT.sum(dtype=torch.float32),
+        }
 
     def _scale(self, batch: Batch) -> float:
         """The divisor of rewards; for the very first batch it is the scale of its own returns."""

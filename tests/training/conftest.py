@@ -118,6 +118,12 @@ def make_step(schema, core):
 
 
 @pytest.fixture
+def by_torch(monkeypatch):
+    """Updates are made by torch, whatever the network."""
+    monkeypatch.setattr("impala_async.training.step.is_plain", lambda *_: False)
+
+
+@pytest.fixture
 def make_team_step(schema, core):
     """A fresh step of a fresh team: `a` and `b` learn, `past` is a copy of `a`."""
 

@@ -11,6 +11,8 @@ from tests.training import test_algorithms
 from tests.training.conftest import ALIVE_B, is_same, remembered
 from tests.training.test_step_algorithms import EACH, PPO
 
+# A graph computes what torch does without one.
+pytestmark = pytest.mark.usefixtures("by_torch")
 SCHEDULE = {"entropy_cost": 0.02, "entropy_cost_end": 0.0, "schedule_env_steps": 100}
 
 

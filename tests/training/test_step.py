@@ -120,7 +120,7 @@ def test_a_loss_that_overflows_is_skipped_though_its_gradient_does_not(make_step
     [(math.inf, {}, ("grad/norm",)), (3e18, {"grad_clip": None}, ("weights",))],
 )
 def test_a_gradient_that_is_not_finite_or_too_large_is_skipped_though_the_loss_is(
-    make_step, make_batch, gradient, settings, names
+    by_torch, make_step, make_batch, gradient, settings, names
 ):
     step = make_step(**settings)
     weight = step.policy.model.value_head.weight

@@ -1,0 +1,207 @@
+"""The gradients of IMPALA's loss for hidden layers and one choice, written out for numpy.
+
+On a CPU an update of a small network is hundreds of small operations, of which torch needs longer
+to dispatch each than it computes; and each gives the interpreter's lock away and takes it back,
+against the event loop. This has a quarter of them. It comes to what torch does but for rounding.
+
+    B columns, T action rows, S = T+1 observation rows, N = B * S, A choices, F features, H hidden
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from impala_async.algo.vtrace import ValidRows, vtrace
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.models.actor_critic import ActorCritic
+from impala_async.models.torso import MLPTorso, joined
+from impala_async.policy import Policy
+from impala_async.training.batch import Batch
+from impala_async.training.graphs import Coefficients, Gradients
+from impala_async.training.optimizer import global_norm
+from impala_async.training.rewards import sums_of
+
+Array = NDArray[np.float32]
+NAMES = ("loss/policy", "loss/value", "loss/entropy", "policy/entropy")
+
+
+def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
+    """Whether it holds for these, and pays: numpy has one thread here."""
+    model = policy.model
+    is_small = type(model.policy_torso) is MLPTorso and model.core is None
+    is_float32 = policy.device.type == "cpu" and model.precision == torch.float32
+    is_covered = policy.only_choice is not None and section.name == "impala"
+    return is_small and is_float32 and is_covered and torch.get_num_threads() == 1
+
+
+class ByHand:
+    """Computes gradients as the update step does, which tells the inputs of a loss."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        section: AlgorithmSection,
+        transitions_of: Callable[[Batch, Coefficients], dict[str, Any]],
+    ) -> None:
+        self._net, self._choice = _Net(policy.model), policy.only_choice or ""
+        self._parameters = tuple(policy.model.parameters())
+        self._section, self._transitions_of = section, transitions_of
+
+    @torch.no_grad()
+    @np.errstate(all="ignore")  # what is not finite is seen in the loss
+    def __call__(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
+        logits_NA, values_N1 = self._net.forward(batch)
+        values_BS = values_N1.reshape(len(batch.mask_BT), -1)
+        valid_BS = np.zeros(values_BS.shape, np.bool_)
+        valid_BT = valid_BS[:, :-1]
+        valid_BT[:] = batch.mask_BT.numpy()
+        log_probs_NA, probs_NA, entropies_N = _categorical(logits_NA)
+        # Where the choices lie among all.
+        first_BS = np.arange(0, logits_NA.size, logits_NA.shape[1]).reshape(values_BS.shape)
+        chosen_BT = first_BS[:, :-1] + batch.actions[self._choice].numpy()
+        chosen_log_probs_BT = np.where(valid_BT, log_probs_NA.reshape(-1)[chosen_BT], np.float32(0))
+
+        inputs = self._transitions_of(batch, of)
+        targets_TB, advantages_TB = self._returns(chosen_log_probs_BT, values_BS, inputs)
+        num_valid = float(inputs["num_valid"])
+        scale = 1.0 / max(num_valid, 1.0) if self._section.reduction == "mean" else 1.0
+        weights_BS, errors_BS = np.zeros((2, *values_BS.shape), np.float32)
+        # Both are 0 where masked.
+        np.multiply(advantages_TB.numpy().T, np.float32(scale), out=weights_BS[:, :-1])
+        errors_BS[:, :-1] = np.where(valid_BT, targets_TB.numpy().T - values_BS[:, :-1], 0)
+
+        cost = of.entropy_cost * scale
+        # d(-w log p_a - cost H) / d logits; H = -sum p log p.
+        gradient_NA = probs_NA * (
+            weights_BS.reshape(-1, 1) + np.float32(cost) * (log_probs_NA + entropies_N[:, None])
+        )
+        gradient_NA.reshape(-1)[chosen_BT] -= weights_BS[:, :-1]
+        gradient_NA[~valid_BS.reshape(-1)] = 0
+        value_scale = self._section.value_cost * scale
+        self._net.backward(gradient_NA, errors_BS.reshape(-1, 1) * np.float32(-value_scale))
+
+        sum_entropy = float(entropies_N @ valid_BS.reshape(-1))
+        policy = -float(np.vdot(chosen_log_probs_BT, weights_BS[:, :-1]))
+        value = 0.5 * value_scale * float(np.vdot(errors_BS, errors_BS))
+        entropy = -cost * sum_entropy
+        norm = float(global_norm(self._parameters))
+        numbers = [policy + value + entropy, norm, num_valid, policy, value, entropy]
+        numbers.append(sum_entropy / max(num_valid, 1.0))
+        if with_sums:
+            numbers += sums_of(targets_TB, inputs["mask_TB"]).tolist()
+        return Gradients(torch.tensor(numbers, dtype=torch.float64), NAMES)
+
+    def _returns(
+        self, log_probs_BT: Array, values_BS: Array, inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        section, values_SB = self._section, torch.from_numpy(values_BS).t()
+        mask_TB = inputs["mask_TB"]
+        targets_TB, advantages_TB = vtrace(
+            log_rhos_TB=torch.from_numpy(log_probs_BT).t() - inputs["behaviour_log_probs_TB"],
+            rewards_TB=inputs["rewards_TB"],
+            discounts_TB=inputs["discounts_TB"],
+            values_SB=values_SB,
+            mask_TB=mask_TB,
+            rho_bar=section.rho_bar,
+            c_bar=section.c_bar,
+            pg_rho_bar=section.pg_rho_bar,
+            lambda_=section.trace_decay,
+        )
+        if section.has_normal_advantages:
+            advantages_TB = ValidRows(values_SB, mask_TB).normalize(advantages_TB)
+        return targets_TB, advantages_TB
+
+
+def _categorical(logits_NA: Array) -> tuple[Array, Array, Array]:
+    """The logarithms of probabilities, the probabilities and the entropies."""
+    # A product with ones adds columns up in a fraction of the time of a sum.
+    ones_A = np.ones(logits_NA.shape[1], np.float32)
+    log_probs_NA = logits_NA - logits_NA.max(1, keepdims=True)
+    probs_NA = np.exp(log_probs_NA)
+    sums_N = probs_NA @ ones_A
+    log_probs_NA -= np.log(sums_N)[:, None]
+    probs_NA /= sums_N[:, None]
+    return log_probs_NA, probs_NA, -((probs_NA * log_probs_NA) @ ones_A)
+
+
+class _Linear:
+    """A linear layer over its own memory, and its activation, whose gradient follows from what
+    comes out."""
+
+    def __init__(self, layer: nn.Linear, activate: object = None) -> None:
+        self._layer, self._activate = layer, activate
+        self._weight, self._bias = (x.detach().numpy() for x in (layer.weight, layer.bias))
+
+    def forward(self, inputs_NF: Array) -> Array:
+        outputs_NH: Array = inputs_NF @ self._weight.T
+        outputs_NH += self._bias
+        if self._activate is torch.tanh_:
+            np.tanh(outputs_NH, out=outputs_NH)
+        elif self._activate is torch.relu_:
+            np.maximum(outputs_NH, 0.0, out=outputs_NH)
+        self._inputs_NF, self._outputs_NH = inputs_NF, outputs_NH
+        return outputs_NH
+
+    def backward(self, gradient_NH: Array) -> None:
+        """Set the gradients of the layer; the gradient of its outputs may change."""
+        if self._activate is torch.tanh_:
+            slopes_NH = np.square(self._outputs_NH)
+            gradient_NH *= np.subtract(1.0, slopes_NH, out=slopes_NH)
+        elif self._activate is torch.relu_:
+            gradient_NH *= self._outputs_NH > 0
+        sums_H = np.ones(len(gradient_NH), np.float32) @ gradient_NH
+        self._layer.bias.grad = torch.from_numpy(sums_H)
+        self._layer.weight.grad = torch.from_numpy(gradient_NH.T @ self._inputs_NF)
+        self._gradient_NH = gradient_NH
+
+    def gradient_of_inputs(self) -> Array:
+        """That of the last gradient."""
+        if len(self._weight) == 1:
+            # Here a matrix product takes four times as long.
+            return cast(Array, self._gradient_NH * self._weight)
+        return cast(Array, self._gradient_NH @ self._weight)
+
+
+class _Net:
+    """The layers of an actor-critic; a shared torso stands once."""
+
+    def __init__(self, model: ActorCritic) -> None:
+        self._model = model
+        torsos = [t for t in (model.policy_torso, model.value_torso) if isinstance(t, MLPTorso)]
+        self._torsos = [
+            [_Linear(cast(nn.Linear, layer), torso.activate) for layer in torso.layers]
+            for torso in torsos
+        ]
+        self._heads = _Linear(model.policy_head), _Linear(model.value_head)
+        self._leaves = torsos[0].leaves
+
+    def forward(self, batch: Batch) -> tuple[Array, Array]:
+        """Logits `[N, A]` and values `[N, 1]`."""
+        obs = {name: leaf.flatten(0, 1) for name, leaf in batch.rows_of_obs().items()}
+        features_NF = joined(self._leaves, self._model.normal(obs)).numpy()
+        found = []
+        for torso in self._torsos:
+            hidden_NH = features_NF
+            for layer in torso:
+                hidden_NH = layer.forward(hidden_NH)
+            found.append(hidden_NH)
+        policy, value = self._heads
+        return policy.forward(found[0]), value.forward(found[-1])
+
+    def backward(self, policy_NA: Array, value_N1: Array) -> None:
+        """Set the gradients of all parameters from those of logits and values."""
+        below = []
+        for head, gradient in zip(self._heads, (policy_NA, value_N1), strict=True):
+            head.backward(gradient)
+            below.append(head.gradient_of_inputs())
+        if len(self._torsos) == 1:
+            below = [below[0] + below[1]]
+        for torso, gradient_NH in zip(self._torsos, below, strict=True):
+            for number, layer in reversed([*enumerate(torso)]):
+                layer.backward(gradient_NH)
+                if number:
+                    gradient_NH = layer.gradient_of_inputs()

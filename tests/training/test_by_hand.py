@@ -1,0 +1,121 @@
+"""Gradients that are written out are those of torch, but for rounding."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from impala_async.config.run import AlgorithmSection, ModelSection
+from impala_async.policy import Policy
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
+from impala_async.training.by_hand import ByHand, is_plain
+from impala_async.training.step import UpdateStep
+from tests.training.conftest import ALIVE_B, is_same, remembered
+
+MODELS = {
+    "plain": {},
+    "one torso": {"shared_torso": True},
+    "relu, deep": {"activation": "relu", "hidden_sizes": (32, 8, 16)},
+    "normal": {"normalize_obs": True},
+}
+ALGORITHMS = {
+    "plain": {},
+    "sum": {"reduction": "sum", "reward_clip": "unit", "lambda": 0.9},
+    "normal": {"normalize_advantages": True, "normalize_returns": True, "rho_bar": 2.0},
+}
+
+
+@pytest.fixture
+def make_pair(schema, monkeypatch):
+    """Two steps from the same start: by hand, and by torch."""
+
+    def make(model, settings):
+        section = AlgorithmSection.model_validate(settings)
+        steps = []
+        for by_hand in (is_plain, lambda *_: False):
+            monkeypatch.setattr("impala_async.training.step.is_plain", by_hand)
+            policy = Policy(schema, ModelSection.model_validate(model), seed=3)
+            steps.append(UpdateStep(policy, section))
+        return steps
+
+    return make
+
+
+@pytest.mark.parametrize("settings", ALGORITHMS.values(), ids=ALGORITHMS)
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_it_learns_what_torch_does(make_pair, make_batch, monkeypatch, model, settings):
+    calls = []
+    monkeypatch.setattr(ByHand, "__call__", _noted(ByHand.__call__, calls))
+    steps = make_pair(model, settings)
+    for number in range(5):
+        batch = make_batch(seed=number)
+        # Nobody looks at a masked row.
+        batch.log_probs_BT[~batch.mask_BT] = math.nan
+        alive_B = ALIVE_B.index_fill(0, torch.tensor(1), number != 2)
+        mine, theirs = (step.run(batch, alive_B, 0) for step in steps)
+        assert mine.stats == pytest.approx(theirs.stats, rel=1e-4, abs=1e-6)
+        assert list(mine.stats) == list(theirs.stats)
+        for ours, torchs in zip(*(step.parameters for step in steps), strict=True):
+            torch.testing.assert_close(ours.grad, torchs.grad, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 5
+
+
+def _noted(call, calls):
+    def noting(*args, **kwargs):
+        calls.append(1)
+        return call(*args, **kwargs)
+
+    return noting
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_what_is_not_finite_is_found_as_torch_finds_it(make_pair, make_batch, value):
+    steps = make_pair({}, {})
+    batch = make_batch()
+    batch.mask_BT[2, 1], batch.rewards_BT[2, 1] = True, value
+    mine, theirs = (step.run(batch, ALIVE_B, 0) for step in steps)
+    assert (
+        mine.is_failed_B.tolist()
+        == theirs.is_failed_B.tolist()
+        == [False, False, True] + [False] * 2
+    )
+    assert mine.not_finite == theirs.not_finite
+
+
+def test_a_batch_without_a_valid_row_changes_nothing(make_pair, make_batch):
+    step, _ = make_pair({}, {})
+    before = remembered(step)
+    assert not step.run(make_batch(), torch.zeros_like(ALIVE_B), 0).applied
+    assert is_same(before, remembered(step))
+
+
+def test_other_networks_choices_and_algorithms_are_for_torch(schema):
+    floats = ObsSpec((ArraySpec("", (3,), "float32"),))
+    image = ObsSpec((ArraySpec("", (10, 10, 4), "uint8"),))
+    two = ActionSpec((ActionPart("", "discrete", (4, 4), (2,)),))
+    impala = AlgorithmSection()
+
+    def fits(spaces=schema, section=impala, **model):
+        policy = Policy(spaces, ModelSection.model_validate(model), seed=0)
+        return is_plain(policy, section)
+
+    assert fits()
+    assert not fits(section=AlgorithmSection(name="ppo"))
+    assert not fits(Schema(floats, two, 6))
+    assert not fits(Schema(image, schema.action, 6), name="small_cnn")
+    policy = Policy(schema, ModelSection(), seed=0)
+    policy.compute_in(torch.bfloat16)
+    assert not is_plain(policy, impala)
+
+
+def test_more_threads_are_for_torch(schema):
+    fits = partial(is_plain, Policy(schema, ModelSection(), seed=0), AlgorithmSection())
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert not fits()
+    finally:
+        torch.set_num_threads(before)
+    assert fits() == (before == 1)
