@@ -1,4 +1,4 @@
-"""The connections of a router, seen from outside: how much each has sent, and cutting one off.
+"""The connections of a socket, seen from outside: how much each has sent, and cutting one off.
 
 ZeroMQ shows a message when it is whole, and limits no frames: 2 bytes on the wire are 64 in memory.
 So the kernel is asked how many bytes have come over each tcp connection.
@@ -31,7 +31,8 @@ NEVER_JOINED = "never joined, as too many did not"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
-_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
+WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -78,14 +79,15 @@ class _Connection:
 
 
 class Connections:
-    """Owns the monitor of a router's socket. Nothing that fails here is worth more than this look:
+    """Owns the monitor of a socket. Nothing that fails here is worth more than this look:
     a connection may end at any moment, and its descriptor be another's."""
 
-    def __init__(self, of: zmq.Socket[bytes]) -> None:
-        """Begin to watch; the socket must not be bound yet."""
+    def __init__(self, monitor: Monitor, max_strangers: int = MAX_STRANGERS) -> None:
         # The counts since the start, by the reason.
         self.cut_off: Counter[str] = Counter()
-        self._monitor = Monitor(of, _WATCHED)
+        self._monitor = monitor
+        # Hears of every event.
+        self.follow: Callable[[int], object] = bool
         # The connections by descriptor, in the order of their coming.
         self._open: dict[int, _Connection] = {}
         self._strangers: dict[int, None] = {}
@@ -95,7 +97,7 @@ class Connections:
         self._heard: set[bytes] = set()
         # Descriptors over which too much had come at the last look.
         self._doubtful: set[int] = set()
-        self._max_strangers = min(MAX_STRANGERS, most_descriptors() // 4)
+        self._max_strangers = min(MAX_STRANGERS, max_strangers)
 
     @property
     def fd(self) -> int:
@@ -121,8 +123,9 @@ class Connections:
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
         for event, fd in self._monitor.read():
+            self.follow(event)
             self._forget(fd)
-            if event == zmq.EVENT_ACCEPTED:
+            if event in _BEGINNINGS:
                 self._open[fd], self._strangers[fd] = _Connection(), None
                 if route := self._early.pop(fd, b""):
                     self._open[fd].route, self._routes[route] = route, fd

@@ -13,7 +13,7 @@ from contextlib import suppress
 import zmq
 
 from impala_async.errors import ConfigError
-from impala_async.wire.connections import Connections, Monitor
+from impala_async.wire.connections import WATCHED, Connections, Monitor, most_descriptors
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     MAX_INLINE_BYTES,
@@ -37,9 +37,9 @@ _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIV
 _LAST_WORD_MS = 200
 # A connection that broke is made again at once; a learner that is not there is not hammered at.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 10, 250
-# No wait is longer: ZeroMQ counts its milliseconds in 32 bits, and a learner may say any time.
-_MOST_WAIT_S = 1000.0
-_CONNECTION_EVENTS = int(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+# So often a dealer looks at how much came, and no wait for another descriptor is longer.
+_LOOK_EVERY_S = 0.1
+_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 # Frames of a message that are dropped in one go: a few milliseconds.
 MAX_DISCARDED = 5000
 MAX_UNDER_WAY = 2
@@ -104,7 +104,7 @@ class Router:
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self.has_more_frames = False
-        self.connections = Connections(self._socket)
+        self.connections = Connections(Monitor(self._socket, WATCHED), most_descriptors() // 4)
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
         self._bind(tcp_url)
@@ -232,7 +232,8 @@ class Dealer:
     """The end of one connection that dials, which is an actor's."""
 
     def __init__(self, context: Context, url: str, max_frame_bytes: int = MAX_ANSWER_BYTES) -> None:
-        """A larger frame than allowed ends its connection."""
+        """A larger frame than allowed ends its connection, and so do more bytes without a message:
+        frames of nothing that never end are 32 times as large in our memory."""
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
         self._socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
@@ -242,12 +243,16 @@ class Dealer:
         self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
         try:
-            self._monitor = Monitor(self._socket, _CONNECTION_EVENTS)
+            self._monitor = Monitor(self._socket, _DIALLED)
         except zmq.ZMQError:
             self._socket.close()
             raise
         # These are of the connection that there is now.
         self._is_connected = self._is_greeted = False
+        self._connections, self._look_at = Connections(self._monitor), 0.0
+        self._connections.follow = self._follow
+        # By the route, which has no name here.
+        self._allowances = {b"": max_frame_bytes + _HEADER_BUFFER_BYTES}
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._socket.connect(url)
@@ -256,12 +261,12 @@ class Dealer:
     def is_greeted(self) -> bool:
         """Whether the connection that there is now has been greeted over. If not, what was sent
         since the last greeting may be lost, and so may the answers."""
-        self._look_at_connection()
+        self._connections.read()
         return self._is_greeted
 
     def greet(self, frames: Sequence[Frame]) -> bool:
         """Send what lets the other end know who is here; False if there is no connection now."""
-        self._look_at_connection()
+        self._connections.read()
         if not self._is_connected or not self.send(frames):
             return False
         self._is_greeted = True
@@ -286,20 +291,22 @@ class Dealer:
     def receive(self, timeout_s: float) -> list[memoryview] | None:
         """The next message's frames; None if none came in time, or if the connection that was
         greeted over is gone meanwhile. Weights are not copied."""
-        if timeout_s > 0:
-            if not self._poller.poll(max(1, int(timeout_s * 1000))):
-                return None
+        if timeout_s > 0 and self._poller.poll(max(1, int(timeout_s * 1000))):
             # Unread, it would wake every wait to come.
-            self._look_at_connection()
+            self._connections.read()
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
+            if (now := time.monotonic()) >= self._look_at:
+                self._look_at = now + _LOOK_EVERY_S
+                self._connections.look(self._allowances)
             return None
+        self._connections.is_first(b"")
         return [frame.buffer for frame in frames]
 
     def wait(self, timeout_s: float, wake_fd: int) -> bool:
         """Wait for a message, another connection or another descriptor; whether that woke us."""
-        timeout_ms = int(1000 * min(max(0.0, timeout_s), _MOST_WAIT_S))
+        timeout_ms = int(1000 * min(max(0.0, timeout_s), _LOOK_EVERY_S))
         self._poller.register(wake_fd, zmq.POLLIN)
         woken = wake_fd in dict(self._poller.poll(timeout_ms))
         self._poller.unregister(wake_fd)
@@ -309,7 +316,8 @@ class Dealer:
         self._monitor.close()
         self._socket.close()
 
-    def _look_at_connection(self) -> None:
-        for event, _ in self._monitor.read():
+    def _follow(self, event: int) -> None:
+        # Another thread tells of this one, perhaps after the handshake.
+        if event != zmq.EVENT_CONNECTED:
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._is_greeted = False

@@ -4,7 +4,7 @@ import time
 
 import zmq
 
-from impala_async.wire.sockets import Dealer, Router, new_context
+from impala_async.wire.sockets import MAX_ANSWER_BYTES, Dealer, Router, new_context
 
 DEADLINE_S = 5.0
 ANY_PORT = "tcp://127.0.0.1:*"
@@ -34,8 +34,8 @@ class Ends:
         self.open.append(flooder)
         return flooder
 
-    def dealer(self, url):
-        dealer = Dealer(self.context, url)
+    def dealer(self, url, max_frame_bytes=MAX_ANSWER_BYTES):
+        dealer = Dealer(self.context, url, max_frame_bytes)
         self.open.append(dealer)
         return dealer
 

@@ -32,6 +32,18 @@ def connect(url, route=b""):
     return raw
 
 
+def accept(listening):
+    """A connection of who dials, to whom we are a router."""
+    raw, _ = listening.accept()
+    raw.settimeout(10.0)
+    ready = READY.replace(b"DEALER", b"ROUTER")
+    raw.sendall(GREETING + b"\x04" + bytes([len(ready)]) + ready)
+    num_left = len(GREETING) + len(READY)
+    while num_left > 0:
+        num_left -= len(raw.recv(num_left))
+    return raw
+
+
 def hang_up(raw):
     """Reset the connection at once, whatever is still under way."""
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

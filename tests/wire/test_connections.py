@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from impala_async.wire import connections as module
+from impala_async.wire import sockets
 from impala_async.wire.connections import (
     NEVER_JOINED,
     SENT_BEFORE,
@@ -16,6 +17,7 @@ from impala_async.wire.connections import (
     Monitor,
     most_descriptors,
 )
+from tests.proxy import LEARNER_HOST
 from tests.wire import raw_peer
 from tests.wire.ends import ANY_PORT, DEADLINE_S, greeted, take, until
 
@@ -117,6 +119,24 @@ def test_strangers_have_little_under_way_alone_and_together(router, dial, monkey
     look(router, 5, {})
     assert [is_over(raw) for raw in (quiet, *bombs)] == [False, False, False, True]
     assert router.connections.cut_off == {SENT_BEFORE: 2}
+
+
+def test_who_dials_ends_a_message_without_end_and_connects_again(ends, monkeypatch):
+    monkeypatch.setattr(sockets, "_LOOK_EVERY_S", 0.0)
+    with socket.create_server((LEARNER_HOST, 0)) as listening:
+        dealer = ends.dealer(f"tcp://{LEARNER_HOST}:{listening.getsockname()[1]}", 1000)
+        with raw_peer.accept(listening) as raw:
+            # Bytes of whole messages are not under way.
+            for _ in range(3):
+                send_frames(raw, 5000)
+                raw.sendall(raw_peer.message(b"whole"))
+                until(lambda: dealer.receive(0))
+            assert not any(dealer.receive(0) or is_over(raw) for _ in range(10))
+            send_frames(raw, 7000)
+            until(lambda: dealer.receive(0) or is_over(raw))
+        with raw_peer.accept(listening) as raw:
+            raw.sendall(raw_peer.message(b"grant"))
+            until(lambda: dealer.receive(0) == [b"grant"])
 
 
 def test_a_message_may_come_before_the_word_of_its_connection(router, dial, monkeypatch):

@@ -133,7 +133,7 @@ class Endpoint:
             if isinstance(message, Hello):
                 self.hellos[route] += 1
             if self.hellos[route] > MAX_HELLOS:
-                self.connections.cut(route, SAID_HELLO)
+                self._turn_out(route, SAID_HELLO)
             else:
                 self.say(self.hear(route, message, self.router, time.monotonic()))
         except ProtocolError as error:
@@ -147,7 +147,14 @@ class Endpoint:
             self.send(route, [pack(refusal)])
         finally:
             if not self._discard():
-                self.connections.cut(route, SENT_TOO_MANY_FRAMES)
+                self._turn_out(route, SENT_TOO_MANY_FRAMES)
+
+    def _turn_out(self, route: bytes, why: str) -> None:
+        """End the connection of a peer that is there to be told so: where it has hung up with its
+        messages waiting, the descriptor that they name may be its successor's."""
+        self.router.has_input()  # ZeroMQ takes in who went.
+        if self.send(route, [pack(reject("bad_message", why))]):
+            self.connections.cut(route, why)
 
     def _read_header(self, header: memoryview, size: int) -> Message:
         message = unpack(header) if size == len(header) else None

@@ -29,6 +29,7 @@ from impala_async.wire.messages import (
 from impala_async.wire.sockets import MAX_DISCARDED, Dealer, Router, new_context
 from tests.learner.hand_actor import DEADLINE_S, until
 from tests.wire import raw_peer
+from tests.wire.ends import until as wait_for
 
 ID = b"i" * 16
 DATA = Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
@@ -224,3 +225,25 @@ async def test_a_message_of_very_many_frames_is_dropped_in_turns_and_cut_off(ben
     assert len(bench.bursts) >= 3
     assert bench.counters["bad/wrong_frame_count"] == 1
     assert [why for _, why in cut] == ["sent a message of too many frames"]
+
+
+async def test_who_hung_up_is_not_cut_off_in_the_shape_of_its_successor(bench):
+    """The loop stood still meanwhile, and the kernel gave the descriptor again."""
+    connections, url = bench.router.connections, bench.router.connectable_url()
+
+    def number_open(number):
+        connections.read()
+        return len(connections._open) == number
+
+    with raw_peer.connect(url) as gone:
+        gone.sendall(raw_peer.EMPTY_AND_MORE * (MAX_DISCARDED + 2) + raw_peer.message(b""))
+        wait_for(lambda: number_open(2))
+        descriptors = [*connections._open]
+    wait_for(lambda: number_open(1))
+    with raw_peer.connect(url) as successor:
+        wait_for(lambda: number_open(2))
+        assert [*connections._open] == descriptors
+        await until(lambda: bench.counters["bad/malformed_header"], "what the first one left")
+        successor.sendall(raw_peer.message(pack(DATA)))
+        await until(lambda: [message for _, message in bench.heard] == [DATA], "the successor")
+    assert connections.cut_off.total() == 0
