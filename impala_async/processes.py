@@ -33,6 +33,8 @@ REQUESTS = (
 )
 # To a learner that serves: its run is given up, as an actor cannot run. Schedulers send SIGUSR1.
 GIVE_UP = signal.SIGRTMIN + 1
+# Supervisors may tell a process twice, as one of a group too: what comes again so soon is an echo.
+ECHO_S = 0.5
 # Threads that end by themselves once Python ends, as those of an idle pool do, need much less.
 GRACE_S = 2.0
 # Small tensors gain nothing from more threads, and the processes share the cores.
@@ -144,6 +146,20 @@ class Interrupted(KeyboardInterrupt):
 
 def interrupt(number: int, frame: object) -> None:
     raise Interrupted(number)
+
+
+def without_echo(
+    handle: Callable[..., object], clock: Callable[[], float] = time.monotonic
+) -> Callable[..., None]:
+    """A handler for which a signal and its echo are one."""
+    heard_at: dict[object, float] = {}
+
+    def hear(*told: object) -> None:
+        if (now := clock()) - heard_at.get(told[:1], -math.inf) >= ECHO_S:
+            heard_at[told[:1]] = now
+            handle(*told)
+
+    return hear
 
 
 def last_word(*numbers: int) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from impala_async import processes
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import Exit
-from impala_async.processes import REQUESTS, VARIABLE, Lifeline, quit_at_once
+from impala_async.processes import ECHO_S, REQUESTS, VARIABLE, Lifeline, quit_at_once, without_echo
 from impala_async.runs.folder import RunFolder
 
 PATIENCE_S = 60.0
@@ -231,6 +231,18 @@ def test_a_signal_is_a_word_and_a_code_or_nothing_at_all():
     assert told("with quit_at_once(): TELL") == (130, "", "interrupted\n")
     assert told("with quit_at_once(): TELL", signal.SIGTERM) == (0, "", "terminated\n")
     assert told("end_silently(); TELL", child=True) == (-signal.SIGINT, "", "")
+
+
+def test_a_signal_that_comes_again_at_once_is_the_same_press():
+    now, heard = 100.0, []
+    hear = without_echo(lambda number, frame: heard.append((number, now)), clock=lambda: now)
+    hear(signal.SIGTERM, None)
+    # One that is held down is heard again.
+    for _ in range(4):
+        hear(signal.SIGINT, None)
+        now += ECHO_S / 2
+    number = signal.SIGINT
+    assert heard == [(signal.SIGTERM, 100.0), (number, 100.0), (number, 100.0 + ECHO_S)]
 
 
 def test_a_child_hears_ctrl_c_once_its_door_is_open():
