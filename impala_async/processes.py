@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from impala_async.errors import Exit
-from impala_async.output import flush_output
+from impala_async.output import flush_output, write_last
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
 # A child that has not ended in good order by then ends anyway.
@@ -211,7 +211,7 @@ def _quit(number: int, frame: object) -> None:
         for undo in reversed(_undoings):
             with suppress(OSError):
                 undo()
-        os.write(2, word.encode())
+        write_last(word)
     finally:
         os._exit(code)
 
@@ -237,7 +237,7 @@ def _insist(code: int) -> None:
         return  # it ends by itself
     flush_output()
     names = ", ".join(f"{type(each).__name__} {each.name}" for each in left)
-    os.write(2, f"ending without what the environment left running: {names}\n".encode())
+    write_last(f"ending without what the environment left running: {names}\n")
     for each in left:
         if not isinstance(each, threading.Thread):
             each.terminate()
