@@ -14,7 +14,7 @@ from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.metrics.report import format_return
 from impala_async.output import Wait
-from impala_async.processes import REQUESTS, interrupt, leave
+from impala_async.processes import REQUESTS, interrupt, leave, without_echo
 from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _play(
         raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
     # From here on there is something to close.
     for number in REQUESTS:
-        signal.signal(number, interrupt)
+        signal.signal(number, without_echo(interrupt))
     per_column = -(-args.episodes // NUM_ENVS)
     envs, policy = build_players(config, -(-args.episodes // per_column))
     with closing(envs):

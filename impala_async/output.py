@@ -6,6 +6,7 @@ read, and every thread that logs waits with it. So a thread of its own writes to
 
 import os
 import queue
+import select
 import stat
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any, TextIO
 MOST_WAITING = 2048
 # At the end of a process; then what nobody has read is lost.
 GRACE_S = 2.0
-WRITER = "stderr"
+WRITER = "output"
 # A wait is told of not at once, then now and then.
 AFTER_S = 3.0
 EVERY_S = 10.0
@@ -76,22 +77,29 @@ class Unhurried:
                 self._error = error
 
 
-def write_unhurried() -> None:
-    """Let stderr never wait for its reader; a file has no reader, and is left as it is."""
-    stream = sys.stderr
+def write_unhurried(name: str = "stderr") -> None:
+    """Let it never wait for its reader; a file has no reader, and is left as it is."""
+    stream = getattr(sys, name)
     if isinstance(stream, Unhurried) or not _has_reader(stream):
         return
-    sys.stderr = Unhurried(stream)
+    setattr(sys, name, Unhurried(stream))
     # A fork has no threads but the one that made it.
-    os.register_at_fork(after_in_child=lambda: setattr(sys, "stderr", stream))
+    os.register_at_fork(after_in_child=lambda: setattr(sys, name, stream))
+
+
+def write_last(text: str) -> None:
+    """Write this to stderr, beneath all streams, unless nobody reads it in time."""
+    if select.select([], [2], [], GRACE_S)[1]:
+        os.write(2, text.encode())
 
 
 def flush_output() -> None:
     """Say what is left. A reader that has gone, as `head` goes, is no error, nor a full disk."""
+    until = time.monotonic() + GRACE_S
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             if isinstance(stream, Unhurried):
-                stream.drain(GRACE_S)
+                stream.drain(until - time.monotonic())
             else:
                 stream.flush()
         except OSError:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from impala_async.errors import Exit
-from impala_async.output import flush_output
+from impala_async.output import flush_output, write_last
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
 # A child that has not ended in good order by then ends anyway.
@@ -33,6 +33,8 @@ REQUESTS = (
 )
 # To a learner that serves: its run is given up, as an actor cannot run. Schedulers send SIGUSR1.
 GIVE_UP = signal.SIGRTMIN + 1
+# Supervisors may tell a process twice, as one of a group too: what comes again so soon is an echo.
+ECHO_S = 0.5
 # Threads that end by themselves once Python ends, as those of an idle pool do, need much less.
 GRACE_S = 2.0
 # Small tensors gain nothing from more threads, and the processes share the cores.
@@ -146,6 +148,20 @@ def interrupt(number: int, frame: object) -> None:
     raise Interrupted(number)
 
 
+def without_echo(
+    handle: Callable[..., object], clock: Callable[[], float] = time.monotonic
+) -> Callable[..., None]:
+    """A handler for which a signal and its echo are one."""
+    heard_at: dict[object, float] = {}
+
+    def hear(*told: object) -> None:
+        if (now := clock()) - heard_at.get(told[:1], -math.inf) >= ECHO_S:
+            heard_at[told[:1]] = now
+            handle(*told)
+
+    return hear
+
+
 def last_word(*numbers: int) -> tuple[str, int]:
     """The last word and the exit code of a process that such signals have ended."""
     if numbers and signal.SIGINT not in numbers:
@@ -195,7 +211,7 @@ def _quit(number: int, frame: object) -> None:
         for undo in reversed(_undoings):
             with suppress(OSError):
                 undo()
-        os.write(2, word.encode())
+        write_last(word)
     finally:
         os._exit(code)
 
@@ -221,7 +237,7 @@ def _insist(code: int) -> None:
         return  # it ends by itself
     flush_output()
     names = ", ".join(f"{type(each).__name__} {each.name}" for each in left)
-    os.write(2, f"ending without what the environment left running: {names}\n".encode())
+    write_last(f"ending without what the environment left running: {names}\n")
     for each in left:
         if not isinstance(each, threading.Thread):
             each.terminate()

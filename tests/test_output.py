@@ -100,6 +100,9 @@ def test_only_what_has_a_reader_is_written_beside(pipe, monkeypatch, tmp_path):
     first.write("the end\n")
     flush_output()
     assert os.read(reads, 99) == b"the end\n"
+    monkeypatch.setattr(sys, "stdout", stream)
+    write_unhurried("stdout")
+    assert isinstance(sys.stdout, Unhurried)
     assert any(thread.name == output.WRITER for thread in threading.enumerate())
 
 

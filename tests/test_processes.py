@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from impala_async import processes
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import Exit
-from impala_async.processes import REQUESTS, VARIABLE, Lifeline, quit_at_once
+from impala_async.processes import ECHO_S, REQUESTS, VARIABLE, Lifeline, quit_at_once, without_echo
 from impala_async.runs.folder import RunFolder
 
 PATIENCE_S = 60.0
@@ -214,13 +215,13 @@ def test_a_door_that_is_interrupted_early_ends_with_a_word(door, delay_s, number
     assert (tmp_path / "new" / "config.json").exists() == has_result
 
 
-def told(code, number=signal.SIGINT, *, child=False):
+def told(code, number=signal.SIGINT, *, child=False, stderr=subprocess.PIPE):
     """A process that sends itself a signal where the code says so, and then says that it lives."""
     head = "import os, signal\nfrom impala_async.processes import *\n"
     sent = code.replace("TELL", f"os.kill(os.getpid(), {int(number)})")
     code = f"{head}{sent}\nprint('alive')\n"
     if not child:
-        return run(code)
+        return run(code, capture_output=False, stdout=subprocess.PIPE, stderr=stderr)
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = Lifeline().start([sys.executable, "-c", code], **streams)
     out, err = started.communicate(timeout=PATIENCE_S)
@@ -231,6 +232,33 @@ def test_a_signal_is_a_word_and_a_code_or_nothing_at_all():
     assert told("with quit_at_once(): TELL") == (130, "", "interrupted\n")
     assert told("with quit_at_once(): TELL", signal.SIGTERM) == (0, "", "terminated\n")
     assert told("end_silently(); TELL", child=True) == (-signal.SIGINT, "", "")
+
+
+def test_a_word_that_nobody_reads_holds_up_no_end():
+    reads, writes = os.pipe()
+    try:
+        os.set_blocking(writes, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writes, bytes(4096))
+        os.set_blocking(writes, True)
+        code = "from impala_async import output\noutput.GRACE_S = 0.1\nwith quit_at_once(): TELL"
+        assert told(code, signal.SIGTERM, stderr=writes) == (0, "", None)
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def test_a_signal_that_comes_again_at_once_is_the_same_press():
+    now, heard = 100.0, []
+    hear = without_echo(lambda number, frame: heard.append((number, now)), clock=lambda: now)
+    hear(signal.SIGTERM, None)
+    # One that is held down is heard again.
+    for _ in range(4):
+        hear(signal.SIGINT, None)
+        now += ECHO_S / 2
+    number = signal.SIGINT
+    assert heard == [(signal.SIGTERM, 100.0), (number, 100.0), (number, 100.0 + ECHO_S)]
 
 
 def test_a_child_hears_ctrl_c_once_its_door_is_open():

@@ -191,6 +191,18 @@ def test_a_learner_that_ended_on_the_spot_while_it_served_is_no_success(ends, ca
     assert f"the learner ended with exit code 0{LOST}" in caplog.text
 
 
+@pytest.mark.parametrize("code", [0, 2])
+def test_a_learner_that_ended_on_the_spot_while_it_started_is_told_of(ends, caplog, code):
+    ends(code, write_down)
+    started("--run-dir", "here", code=2)
+    assert f"the learner ended with exit code {code}{LOST}" in caplog.text
+    # The poll may miss that it served.
+    caplog.clear()
+    ends(code, lambda folder: (write_down(folder), write_summary(folder)))
+    started("--run-dir", "there", code=code)
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("code", "how"),
     [

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from impala_async.envs.faults import RUNNING, WHERES, tell_stderr
 from impala_async.output import Wait
-from impala_async.processes import REQUESTS, last_word
+from impala_async.processes import REQUESTS, last_word, without_echo
 
 LOOK_EVERY_S = 0.5
 # A step or a reset gets so long to come back, that the actor may say goodbye.
@@ -35,6 +35,7 @@ class Stopper:
 
     def __post_init__(self) -> None:
         self._numbers: list[int] = []
+        self.take = without_echo(self._take, self.clock)
 
     def start(self) -> None:
         heard, self._wakeup = os.pipe()
@@ -46,7 +47,7 @@ class Stopper:
         signal.set_wakeup_fd(self._before)
         os.close(self._wakeup)
 
-    def take(self, number: int) -> None:
+    def _take(self, number: int) -> None:
         """The second signal ends this process at once."""
         self._numbers.append(number)
         if len(self._numbers) > 1:

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from impala_async.errors import SHELL_SIGNAL, ConfigError, Exit, how_it_ended
 from impala_async.output import Wait
-from impala_async.processes import GIVE_UP, REQUESTS, Lifeline
+from impala_async.processes import GIVE_UP, REQUESTS, Lifeline, without_echo
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class LocalRun:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
         logs = self._run_dir / "actors"
         self._actors = [_Actor(n, logs / f"actor-{n}.log") for n in range(num_actors)]
-        previous = {number: signal.signal(number, self._pass_on) for number in REQUESTS}
+        before = {number: signal.signal(number, without_echo(self._pass_on)) for number in REQUESTS}
         try:
             while self._learner.poll() is None and self.verdict is None and not self._is_hurried():
                 for actor in self._actors:
@@ -136,7 +136,7 @@ class LocalRun:
                 time.sleep(POLL_S)
         finally:
             self._end()
-            for number, handler in previous.items():
+            for number, handler in before.items():
                 signal.signal(number, handler)
         if self.verdict is not None:
             code, reason = self.verdict

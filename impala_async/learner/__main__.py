@@ -24,7 +24,7 @@ from impala_async.doors import (
     start_told_of,
 )
 from impala_async.errors import ConfigError, EnvError, SpacesError, how_it_ended
-from impala_async.output import WRITER, flush_output
+from impala_async.output import WRITER, flush_output, write_unhurried
 from impala_async.processes import Lifeline, leave, undone
 
 if TYPE_CHECKING:
@@ -220,6 +220,7 @@ def _show(
     if reason == "actor_failed":  # whoever gave the run up says why
         return
     flush_output()
+    write_unhurried("stdout")
     # Nobody may read it, or the disk be full: the run has ended as it has.
     with suppress(OSError):
         print(f"{describe(summary, goal, is_resumed=is_resumed)}\nrun folder: {folder.path}")

@@ -35,7 +35,7 @@ from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
 from impala_async.metrics.sinks import Sink
 from impala_async.output import told_of
-from impala_async.processes import CTRL_C, GIVE_UP, REQUESTS
+from impala_async.processes import CTRL_C, GIVE_UP, REQUESTS, without_echo
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
 from impala_async.schema import Schema
@@ -234,7 +234,7 @@ class LearnerService:
         for number in {*REQUESTS} - CTRL_C:
             self._loop.add_signal_handler(number, self.stop, "terminated")
         self._loop.add_signal_handler(GIVE_UP, self.stop, "actor_failed")
-        self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+        self._loop.add_signal_handler(signal.SIGINT, without_echo(self._on_interrupt))
         self._folder.announce(self._server.data_url, self._server.weights_url, self._start.epoch)
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)

@@ -17,7 +17,7 @@ from impala_async.doors import (
 )
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
-from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone
+from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone, without_echo
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex
@@ -102,7 +102,7 @@ def _start_and_play(
                 from impala_async.replay.player import Player
 
             for number in REQUESTS:
-                signal.signal(number, hear)
+                signal.signal(number, without_echo(hear))
             while not (service := folder.read_json("service.json")) and not is_over():
                 time.sleep(POLL_S)
             if service and not is_over():

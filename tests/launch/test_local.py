@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from impala_async import processes
 from impala_async.errors import ConfigError, how_it_ended
 from impala_async.launch import local
 from impala_async.launch.local import LocalRun
@@ -71,6 +72,7 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.setattr(local, "GOODBYE_S", 60.0)
     monkeypatch.setattr(local, "ACTOR_END_S", 0.1)
     monkeypatch.setattr(local, "ASKED_END_S", 2.0)
+    monkeypatch.setattr(processes, "ECHO_S", 0.0)
     Path("events").touch()
 
 
@@ -453,6 +455,16 @@ sys.exit(130)
     with signals(first, second, when=lambda n: len(events("learner")) == n + 1):
         assert run(learner) == 130
     assert [e["signal"] for e in events("learner", "signal")] == [first, second]
+
+
+def test_an_echo_of_ctrl_c_is_no_second_one(monkeypatch):
+    """Supervisors send it to a process, and to its group."""
+    monkeypatch.setattr(processes, "ECHO_S", 60.0)
+    monkeypatch.setattr(local, "QUIT_S", 0.0)
+    learner = LEARNER_UNTIL_TOLD.replace("sys.exit", "time.sleep(0.2)\nnote(told=told)\nsys.exit")
+    with signals(*[signal.SIGINT] * 2, when=lambda n: len(events("learner")) == n + 1):
+        assert run(learner) == 130
+    assert [e["told"] for e in events("learner", "told")] == [[signal.SIGINT]]
 
 
 @pytest.mark.parametrize("does", ["serve()", "# only starts"])

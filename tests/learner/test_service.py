@@ -178,10 +178,13 @@ async def test_any_limit_ends_a_run(tmp_path, stop):
 async def test_a_signal_ends_a_run_in_good_order(tmp_path, monkeypatch, number, reason, code):
     # The tests may run under nohup.
     monkeypatch.setattr(service, "REQUESTS", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    monkeypatch.setattr(service.os, "_exit", lambda code: pytest.fail("it quit at once"))
     async with service_run(tmp_path) as run:
         await run.start_actors(2)
         await run.trained(3)
         os.kill(os.getpid(), number)
+        await until(run.service._ended.done)
+        os.kill(os.getpid(), number)  # its echo
         assert await run.end() == code
         assert all(s.goodbyes == ["restarting"] for s in run.random_actors)
     check_end(run, reason)

@@ -1,5 +1,6 @@
 """The replay door: what it starts and plays, with what settings, and what it says at the end."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,19 @@ def test_a_learner_that_is_killed_is_told_of_with_the_way_on(monkeypatch, caplog
     (told,) = [text for text in caplog.messages if "the learner" in text]
     assert told.startswith("the learner was killed (SIGKILL)")
     assert told.endswith("to go on: impala-async learner --resume --run-dir here")
+
+
+def test_an_echo_of_ctrl_c_is_no_second_one(monkeypatch, capsys):
+    handlers = {}
+
+    def press(self):
+        for _ in range(2):
+            handlers[signal.SIGINT](signal.SIGINT, None)
+
+    monkeypatch.setattr(replay.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(FakePlayer, "run", press)
+    assert replay.main([recording()]) == 130
+    assert "interrupted" not in capsys.readouterr().err
 
 
 def test_a_start_that_is_interrupted_leaves_nothing(monkeypatch):
