@@ -16,7 +16,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import reduce
 from itertools import accumulate
@@ -206,6 +206,7 @@ class WorkerEnvs:
     ) -> None:
         """Start them; EnvError when one cannot make its environments."""
         self._workers: list[Worker] = []
+        self.boxes: Mapping[str, Any] = {}  # only the workers know them
         few, num_more = divmod(num_envs, num_workers)
         first = 0
         memory = os.memfd_create("impala-async-columns")

@@ -71,6 +71,7 @@ class EnvBatch(Protocol):
     num_envs: int
     obs_spec: ObsSpec
     action_spec: ActionSpec
+    boxes: Mapping[str, Any]
     autoreset: AutoresetMode
 
     def reset(self, seed: int, first_env: int = 0) -> Obs: ...

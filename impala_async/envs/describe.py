@@ -58,12 +58,14 @@ def try_steps(envs: EnvBatch) -> None:
     rng = np.random.default_rng(0)
     obs = envs.reset(0)
     check_numbers(envs, obs)
+    is_told = _tell_outside(envs, obs)
     _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_))
     ends_at = time.monotonic() + BUDGET_S
     for _ in range(NUM_STEPS):
         step = envs.step(random_actions(envs.action_spec, obs, envs.num_envs, rng))
         obs = step.obs
         check_numbers(envs, obs, step.rewards)
+        is_told = is_told or _tell_outside(envs, obs)
         # Nothing is chosen at an end, nor while others play on.
         _check_legal(envs, obs, ~(step.ended if step.idle is None else step.ended | step.idle))
         if time.monotonic() > ends_at:
@@ -99,13 +101,25 @@ def check_numbers(envs: EnvBatch, obs: Obs, rewards: NDArray[np.float32] | None 
     given = {} if rewards is None else {"a reward": rewards}
     for leaf in envs.obs_spec.leaves:
         if leaf.may_be_large:
-            which = f" {leaf.name!r}" if leaf.name else ""
-            given[f"an observation{which}"] = obs[leaf.name]
+            given[f"an observation {leaf.name!r}".removesuffix(" ''")] = obs[leaf.name]
     for what, values in given.items():
         if not (is_moderate := are_moderate(values)).all():
             where, refused = "reset" if rewards is None else "step", values[~is_moderate][:1]
             size = f"{how_large(refused)}: {refused[0]:g}"
             raise EnvError(f"{envs.name}: {where} gave {what} that is {size}")
+
+
+def _tell_outside(envs: EnvBatch, obs: Obs) -> bool:
+    """Tell of a number outside its Box, if there is one: no error, as many overstep a little."""
+    for name, box in envs.boxes.items():
+        # Agents that are yet to come show 0.
+        is_outside = ((obs[name] < box.low) | (obs[name] > box.high)) & (obs[name] != 0)
+        each = np.broadcast_arrays(obs[name], box.low, box.high)
+        for value, low, high in zip(*(array[is_outside] for array in each), strict=True):
+            text = f"is {value}, outside its Box of {low} to {high}: it is taken as it is"
+            tell_stderr(f"{envs.name}: {name or 'observation'} {text}")
+            return True
+    return False
 
 
 def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> None:

@@ -45,6 +45,8 @@ class Spaces:
         is_stacked, is_squashed = section.frame_stack == "on", section.squash_actions
         self.leaves = obs_leaves(observation_space, is_stacked=is_stacked)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
+        arrays = _arrays_of(observation_space, "observation space").items()
+        self.boxes = {name: part for name, (_, part) in arrays if isinstance(part, Box)}
         found = _arrays_of(action_space, "action space")
         parts = tuple(_part(name, part, is_squashed) for name, (_, part) in found.items())
         if is_squashed and all(part.kind == "discrete" for part in parts):

@@ -55,6 +55,7 @@ class OwnEnvs:
             observation_space, action_space = spaces_of(envs[0])
         self._spaces = Spaces(observation_space, action_space, section)
         self.obs_spec, self.action_spec = self._spaces.obs_spec, self._spaces.action_spec
+        self.boxes: Mapping[str, Any] = self._spaces.boxes
         self._rows = ObsRows(self._spaces.leaves, num_columns)
         self._result = Step(
             self._rows.arrays,
@@ -207,7 +208,7 @@ class WithHistory:
     def __init__(self, envs: EnvBatch, *, has_action: bool, has_reward: bool) -> None:
         self._envs = envs
         self.name, self.num_envs, self.autoreset = envs.name, envs.num_envs, envs.autoreset
-        self.action_spec = envs.action_spec
+        self.action_spec, self.boxes = envs.action_spec, envs.boxes
         self._shown = {
             f"{LAST_ACTION}/{part.name}" if part.name else LAST_ACTION: part.array
             for part in (envs.action_spec.parts if has_action else ())

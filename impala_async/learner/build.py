@@ -19,6 +19,7 @@ from impala_async.learner.loader import DeviceLoader, HostLoader, allocator_for,
 from impala_async.learner.slots import allocate_slots
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import Snapshot
+from impala_async.models.leaves import is_image
 from impala_async.models.torso import pick_precision
 from impala_async.policy import build_policy, layout_of
 from impala_async.schema import Schema
@@ -92,6 +93,11 @@ def build_step(
     precision = pick_precision(config.model.precision, config.model.name, device)
     policy.compute_in(precision)
     logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
+    if "name" not in config.model.model_fields_set and any(map(is_image, schema.inputs.leaves)):
+        logger.warning(
+            "model.name: images go flat into mlp, as it is not set; set it to nature_cnn, "
+            "impala_resnet or small_cnn for convolutions, or to mlp if that is meant"
+        )
     if policies.names:
         return TeamStep(policy, config.algorithm, policies, seed=seed), precision
     (alone,) = policy.members.values()

@@ -6,6 +6,7 @@ statistics of observations in place, and nothing else.
     B columns of a batch, T action rows, S = T+1 observation rows, N columns of a part
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from impala_async.training.optimizer import (
     take_step,
 )
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,11 @@ class UpdateStep:
             failed = self._update(part, this)
             if failed is not None:
                 self._retry(batch, columns_N, failed, this)
+        if this.applied and not self.num_updates:
+            named = self.policy.model.named_parameters()
+            if idle := [name for name, w in named if w.requires_grad and w.grad is None]:
+                fix = "drop no_grad or detach, or freeze it by requires_grad_(False)"
+                logger.warning("no gradient came to %s: %s", ", ".join(idle), fix)
         self.num_updates += len(this.applied)
         if is_first_pass and self.return_scale is not None:
             self.return_scale.add(this.target_sums, this.scale)

@@ -15,7 +15,7 @@ from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.describe import NUM_STEPS, describe, random_actions, read_answer, try_steps
-from impala_async.envs.vector import SerialEnvs
+from impala_async.envs.vector import SerialEnvs, WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, policy_leaf
 
@@ -136,7 +136,7 @@ class Patient(gym.Env[Any, Any]):
         return self.show(), self.reward, self.age == self.length, False, {}
 
     def show(self):
-        look = np.full(2, self.look, np.float32)
+        look = np.float32([0, self.look])
         is_over = self.age == self.length
         return {"look": look, "action_mask": np.int8([0] * 5 if is_over else self.mask)}
 
@@ -178,6 +178,24 @@ def test_what_no_learner_could_train_on_is_named():
     for value in (10**15 + 1, -(2**63)):
         with pytest.raises(EnvError, match=r"step gave an observation 'n' that is beyond 1e\+15"):
             try_steps(SerialEnvs([WholeNumber(value)]))
+
+
+def test_the_first_number_outside_its_box_is_told_of_once(capfd):
+    for change, wrapped, says in (
+        ({"look": 1.0}, SerialEnvs, ""),
+        ({"look": 7.5}, SerialEnvs, "Patient: look is 7.5, outside its Box of -1.0 to 1.0: "),
+        ({"look": -1.25}, with_history, "look is -1.25, outside"),
+        ({"mask": (0, 1, 1, 0, 3)}, SerialEnvs, "action_mask is 3, outside its Box of 0 to 1"),
+    ):
+        kind = type("Patient", (Patient,), change)
+        try_steps(wrapped([Patient(), kind()]))
+        told = capfd.readouterr().err
+        assert told.count("\n") == bool(says)
+        assert says in told
+
+
+def with_history(envs):
+    return WithHistory(SerialEnvs(envs), has_action=True, has_reward=True)
 
 
 def test_random_actions_have_the_shapes_and_the_dtypes_of_their_parts():

@@ -12,6 +12,7 @@ from impala_async.learner import build as module
 from impala_async.learner.build import (
     GIB,
     build_learner,
+    build_step,
     check_memory,
     find_layout,
     num_slots,
@@ -30,7 +31,7 @@ from impala_async.schema import (
 )
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
-from tests.learner.columns import small_schema
+from tests.learner.columns import big_schema, small_schema
 from tests.learner.fakes import Listener
 from tests.learner.server_harness import config_of
 
@@ -118,6 +119,19 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep():
 def test_the_layout_is_known_before_the_model_is_built():
     config = config_of(small_schema())
     assert find_layout(config.model, small_schema()) == step_of().policy.layout.digest
+
+
+def test_images_go_flat_into_an_mlp_by_choice_or_with_a_warning(caplog):
+    for schema, model, is_told in (
+        (small_schema(), {}, False),
+        (big_schema(), {"name": "mlp"}, False),
+        (big_schema(), {"name": "impala_resnet"}, False),
+        (big_schema(), {}, True),
+    ):
+        caplog.clear()
+        build_step(config_of(schema, model=model), schema, CPU)
+        assert [r.levelname for r in caplog.records] == ["WARNING"] * is_told, model
+    assert caplog.messages[0].startswith("model.name: images go flat into mlp, as it is not set; ")
 
 
 def test_auto_takes_what_is_there_and_a_device_that_is_not_is_named(monkeypatch):

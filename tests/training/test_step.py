@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from impala_async.algo.losses import impala_loss
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.model import ModelSection
+from impala_async.policy import Policy
+from impala_async.training.step import UpdateStep
 from tests.training.conftest import ALIVE_B, are_equal, is_same, remembered, weights_of
 
 changed = dataclasses.replace
@@ -170,3 +174,34 @@ def test_the_others_are_learned_from_as_if_the_bad_ones_were_dead(make_step, mak
     result = spoilt.run(batch, alive_B, 0)
     assert not result.applied
     assert torch.equal(result.is_failed_B, alive_B)
+
+
+class Halved(torch.nn.Module):
+    """One part learns, one is frozen on purpose, and one by a slip."""
+
+    num_out = 4
+
+    def __init__(self, obs, section):
+        super().__init__()
+        self.learns, self.frozen, self.slips = (torch.nn.Linear(3, 4) for _ in range(3))
+        self.frozen.requires_grad_(False)
+
+    def forward(self, obs):
+        return self.learns(obs[""]) + self.frozen(obs[""]) + self.slips(obs[""]).detach()
+
+
+def test_weights_that_want_a_gradient_and_get_none_are_named_once(schema, make_batch, caplog):
+    policy = Policy(schema, ModelSection(name=f"{__name__}:Halved"), seed=0)
+    step, none_valid = UpdateStep(policy, AlgorithmSection()), make_batch()
+    none_valid.mask_BT.fill_(False)
+    for batch, num_told in ((none_valid, 0), (make_batch(), 1), (make_batch(), 1)):
+        step.run(batch, ALIVE_B, 0)
+        assert len(caplog.messages) == num_told
+    named = "policy_torso.slips.weight, policy_torso.slips.bias"
+    assert caplog.messages[0].startswith(f"no gradient came to {named}: drop no_grad or detach, ")
+
+
+def test_of_ours_no_weight_is_without_a_gradient(make_step, make_batch, caplog):
+    for settings in ({}, {"entropy_cost": 0.0, "value_cost": 0.0}):
+        assert make_step(**settings).run(make_batch(), ALIVE_B, 0).applied
+    assert caplog.messages == []
