@@ -151,7 +151,7 @@ def subscribe(case: str, url: str) -> dict[str, Any]:
     policy = Policy(schema, settings.model, seed=1)
     policy.act_in(pick_precision(settings.model.precision, settings.model.name, CPU))
     layouts = [layout for layout in (policy.layout, policy.coarse_layout) if layout is not None]
-    client.join(schema, layouts, settings.actor.num_envs, 1)
+    client.join(schema, layouts, settings.actor.least_envs, 1)
     installed_at: dict[int, float] = {}
     try:
         while True:

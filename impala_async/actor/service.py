@@ -14,7 +14,13 @@ import torch
 
 from impala_async.actor.client import POLL_S, Client, NewRun, RunFinished
 from impala_async.actor.sampler import Sampler, sampler_for
-from impala_async.actor.setup import Setup, choose_setup, close_quietly, make_setup
+from impala_async.actor.setup import (
+    FIRST_COLUMNS,
+    Setup,
+    choose_setup,
+    close_quietly,
+    make_setup,
+)
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import Watch, with_id
@@ -153,7 +159,8 @@ class ActorService:
 
     def _make_setup(self, settings: ActorSettings) -> tuple[Setup, Schema]:
         actor, env, policies = settings.actor, settings.env, settings.policies
-        num_envs = self._num_envs or actor.num_envs
+        wanted, most = self._num_envs or actor.num_envs, self._client.side.welcome.max_columns
+        num_envs = min(FIRST_COLUMNS, most) if wanted == "auto" else wanted
         try:
             setup = make_setup(actor, env, num_envs, policies, self._look_up)
         except EnvError as error:
@@ -166,9 +173,11 @@ class ActorService:
         schema = Schema(obs, action, settings.trajectory.rows, state, policies.names)
         if actor.sampler == "auto" and settings.pace.is_lockstep:
             logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
-        elif actor.sampler == "auto":
-            make_policy = partial(_build_policy, schema, settings)
-            setup = choose_setup(setup, settings, num_envs, schema, make_policy, self._look_up)
+        elif "auto" in (actor.sampler, wanted):
+            make_policy, grows = partial(_build_policy, schema, settings), wanted == "auto"
+            setup = choose_setup(
+                setup, settings, num_envs, schema, make_policy, self._look_up, most * grows
+            )
         return setup, schema
 
     def _look_up(self) -> None:

@@ -1,7 +1,8 @@
 """How an actor samples: its environments, wherever they are stepped, and the policy's device.
 
-`actor.sampler = "auto"` plays a few steps with each setup that may win, and takes the best. Rounds
-are compared: to step all columns once, acting included.
+`actor.sampler = "auto"` plays a few steps with each setup that may win, and takes the best, and so
+does `actor.num_envs = "auto"` with numbers of columns. Compared is what a round costs a column: to
+step all of them once, acting included.
 
 Runs on: sampler thread
 """
@@ -47,6 +48,9 @@ HAND_OVER_S = 30e-6
 QUICK_ACT_S = 1e-3
 # Workers of steps that wait, which leave the cores to others. Each is a process.
 MOST_WAITING = 32
+# Where the number of columns is not given it begins here, and is doubled while a round is short.
+FIRST_COLUMNS = 8
+SHORT_ROUND_S = 2e-3
 # A setup is tried for so long; a round that takes longer is the only one.
 BUDGET_S = 0.15
 # Steps wait if the process computes for less than this share of their time.
@@ -180,46 +184,90 @@ def choose_setup(
     schema: Schema,
     make_policy: Callable[[str], AnyPolicy],
     look_up: LookUp,
+    most: int = 0,
 ) -> Setup:
-    """The setup with the shortest round, told in the log with what was measured. The `usual` one is
-    in this process, and closed here if another one is better."""
-    actor, opened, is_chosen = settings.actor, [usual.envs], False
-    best, found, told = usual, Measured(float("inf"), 0.0, 0.0), list[str]()
-
-    def enter(setup: Setup) -> None:
-        nonlocal best, found
-        if (setup.envs.obs_spec, setup.envs.action_spec) != (schema.obs, schema.action):
-            told.append(f"{setup} looks other")
-            return
-        measured = measure(setup, schema, make_policy(setup.device), look_up)
-        told.append(f"{setup} {1000 * measured.round_s:.3g}")
-        if measured.round_s < MARGIN * found.round_s:
-            best, found = setup, measured
-
+    """The setup whose columns cost least, told in the log with what was measured. The `usual` one
+    is closed here if another is better. Where columns may become more, they are at most `most`."""
+    tried = _Tried(usual, settings, schema, make_policy, look_up)
+    is_chosen = False
     try:
-        enter(usual)
-        if actor.device == "auto" and found.act_s > QUICK_ACT_S and count_gpus():
-            enter(usual._replace(device="cuda"))
-        if num_workers := _count_worthwhile(found, actor, num_envs, told):
-            settled = settings.env, num_envs, num_workers, settings.policies, look_up
-            opened.append(WorkerEnvs(*settled))
-            enter(Setup("parallel", opened[-1], best.device))
+        tried.enter(usual)
+        if most:
+            num_envs = tried.widen(num_envs, most)
+        if settings.actor.sampler == "auto":
+            tried.enter_others(num_envs)
         is_chosen = True
     except (EnvError, MismatchError) as error:
-        if isinstance(error, MismatchError) and not told:  # no policy can be built here
+        if isinstance(error, MismatchError) and not tried.told:  # no policy can be built here
             raise
         # A fault in this process is met again by the sampler, which tells it as all others.
         logger.warning("actor.sampler auto tries no more: %s", error)
         is_chosen = True
     finally:
-        for envs in opened:
-            if not is_chosen or envs is not best.envs:
+        for envs in tried.opened:
+            if not is_chosen or envs is not tried.best.envs:
                 close_quietly(envs)
     logger.info(
-        "actor.sampler auto takes %s; ms for a step of all %d columns: %s",
-        *(best, usual.envs.num_envs, ", ".join(told) or "not measured"),
+        "actor.sampler %s takes %s with %d columns; ms for a step of all of them: %s",
+        *(settings.actor.sampler, tried.best, tried.best.envs.num_envs),
+        ", ".join(tried.told) or "not measured",
     )
-    return best
+    return tried.best
+
+
+class _Tried:
+    """The best setup of those that were tried, and what is told of each."""
+
+    def __init__(
+        self,
+        usual: Setup,
+        settings: ActorSettings,
+        schema: Schema,
+        make_policy: Callable[[str], AnyPolicy],
+        look_up: LookUp,
+    ) -> None:
+        self.best, self.opened, self.told = usual, [usual.envs], list[str]()
+        self._found = Measured(float("inf"), 0.0, 0.0)
+        self._settings, self._schema = settings, schema
+        self._make_policy, self._look_up = make_policy, look_up
+
+    def enter(self, setup: Setup) -> bool:
+        """Measure it; whether it is the best so far."""
+        if (setup.envs.obs_spec, setup.envs.action_spec) != (self._schema.obs, self._schema.action):
+            self.told.append(f"{setup} looks other")
+            return False
+        found = measure(setup, self._schema, self._make_policy(setup.device), self._look_up)
+        num_columns, num_before = setup.envs.num_envs, self.best.envs.num_envs
+        of = "" if num_columns == num_before else f" of {num_columns} columns"
+        self.told.append(f"{setup}{of} {1000 * found.round_s:.3g}")
+        if found.round_s / num_columns >= MARGIN * self._found.round_s / num_before:
+            return False
+        self.best, self._found = setup, found
+        return True
+
+    def widen(self, num_envs: int, most: int) -> int:
+        """Try ever more columns while they pay; how many there may be now."""
+        settings, device = self._settings, self.best.device
+        while num_envs < most and self._found.round_s < SHORT_ROUND_S:
+            num_envs = min(2 * num_envs, most)
+            wider = make_setup(
+                settings.actor, settings.env, num_envs, settings.policies, self._look_up
+            )
+            self.opened.append(wider.envs)
+            if not self.enter(wider._replace(device=device)):
+                break
+        # Those that wait cost nothing but a process each.
+        return min(most, MOST_WAITING) if self._found.is_waiting else self.best.envs.num_envs
+
+    def enter_others(self, num_envs: int) -> None:
+        """Try a GPU, and workers, where they may win."""
+        actor, settings = self._settings.actor, self._settings
+        if actor.device == "auto" and self._found.act_s > QUICK_ACT_S and count_gpus():
+            self.enter(self.best._replace(device="cuda"))
+        if num_workers := _count_worthwhile(self._found, actor, num_envs, self.told):
+            of = settings.env, num_envs, num_workers, settings.policies, self._look_up
+            self.opened.append(WorkerEnvs(*of))
+            self.enter(Setup("parallel", self.opened[-1], self.best.device))
 
 
 def _count_worthwhile(found: Measured, actor: ActorSection, num_envs: int, told: list[str]) -> int:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from impala_async.config.section import MOST_S, Section
 
@@ -21,11 +21,23 @@ def _check_device(name: str) -> str:
 Device = Annotated[str, AfterValidator(_check_device)]
 
 
+def _check_num_envs(value: Any) -> Any:
+    if value != "auto" and not (type(value) is int and 1 <= value <= MAX_COLUMNS):
+        raise ValueError  # without words: it is told as any value of a wrong type is
+    return value
+
+
+NumEnvs = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_COLUMNS)] | Literal["auto"], BeforeValidator(_check_num_envs)
+]
+
+
 class ActorSection(Section):
     """An actor process. It gets all of this from the learner when it says hello."""
 
-    num_envs: int = Field(8, ge=1, le=MAX_COLUMNS)
-    """Environments, so columns, per actor."""
+    num_envs: NumEnvs = 8
+    """Environments, so columns, per actor. auto: as many as a short measurement finds to pay, up to
+    a batch."""
     sampler: SamplerName = "auto"
     """serial: environments in turn; vector: the environment's own numpy code; parallel: in
     processes of their own; auto: what a short measurement finds to be fastest."""
@@ -41,8 +53,13 @@ class ActorSection(Section):
     reconnect_s: float = Field(60.0, gt=0, le=MOST_S)
     """How long an actor looks for a lost learner before it exits."""
 
+    @property
+    def least_envs(self) -> int:
+        return 1 if self.num_envs == "auto" else self.num_envs
+
     def broken_rules(self) -> Iterator[str]:
-        if self.num_workers is not None and self.num_workers > self.num_envs:
+        num_envs = MAX_COLUMNS if self.num_envs == "auto" else self.num_envs
+        if self.num_workers is not None and self.num_workers > num_envs:
             yield (
                 f"num_workers ({self.num_workers}) must not exceed num_envs ({self.num_envs}): "
                 "each worker steps at least one"

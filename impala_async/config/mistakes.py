@@ -125,8 +125,20 @@ def source_of(key: str, sources: Mapping[str, str]) -> str:
 def wanted(field: FieldInfo, *, is_item: bool = False) -> str:
     """Say what a key of ours takes, or an item of it, in a user's words."""
     args = typing.get_args(field.annotation)
-    kind, or_none = (args[0], ", or none") if NoneType in args else (field.annotation, "")
-    return _kind(typing.get_args(kind)[0]) if is_item else _kind(kind) + _range(field) + or_none
+    # A word that a key takes beside another kind.
+    words = ["none" if arg is NoneType else arg.__args__[0] for arg in args[1:] if _is_word(arg)]
+    kind = args[0] if words else field.annotation
+    bounds = field.metadata
+    if typing.get_origin(kind) is typing.Annotated:
+        kind, of_kind = typing.get_args(kind)
+        bounds = of_kind.metadata
+    if is_item:
+        return _kind(typing.get_args(kind)[0])
+    return ", or ".join([_kind(kind) + _range(bounds), *words])
+
+
+def _is_word(kind: Any) -> bool:
+    return kind is NoneType or typing.get_origin(kind) is typing.Literal
 
 
 def _kind(kind: Any) -> str:
@@ -142,17 +154,17 @@ def _kind(kind: Any) -> str:
     return names.get(kind, "keys of its own, not a value")
 
 
-def _range(field: FieldInfo) -> str:
-    if any(hasattr(bound, "min_length") for bound in field.metadata):
+def _range(bounds: list[Any]) -> str:
+    if any(hasattr(bound, "min_length") for bound in bounds):
         return " that is not empty"
-    bounds = {
+    ends = {
         word: getattr(bound, name)
-        for bound in field.metadata
+        for bound in bounds
         for name, word in (("ge", "from"), ("gt", "over"), ("le", "to"), ("lt", "below"))
         if abs(getattr(bound, name, math.inf)) < 1e30
     }
-    text = "".join(f" {word} {bound}" for word, bound in bounds.items())
-    return f"{text} up" if bounds.keys() == {"from"} else text
+    text = "".join(f" {word} {bound}" for word, bound in ends.items())
+    return f"{text} up" if ends.keys() == {"from"} else text
 
 
 def shown(value: Any) -> str:

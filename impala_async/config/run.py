@@ -126,7 +126,7 @@ class RunConfig(Section):
             # The lag is known, and one batch waits while one is trained.
             decided = {"queue_size": 1}
             if "batch_columns" not in self.learner.model_fields_set:
-                decided["batch_columns"] = self.train.num_actors * self.actor.num_envs
+                decided["batch_columns"] = self.train.num_actors * self.actor.least_envs
             self.__dict__["learner"] = self.learner.model_copy(update=decided)
 
     def broken_rules(self) -> Iterator[str]:
@@ -165,7 +165,11 @@ class RunConfig(Section):
 
     def broken_columns(self, agents: int | None = None) -> Iterator[str]:
         """Tell if what actors send fits no batch. `agents`: an environment's columns, if known."""
-        columns, width = self.learner.batch_columns, self.actor.num_envs * (agents or 1)
+        columns, width = self.learner.batch_columns, self.actor.least_envs * (agents or 1)
+        if self.actor.num_envs == "auto" and (self.pace.is_lockstep or (agents or 1) > 1):
+            where = "in lockstep" if self.pace.is_lockstep else f"for {agents} agents"
+            yield f"actor.num_envs (auto) does not go {where}: wants a whole number"
+            return
         of_agents = f" * {agents} agents" if (agents or 1) > 1 else ""
         if not self.pace.is_lockstep:
             if width > columns:

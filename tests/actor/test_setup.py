@@ -127,12 +127,12 @@ def choose(monkeypatch):
     """`auto` for four environments on two cores; what it gave is closed."""
     made = []
 
-    def run(env, num_cores=2, **actor):
+    def run(env, num_cores=2, most=0, **actor):
         monkeypatch.setattr(making, "count_cores", lambda: num_cores)
-        usual = set_for("auto", 4, env, **actor)
+        usual = set_for(**{"sampler": "auto", "num_envs": 4, "env": env} | actor)
         settings = settings_of().model_copy(update={"env": env, "actor": ActorSection(**actor)})
         schema, policy = schema_for(usual.envs), policy_for(usual.envs)
-        chosen = choose_setup(usual, settings, 4, schema, lambda _: policy, lambda: None)
+        chosen = choose_setup(usual, settings, 4, schema, lambda _: policy, lambda: None, most)
         made.append(chosen)
         return chosen
 
@@ -164,7 +164,7 @@ def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):
 
 
 class FakeWorkers:
-    num_open = 0
+    num_open, num_envs = 0, 4
 
     def __init__(self, env, *_):
         FakeWorkers.num_open += 1
@@ -229,7 +229,7 @@ def test_the_fastest_is_taken(choose, told, monkeypatch, times, keys, taken):
             choose(SLOW, **keys)
     else:
         assert str(choose(SLOW, **keys)) == taken
-        assert f"takes {taken}; " in told()
+        assert f"takes {taken} with 4 columns; " in told()
     assert asked == list(times)
     is_parallel = taken is not None and taken.startswith("parallel")
     assert FakeWorkers.num_open == is_parallel
@@ -241,3 +241,42 @@ def test_workers_whose_environments_look_other_are_not_taken(choose, told, monke
     assert choose(SLOW).name == "serial"
     assert told().endswith(", parallel looks other")
     assert FakeWorkers.num_open == 0
+
+
+# Seconds of a round by the number of columns.
+ROUNDS = {4: 4e-5, 8: 5e-5, 16: 6e-5, 24: 7e-5, 32: 1.4e-4}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "most", "taken"),
+    [
+        (ROUNDS, 0, 4),
+        # Doubled up to the most that there may be, which is tried too.
+        (ROUNDS, 4, 4),
+        (ROUNDS, 16, 16),
+        (ROUNDS, 24, 24),
+        # Each column costs more than with half of them.
+        (ROUNDS, 32, 16),
+        # A long round would not be shared out by much.
+        ({4: 3e-3}, 64, 4),
+    ],
+)
+def test_there_are_as_many_columns_as_pay(choose, monkeypatch, rounds, most, taken):
+    monkeypatch.setattr(
+        making, "measure", lambda setup, *_: Measured(rounds[setup.envs.num_envs], 1e-5, 1e-5)
+    )
+    chosen = choose(POLE, num_cores=1, most=most, sampler="serial")
+    assert (chosen.name, chosen.envs.num_envs) == ("serial", taken)
+
+
+def test_steps_that_wait_have_as_many_columns_as_workers(choose, monkeypatch):
+    made = []
+
+    def workers(env, num_envs, num_workers, *rest):
+        made.append((num_envs, num_workers))
+        raise EnvError("enough")
+
+    monkeypatch.setattr(making, "WorkerEnvs", workers)
+    for most in (24, 100):
+        choose(SLOW, num_cores=1, most=most)
+    assert made == [(24, 24), (32, 32)]

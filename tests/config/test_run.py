@@ -107,6 +107,15 @@ def test_a_batch_has_the_columns_of_all_agents_once_they_are_known():
     assert broken(3, f"{LOCKSTEP} learner.batch_columns=48") == []
 
 
+def test_a_number_of_environments_is_given_where_it_decides_more():
+    auto = "actor.num_envs=auto"
+    config = config_of(auto)
+    assert not [*config.broken_columns(), *config.broken_columns(1)]
+    (line,) = config.broken_columns(3)
+    assert line == "actor.num_envs (auto) does not go for 3 agents: wants a whole number"
+    assert "actor.num_envs (auto) does not go in lockstep" in complaint(f"{auto} {LOCKSTEP}")
+
+
 def test_a_sink_is_one_of_ours_or_of_a_module():
     config_of('report.sinks=["tensorboard",{name="wandb",kwargs={project="mine"}},"a.b:C"]')
     says = "sinks must be one of tensorboard, wandb, or package.module:Name of your own, got 'my/s"
