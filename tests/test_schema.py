@@ -296,6 +296,13 @@ def test_a_schema_that_is_refused_is_told_why():
             Schema.from_json(changed(path, value, of))
 
 
+def test_a_schema_of_many_faults_is_left_at_the_first():
+    for path in ("obs.leaves", "action.parts", "action.parts.0.choices", "state", "policies"):
+        with pytest.raises(SpacesError, match=path) as error:
+            Schema.from_json(changed(path, [{}] * 1000))
+        assert error.value.__context__.error_count() < 5
+
+
 def test_the_largest_number_of_dimensions_has_a_view():
     layout = Schema.from_json(changed("obs.leaves.0.shape", [1] * 30)).layout
     obs, small = np.zeros((2, layout.obs_bytes), "u1"), np.zeros((2, layout.small_bytes), "u1")
