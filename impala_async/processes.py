@@ -176,15 +176,24 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 
 @contextmanager
-def quit_at_once() -> Iterator[None]:
-    """A context in which a signal ends this process at once, unless somebody takes it over."""
-    before = {number: signal.signal(number, _quit) for number in REQUESTS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+def signals_kept() -> Iterator[None]:
+    """A context that leaves our signals to those who had them: many a simulator takes them."""
+    before = {number: signal.getsignal(number) for number in REQUESTS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def quit_at_once() -> Iterator[None]:
+    """A context in which a signal ends this process at once, unless somebody takes it over."""
+    with signals_kept():
+        for number in REQUESTS:
+            signal.signal(number, _quit)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+        yield
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.errors import EnvError, MismatchError, UnreachableError
 from impala_async.policy import Policy
-from impala_async.processes import REQUESTS
+from impala_async.processes import signals_kept
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import (
@@ -40,10 +40,8 @@ NETWORKS = settings_for("Counting")
 @pytest.fixture(autouse=True)
 def signals():
     """A service takes over the signals of its process, which here is pytest's."""
-    before = {number: signal.getsignal(number) for number in REQUESTS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        yield
 
 
 @pytest.fixture
