@@ -138,6 +138,14 @@ def begin() -> None:
             os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free, which is fd
             os.set_inheritable(fd, True)
             setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115
+    os.register_at_fork(after_in_child=_be_no_door)
+
+
+def _be_no_door() -> None:
+    """SIGTERM ends what foreign code forks, as it expects, and is not heard by us in its stead:
+    the pipe in which Python writes down signals is the parent's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Interrupted(KeyboardInterrupt):
