@@ -138,6 +138,14 @@ def begin() -> None:
             os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free, which is fd
             os.set_inheritable(fd, True)
             setattr(sys, name, open(fd, "r" if fd == 0 else "w", closefd=False))  # noqa: SIM115
+    os.register_at_fork(after_in_child=_be_no_door)
+
+
+def _be_no_door() -> None:
+    """SIGTERM ends what foreign code forks, as it expects, and is not heard by us in its stead:
+    the pipe in which Python writes down signals is the parent's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -176,15 +184,24 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 
 @contextmanager
-def quit_at_once() -> Iterator[None]:
-    """A context in which a signal ends this process at once, unless somebody takes it over."""
-    before = {number: signal.signal(number, _quit) for number in REQUESTS}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+def signals_kept() -> Iterator[None]:
+    """A context that leaves our signals to those who had them: many a simulator takes them."""
+    before = {number: signal.getsignal(number) for number in REQUESTS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def quit_at_once() -> Iterator[None]:
+    """A context in which a signal ends this process at once, unless somebody takes it over."""
+    with signals_kept():
+        for number in REQUESTS:
+            signal.signal(number, _quit)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+        yield
 
 
 @contextmanager

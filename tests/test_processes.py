@@ -304,6 +304,27 @@ def test_afterwards_all_is_as_before():
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
+def test_sigterm_ends_what_foreign_code_forks_and_is_not_heard_in_its_stead():
+    code = """
+    import os, select, signal, time
+    from impala_async import processes
+
+    processes.begin()
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    heard, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    begun, begins = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(begins, b".")
+        time.sleep(1e6)
+    os.read(begun, 1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), select.select([heard], [], [], 0)[0])
+    """
+    assert run(code) == (0, "-15 []\n", "")
+
+
 # -------------------- the end in time
 
 

@@ -139,6 +139,7 @@ def read_json(fd: int) -> Any:
 
 def main() -> int:
     """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
+    processes.begin()
     for number in REQUESTS:
         # The actor decides what they mean. Its environments' processes would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)

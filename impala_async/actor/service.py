@@ -113,6 +113,8 @@ class ActorService:
             self._is_sampling = True
             self._sample(sampler, settings.trajectory.rows)
         except (EnvError, EnvHangsError) as error:
+            if self._signal:  # processes of the environment may have been told to end as well
+                raise RunFinished from None
             # It may be the user's own: where it failed is what they need.
             if error.__cause__ is not None:
                 logger.error("the environment failed", exc_info=error.__cause__)

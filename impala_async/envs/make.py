@@ -25,6 +25,7 @@ from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.envs.find import Factory, find_callable, find_env, makes_vectors, registered
 from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
 from impala_async.errors import EnvError
+from impala_async.processes import signals_kept
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def build_usual(
         return "serial", serial
 
 
+@signals_kept()
 def _build(
     section: EnvSection, num_envs: int, policies: PoliciesSection, *, is_vector: bool
 ) -> EnvBatch:

@@ -206,6 +206,9 @@ def _is_stopped(pid: int) -> bool:
 
 
 if __name__ == "__main__":
+    for _number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # All processes of a run may be told to end: the learner decides, and its end is watched.
+        signal.signal(_number, signal.SIG_IGN)
     _pid, _tick_s, _end_ticks, _end_fd = sys.argv[1:]
     _silence = Silence(float(_tick_s), int(_end_ticks))
     with contextlib.suppress(ProcessLookupError):

@@ -98,13 +98,13 @@ def _start_and_play(
     try:
         # Until it has begun it has nothing to say.
         with undone(learner.wait), undone(learner.kill):
-            with start_told_of("torch is loaded"):
+            with start_told_of("torch is loaded, the learner built"):
                 from impala_async.replay.player import Player
 
-            for number in REQUESTS:
-                signal.signal(number, without_echo(hear))
-            while not (service := folder.read_json("service.json")) and not is_over():
-                time.sleep(POLL_S)
+                for number in REQUESTS:
+                    signal.signal(number, without_echo(hear))
+                while not (service := folder.read_json("service.json")) and not is_over():
+                    time.sleep(POLL_S)
             if service and not is_over():
                 player = Player(
                     str(service["data_url"]),

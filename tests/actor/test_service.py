@@ -8,13 +8,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bench.probes import Probe
+from bench.probes import Counting, Probe
 from impala_async import output
 from impala_async.actor import service as service_module
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.errors import EnvError, MismatchError, UnreachableError
 from impala_async.policy import Policy
-from impala_async.processes import REQUESTS
+from impala_async.processes import signals_kept
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import (
@@ -40,10 +40,8 @@ NETWORKS = settings_for("Counting")
 @pytest.fixture(autouse=True)
 def signals():
     """A service takes over the signals of its process, which here is pytest's."""
-    before = {number: signal.getsignal(number) for number in REQUESTS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with signals_kept():
+        yield
 
 
 @pytest.fixture
@@ -323,6 +321,20 @@ def test_a_signal_ends_it_soon_in_the_midst_of_slow_steps_and_it_says_goodbye(sc
 
     code, took_s = run(scene, serve, num_envs=8)
     assert (code, took_s < 3.0) == (0, True)
+
+
+def test_what_fails_after_a_signal_may_have_been_told_to_end_as_well(scene, monkeypatch):
+    def step(env, action):
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise EOFError("its simulator is gone")
+
+    monkeypatch.setattr(Counting, "step", step)
+
+    def serve(scene):
+        session = at_work(scene, settings_for("Counting", sampler="serial"))
+        scene.learner.data.find(Bye).answer(ByeOk(session.id))
+
+    assert run(scene, serve)[0] == 0
 
 
 def test_seeds_are_stable_and_no_two_actors_share_one():

@@ -1,6 +1,7 @@
 """Environments by name: single ones, wrapped, and the batch that each sampler steps."""
 
 import logging
+import signal
 from types import SimpleNamespace
 from typing import get_args
 
@@ -110,6 +111,20 @@ def test_those_made_so_far_are_closed_when_a_later_one_fails():
     assert "no third one" in fails(section(f"{HERE}:Closing"), num_envs=4)
     assert len(Closing.made) == 2
     assert Closing.closed == Closing.made
+
+
+class TakesCtrlC(Counting):
+    """Takes a signal for itself, as simulators do."""
+
+    def __init__(self):
+        super().__init__()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def test_an_environment_keeps_no_signal_from_the_process_that_makes_it():
+    before = signal.getsignal(signal.SIGINT)
+    build_envs("serial", section(f"{HERE}:TakesCtrlC"), 1)
+    assert signal.getsignal(signal.SIGINT) == before
 
 
 class ClosingVector(SyncVectorEnv):

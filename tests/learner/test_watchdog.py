@@ -28,6 +28,9 @@ def hang():
     time.sleep(20)
 
 def end():
+    time.sleep(0.5)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # as told to all processes
+        dog._child.send_signal(number)
     dog.end_begins(0.3)
     time.sleep(20)
 

@@ -1,6 +1,7 @@
 """The replay door: what it starts and plays, with what settings, and what it says at the end."""
 
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,25 @@ def test_a_learner_that_is_killed_is_told_of_with_the_way_on(monkeypatch, caplog
     (told,) = [text for text in caplog.messages if "the learner" in text]
     assert told.startswith("the learner was killed (SIGKILL)")
     assert told.endswith("to go on: impala-async learner --resume --run-dir here")
+
+
+def test_it_tells_of_a_learner_that_takes_long_to_start(monkeypatch):
+    waits, seen = [], []
+
+    @contextmanager
+    def told_of(what):
+        waits.append(what)
+        yield
+        waits.pop()
+
+    def read(folder, name):
+        seen.extend(waits)
+        return {"data_url": "tcp://127.0.0.1:7"}
+
+    monkeypatch.setattr(replay, "start_told_of", told_of)
+    monkeypatch.setattr(RunFolder, "read_json", read)
+    assert replay.main([recording()]) == 0
+    assert seen == ["torch is loaded, the learner built"]
 
 
 def test_an_echo_of_ctrl_c_is_no_second_one(monkeypatch, capsys):
