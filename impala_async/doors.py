@@ -284,13 +284,13 @@ def start_told_of(
 
 def run_door(body: Callable[[], int]) -> int:
     """The exit code of a door. A user's mistake is told in a line, our bug by its traceback."""
-    begin()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            # A character that an encoding does not have is written as an escape.
-            stream.reconfigure(errors="backslashreplace")
     said = ""
     try:
+        begin()
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, TextIOWrapper):
+                # A character that an encoding does not have is written as an escape.
+                stream.reconfigure(errors="backslashreplace")
         with quit_at_once():
             code = body()
     except ImpalaAsyncError as error:

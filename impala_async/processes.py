@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from impala_async.errors import Exit
+from impala_async.errors import ConfigError, Exit
 from impala_async.output import flush_output, write_last
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
@@ -128,6 +128,8 @@ def _watch(fd: int) -> None:
 
 def begin() -> None:
     """Prepare this process, before anything is opened or started."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("a door opens in a main thread, which hears signals: start a process")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Those in process groups of their own say something too, where a terminal has `stty tostop`.
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)

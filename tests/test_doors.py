@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,14 @@ def test_a_door_ends_with_the_code_and_the_words_of_its_error(error, code, last,
     is_bug = code == 70 and not isinstance(error, errors.EnvHangsError)
     assert ("ZeroDivisionError: the cause" in said.err) == ("Traceback" in said.err) == is_bug
     assert is_bug or lines == last
+
+
+def test_a_door_does_not_open_in_another_thread_than_the_main_one(capsys):
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run_door, lambda: 0).result() == 2
+    assert capsys.readouterr().err == (
+        "error: a door opens in a main thread, which hears signals: start a process\n"
+    )
 
 
 def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(monkeypatch, capsys):

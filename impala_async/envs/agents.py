@@ -20,7 +20,7 @@ from impala_async.envs.batch import BOOL, FLOAT, Actions, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, env_name
 from impala_async.envs.find import find_callable
 from impala_async.envs.spaces import short
-from impala_async.envs.vector import OwnEnvs
+from impala_async.envs.vector import OwnEnvs, reset_one
 from impala_async.errors import EnvError
 from impala_async.schema import ObsSpec, policy_leaf
 
@@ -129,7 +129,7 @@ class AgentEnvs(OwnEnvs):
         if seed is not None:
             # Not what an environment draws of the same seed: who begins must not tell who plays.
             world.rng = np.random.default_rng((seed, 1))
-        obs, _ = world.env.reset(seed=seed)
+        obs = reset_one(world.env, seed)
         if self._deal is not None:
             columns = list(world.columns.values())
             self._policies[columns] = dealt = self._deal(world.rng)

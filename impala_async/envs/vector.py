@@ -33,6 +33,15 @@ def spread_seed(seed: int) -> int:
     return word % (2**31 - 2**16)
 
 
+def reset_one(env: Any, seed: int | None) -> Any:
+    """An observation to begin with. Where an older `reset` gives that alone, two numbers would
+    pass for a pair."""
+    obs, info = env.reset(seed=seed)
+    if not isinstance(info, Mapping | None):
+        raise TypeError(f"its info is a {type(info).__name__}, no dict")
+    return obs
+
+
 class OwnEnvs:
     """A batch that calls environments itself."""
 
@@ -124,8 +133,7 @@ class SerialEnvs(OwnEnvs):
         return result
 
     def _reset_env(self, index: int, seed: int | None) -> None:
-        obs, _ = self._envs[index].reset(seed=seed)
-        self._rows.write(index, obs)
+        self._rows.write(index, reset_one(self._envs[index], seed))
         self._result.rewards[index] = 0
         self._result.terminated[index] = self._result.truncated[index] = False
         self._is_over[index], self._idle[index] = False, True

@@ -103,6 +103,11 @@ class NoInfo(Counting):
         return OBS
 
 
+class TwoNumbers(Counting):
+    def reset(self, *, seed=None, options=None):
+        return OBS[:2]
+
+
 class NoSeed(Counting):
     def reset(self):
         return OBS, {}
@@ -134,6 +139,7 @@ def test_what_does_not_fit_its_caller_is_told_the_signature():
         (gives(None), STEP, "NoneType object"),
         (limited(gives(SHORT)), STEP, "(expected 5, got 4)"),
         (NoInfo(), RESET, "(expected 2)"),
+        (TwoNumbers(), RESET, "its info is a float32, no dict"),
         (NoSeed(), RESET, "argument 'seed'"),
         (limited(NoSeed()), RESET, "argument 'seed'"),
         (NoAction(), STEP, "takes 1 positional argument but 2 were given"),

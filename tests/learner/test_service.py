@@ -112,6 +112,8 @@ async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors
     monkeypatch.setattr(Saver, "_write", write_late)
     sections = {"stop": {"env_steps": 3000}, "checkpoint": {"every_s": 0.01}}
     async with service_run(tmp_path, **sections) as run:
+        late = await run.actor()
+        await late.hello()
         await run.start_actors(2)
         await until(lambda: all(random_actor.goodbyes for random_actor in run.random_actors))
         assert not run.task.done()
@@ -119,6 +121,10 @@ async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors
         # A checkpoint that fell due while one was written is left out.
         assert len(written) == 1
         has_gone.set()
+        # It is told once more, as it has not answered.
+        await late.hear(lambda: len(late.byes) == 2)
+        assert {bye.reason for bye in late.byes} == {BYE_REASONS.index("finished")}
+        await late.say(ByeOk(late.session))
         assert await run.end() == Exit.DONE
     assert written == [written[0], check_end(run, "env_steps")["updates"]]
 
