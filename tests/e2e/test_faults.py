@@ -12,7 +12,7 @@ from tests.e2e.harness import CARTPOLE, ENDLESS, QUICK_LEASE, cpu_share, identit
 from tests.proxy import HOST, LEARNER_HOST, proxy
 
 pytestmark = pytest.mark.e2e
-LOCKSTEP = ("pace.mode=lockstep", "pace.lag=1")
+LOCKSTEP = ("pace.mode=lockstep", "pace.lag=1", "train.num_actors=2", "actor.num_envs=8")
 
 
 def test_actors_are_killed_added_stopped_and_come_back(site):
@@ -95,7 +95,7 @@ def test_a_learner_is_killed_and_resumed_under_the_same_actors(site, case):
 
 def test_over_a_network_that_resets_training_goes_on_and_every_step_counts_once(site):
     # The lease is longer than the test: who waits for one does not end in time.
-    terms = ("stop.mean_return=none", "stop.env_steps=40000", "learner.lease_s=60")
+    terms = ("stop.mean_return=none", "stop.env_steps=150000", "learner.lease_s=60")
     with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
         learner = site.learner(*terms, config=CARTPOLE, XDG_RUNTIME_DIR=runtime)
         # The actors have no shorter way than over that network.

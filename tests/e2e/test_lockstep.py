@@ -44,7 +44,7 @@ PPO = (
 CASES = {
     "lag 1": (*PPO, "pace.lag=1", "train.num_actors=3", "actor.num_envs=4",
               "learner.batch_columns=12"),
-    "lag 0": (*PPO, "pace.lag=0"),
+    "lag 0": (*PPO, "pace.lag=0", "train.num_actors=2", "actor.num_envs=8"),
     # Two actors of four games, and a column for each side.
     "a team": ("actor.num_envs=4", "learner.batch_columns=16", "algorithm.name=appo",
                "learner.num_passes=2", "model.core=lstm", "model.core_size=16",

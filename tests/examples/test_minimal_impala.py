@@ -139,8 +139,7 @@ def test_its_settings_are_those_of_the_cartpole_config():
     algorithm, stop = config.algorithm, config.stop
     for mine, theirs in (
         (ours.env_id, config.env.id),
-        (ours.num_actors, config.train.num_actors),
-        (ours.num_envs, config.actor.num_envs),
+        (ours.num_actors * ours.num_envs, config.train.num_actors * config.actor.num_envs),
         (ours.rows, config.trajectory.rows),
         (ours.messages_per_batch * ours.num_envs, config.learner.batch_columns),
         ((ours.lr_env_steps, 0), (algorithm.schedule_env_steps, algorithm.lr_end)),
