@@ -198,7 +198,10 @@ class Sessions:
             self._note_beat(peer, message.timers, now)
             return [Answer(route, self.grant(peer).frames, replaces=replaces)]
         may_begin = self.filler.may_begin(peer, self.publisher.version.update)
-        frames = self.publisher.reply(message, may_begin=may_begin)
+        frames = self.publisher.nothing_new()
+        # Who reads nothing holds a version each: strangers are given none.
+        if peer.columns:
+            frames = self.publisher.reply(message, may_begin=may_begin)
         # Where so many are under way to it, it asks again, sooner than if it heard nothing.
         instead = self.publisher.nothing_new() if len(frames) > 1 else []
         return [Answer(route, frames, instead, replaces)]

@@ -254,6 +254,21 @@ def test_a_second_spec_cannot_widen_the_credit_of_the_first():
 # -------------------- the weights port
 
 
+def test_weights_are_for_those_who_have_said_their_spec():
+    learner = learner_of()
+    HandActor(learner).join()
+    actor = HandActor(learner)
+    actor.hello()
+
+    def sizes():
+        get = Get(actor.session, 0, 0)
+        return [len(made.frames) for made in learner.sessions.hear_pull(b"w", get, None, 0.0)]
+
+    assert sizes() == [1]
+    actor.spec()
+    assert sizes() == [2]
+
+
 def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again():
     learner = learner_of()
     actor = HandActor(learner).join()
