@@ -33,7 +33,6 @@ from impala_async.envs.describe import look_of
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, Exit
-from impala_async.processes import CTRL_C, REQUESTS, leave
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 STEP, RESET = b"s", b"r"
@@ -140,10 +139,10 @@ def read_json(fd: int) -> Any:
 def main() -> int:
     """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
     processes.begin()
-    for number in REQUESTS:
+    for number in processes.REQUESTS:
         # The actor decides what they mean. Its environments' processes would inherit SIG_IGN.
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.CTRL_C)
     faulthandler.register(TELL_STACKS, all_threads=True)
     processes.hold()
     commands, replies, memory = fds = [int(text) for text in sys.argv[1:]]
@@ -192,4 +191,4 @@ def _work(commands: int, replies: int, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    processes.leave(main())
