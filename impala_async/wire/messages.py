@@ -55,6 +55,8 @@ Check = Callable[[Any], bool]
 # One zstd frame, at the level that costs least, that says how long its content is.
 compress = zstandard.ZstdCompressor(level=1).compress
 _decompressor = zstandard.ZstdDecompressor()
+# Compression must make data this much smaller, or its time is better spent on acting.
+WORTH = 0.8
 
 
 def _uint(largest: int, smallest: int = 0) -> Check:
@@ -307,21 +309,21 @@ def encode_data(
     obs: Bytes2D,
     small: Bytes2D,
     episodes: Sequence[tuple[float, int]] | NDArray[np.void],
-    compress_obs: Callable[[Bytes2D], bytes | None] | None = None,
+    *,
+    is_compressed: bool = False,
 ) -> list[Frame]:
     """The frames of one trajectory message; big ones are views of the planes, not copies.
 
-    `compress_obs` may compress the observations of a message that is not inline.
+    Compressed are the observations of a message that is not inline, where that makes them smaller.
     """
     data = data._replace(num_episodes=len(episodes))
     tail = np.array(episodes, EPISODE).tobytes() if len(episodes) else b""
     obs_frame, small_frame = obs.data.cast("B"), b"".join((small.data.cast("B"), tail))
     if len(obs_frame) + len(small_frame) < MAX_INLINE_BYTES:
         return [pack(data._replace(body=b"".join((obs_frame, small_frame))))]
-    compressed = None if compress_obs is None else compress_obs(obs)
-    if compressed is None:
-        return [pack(data._replace(body=None)), obs_frame, small_frame]
-    return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
+    if is_compressed and len(compressed := compress(obs_frame)) <= WORTH * len(obs_frame):
+        return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
+    return [pack(data._replace(body=None)), obs_frame, small_frame]
 
 
 def split_inline(body: Frame, sizes: BodySizes) -> tuple[memoryview, memoryview]:
