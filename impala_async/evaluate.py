@@ -1,7 +1,6 @@
 """The evaluate door: greedy episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.metrics.report import format_return
 from impala_async.output import Wait
-from impala_async.processes import REQUESTS, interrupt, leave, without_echo
+from impala_async.processes import answer_requests, interrupt, leave, without_echo
 from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ def _play(
     if checkpoint is None:
         raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
     # From here on there is something to close.
-    for number in REQUESTS:
-        signal.signal(number, without_echo(interrupt))
+    answer_requests(without_echo(interrupt))
     per_column = -(-args.episodes // NUM_ENVS)
     envs, policy = build_players(config, -(-args.episodes // per_column))
     with closing(envs):

@@ -170,6 +170,12 @@ def without_echo(
     return hear
 
 
+def answer_requests(handler: Callable[..., object] | signal.Handlers) -> None:
+    """Let this answer whatever asks this process to end."""
+    for number in REQUESTS:
+        signal.signal(number, handler)
+
+
 def last_word(*numbers: int) -> tuple[str, int]:
     """The last word and the exit code of a process that such signals have ended."""
     if numbers and signal.SIGINT not in numbers:
@@ -198,8 +204,7 @@ def signals_kept() -> Iterator[None]:
 def quit_at_once() -> Iterator[None]:
     """A context in which a signal ends this process at once, unless somebody takes it over."""
     with signals_kept():
-        for number in REQUESTS:
-            signal.signal(number, _quit)
+        answer_requests(_quit)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
         yield
 
@@ -221,8 +226,7 @@ def end_silently() -> None:
 
 
 def _quit(number: int, frame: object) -> None:
-    for each in REQUESTS:
-        signal.signal(each, signal.SIG_IGN)  # another one must not cut this short
+    answer_requests(signal.SIG_IGN)  # another one must not cut this short
     word, code = last_word(number)
     try:
         for undo in reversed(_undoings):
@@ -235,8 +239,7 @@ def _quit(number: int, frame: object) -> None:
 
 def end_at_signal(code: int) -> None:
     """Let a signal end this process at once, with that exit code and without a word."""
-    for number in REQUESTS:
-        signal.signal(number, lambda *_: os._exit(code))
+    answer_requests(lambda *_: os._exit(code))
 
 
 def leave(code: int) -> NoReturn:

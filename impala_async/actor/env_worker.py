@@ -139,9 +139,8 @@ def read_json(fd: int) -> Any:
 def main() -> int:
     """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
     processes.begin()
-    for number in processes.REQUESTS:
-        # The actor decides what they mean. Its environments' processes would inherit SIG_IGN.
-        signal.signal(number, lambda *_: None)
+    # The actor decides what they mean. Its environments' processes would inherit SIG_IGN.
+    processes.answer_requests(lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.CTRL_C)
     faulthandler.register(TELL_STACKS, all_threads=True)
     processes.hold()

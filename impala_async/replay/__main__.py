@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from impala_async import doors
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
-from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone, without_echo
+from impala_async.processes import Lifeline, answer_requests, interrupt, leave, undone, without_echo
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex
@@ -94,8 +94,7 @@ def _start_and_play(
             with doors.start_told_of("torch is loaded, the learner built"):
                 from impala_async.replay.player import Player
 
-                for number in REQUESTS:
-                    signal.signal(number, without_echo(hear))
+                answer_requests(without_echo(hear))
                 while not (service := folder.read_json("service.json")) and not is_over():
                     time.sleep(POLL_S)
             if service and not is_over():
