@@ -29,7 +29,6 @@ from impala_async.processes import signals_kept
 
 logger = logging.getLogger(__name__)
 
-VECTOR_CODE = gym.VectorizeMode.VECTOR_ENTRY_POINT
 KINDS: tuple[tuple[str, Callable[[Any], bool], Callable[..., EnvBatch]], ...] = (
     ("gymnasium.Env", lambda env: isinstance(env, gym.Env), SerialEnvs),
     ("parallel environment of PettingZoo", is_parallel, AgentEnvs),
@@ -192,7 +191,7 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
                 kwargs = ATARI_VECTOR | kwargs
             # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
             warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
-            env = gym.make_vec(found, vectorization_mode=VECTOR_CODE, **kwargs)
+            env = gym.make_vec(found, vectorization_mode="vector_entry_point", **kwargs)
     if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
         raise EnvError(
             f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "

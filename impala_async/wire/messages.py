@@ -89,7 +89,6 @@ Id = Annotated[bytes, lambda value: type(value) is bytes and len(value) == 16]
 Count = Annotated[int, _uint(2**62)]
 # This limit is lower: the seqs that a learner grants from there on must still be seqs.
 FirstSeq = Annotated[int, _uint(2**61)]
-MaybeSeq = Annotated[int, _uint(2**62, NO_SEQ)]
 Epoch = Annotated[int, _uint(2**31)]
 Byte = Annotated[int, _uint(255)]
 Flag = Annotated[int, _uint(1)]
@@ -97,7 +96,6 @@ Short = Annotated[int, _uint(65535, 1)]
 Columns = Annotated[int, _uint(MAX_COLUMNS, 1)]
 Path = Annotated[str, _text(255)]
 Span = Annotated[float, lambda value: _number(value) and value > 0]
-Body = Annotated[bytes | None, lambda value: value is None or type(value) is bytes]
 
 
 class Hello(NamedTuple):
@@ -152,7 +150,7 @@ class Grant(NamedTuple):
     epoch: Epoch
     update: Count
     verdicts: Annotated[list[list[int]], _verdicts]
-    again: MaybeSeq = NO_SEQ
+    again: Annotated[int, _uint(2**62, NO_SEQ)] = NO_SEQ
 
 
 class Reject(NamedTuple):
@@ -174,7 +172,7 @@ class Data(NamedTuple):
     columns: Columns
     codec: Flag
     num_episodes: Annotated[int, _uint(2**28)]
-    body: Body
+    body: Annotated[bytes | None, lambda value: value is None or type(value) is bytes]
 
 
 class Get(NamedTuple):
