@@ -62,14 +62,13 @@ def _serve(args: argparse.Namespace) -> int:
     # The folder of somebody else may be read but for its settings.
     with suppress(CheckpointError):
         run_id = RunFolder(Path(args.learner)).run_id if url != args.learner else b""
-    service = ActorService(
+    return ActorService(
         url,
         num_envs=args.num_envs,
         connect_s=args.connect_s,
         start=tuple(args.start),
         run_id=run_id,
-    )
-    return service.run()
+    ).run()
 
 
 if __name__ == "__main__":

@@ -66,8 +66,7 @@ class SharedColumns:
     @staticmethod
     def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "SharedColumns":
         """Give the memory its size, and map it."""
-        actions = tuple(part.array for part in action.parts)
-        groups = (obs.leaves, obs.leaves, actions, OTHERS)
+        groups = (obs.leaves, obs.leaves, tuple(part.array for part in action.parts), OTHERS)
         sizes = [
             -(-num_columns * spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in chain(*groups)
         ]

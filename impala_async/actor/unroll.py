@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
-from impala_async.trajectory import Columns, columns_over
+from impala_async.trajectory import columns_over
 from impala_async.weights import NO_VERSION, Version
 
 Obs = Mapping[str, NDArray[Any]]
@@ -35,8 +35,7 @@ class MessageBuffer:
         # Touches the pages, and gives the padding between leaves a value that can be sent.
         self.obs.fill(0)
         self.small.fill(0)
-        self.columns: Columns = columns_over(schema, self.obs, self.small)
-        columns = self.columns
+        columns = self.columns = columns_over(schema, self.obs, self.small)
         self.obs_SC = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
         self.actions_TC = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
         self.log_probs_TC = columns.log_probs_CT.T
@@ -76,8 +75,7 @@ class StackWriter:
         """Open a trajectory in `[C, frames, ...]` and `[C, S, K]`, with the last row as row 0."""
         self._frames, self._windows = frames, windows
         frames[:, EMPTY] = 0
-        first = slice(1, 1 + self._num_window)
-        frames[:, first] = self._last
+        frames[:, 1 : 1 + self._num_window] = self._last
         windows[:, 0] = np.arange(1, 1 + self._num_window)
 
     def write(self, row: int, obs: NDArray[Any]) -> None:

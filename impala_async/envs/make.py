@@ -166,9 +166,8 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         )
     look = {key: kwargs.get(key, value) for key, value in ATARI.items()}
     rest = {key: value for key, value in kwargs.items() if key not in ATARI}
-    game = gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1})
     screen = AtariPreprocessing(
-        game,
+        gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1}),
         noop_max=look["noop_max"],
         frame_skip=look["frameskip"],
         screen_size=(look["img_width"], look["img_height"]),

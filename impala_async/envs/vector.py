@@ -29,8 +29,7 @@ LAST_REWARD = "last_reward"
 
 def spread_seed(seed: int) -> int:
     """A seed far from those of the neighbours of `seed`: gymnasium adds the number of a column."""
-    word = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return word % (2**31 - 2**16)
+    return int(np.random.SeedSequence(seed).generate_state(1)[0]) % (2**31 - 2**16)
 
 
 class OwnEnvs:

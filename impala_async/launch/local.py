@@ -257,8 +257,7 @@ def end_in_time(
 ) -> None:
     """Let processes end by themselves, then ask, then insist; all at once as soon as we hurry."""
     asked_s = ASKED_END_S if asked_s is None else asked_s
-    steps = (("wait", grace_s), ("terminate", asked_s), ("kill", ASKED_END_S))
-    for step, patience_s in steps:
+    for step, patience_s in (("wait", grace_s), ("terminate", asked_s), ("kill", ASKED_END_S)):
         for process in processes:
             if process.poll() is None and step != "wait":
                 getattr(process, step)()

@@ -86,7 +86,7 @@ def _serve(
         sinks = _sinks(config, folder, console, restored)
 
         async def serve() -> int:
-            service = LearnerService(
+            return await LearnerService(
                 config,
                 folder,
                 sinks,
@@ -95,8 +95,7 @@ def _serve(
                 recorder=recorder,
                 is_watched=True,
                 on_ready=starting.close,
-            )
-            return await service.run()
+            ).run()
 
         earlier = folder.read_json("summary.json")
         code = uvloop.run(serve())

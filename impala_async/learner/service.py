@@ -149,8 +149,7 @@ class LearnerService:
                     self._open(self._schema)
                 except SpacesError as error:
                     # These are the spaces of the config, which is at fault.
-                    text = f"cannot train on {self._config.env.id}: {error}"
-                    raise ConfigError(text) from error
+                    raise ConfigError(f"cannot train on {self._config.env.id}: {error}") from error
             self._announce()
             await self._serve()
             reason = await self._wind_down(self._ended.result())
