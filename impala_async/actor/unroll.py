@@ -188,7 +188,11 @@ class Unroll:
             stack.write(t + 1, next_obs[name])
         self._num_appended += 1
         if masked is not None and np.count_nonzero(masked):
-            self._mask(buffer, t, masked)
+            buffer.mask_TC[t][masked] = False
+            for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
+                array[t][masked] = 0
+            for column in np.flatnonzero(masked).tolist():
+                self._begun_at[column] = self._num_appended
             terminated, truncated = terminated & ~masked, truncated & ~masked
         self._returns += rewards_C
         is_ending = terminated | truncated
@@ -206,10 +210,3 @@ class Unroll:
         for name, carry in self._carry.items():
             np.copyto(carry, next_obs[name])
         return [Finished(buffer, self._version, self._episodes)]
-
-    def _mask(self, buffer: MessageBuffer, t: int, masked: NDArray[np.bool_]) -> None:
-        buffer.mask_TC[t][masked] = False
-        for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
-            array[t][masked] = 0
-        for column in np.flatnonzero(masked).tolist():
-            self._begun_at[column] = self._num_appended
