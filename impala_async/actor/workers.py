@@ -6,7 +6,6 @@ with its trajectories. One that hangs is waited for, while `look_up` is called a
 Runs on: sampler thread
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -155,7 +154,7 @@ class Worker:
                 if self._where in WHERES and waited_s > self._timeout_s:
                     self.process.send_signal(TELL_STACKS)
                     # It writes to where our own log goes.
-                    with contextlib.suppress(subprocess.TimeoutExpired):
+                    with suppress(subprocess.TimeoutExpired):
                         self.process.wait(STACKS_S)
                     raise EnvHangsError(f"{call.describe(waited_s)}, {TOO_LONG}")
         finally:

@@ -11,7 +11,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
@@ -41,7 +40,7 @@ class OwnEnvs:
         self,
         envs: Sequence[Any],
         section: EnvSection | None,
-        spaces_of: Callable[[Any], tuple[Space[Any], Space[Any]]],
+        spaces_of: Callable[[Any], tuple[gym.Space[Any], gym.Space[Any]]],
         num_columns: int,
         num_envs: int,
     ) -> None:
