@@ -71,8 +71,6 @@ class Client:
 
     settings: ActorSettings
     """They are there from `connect` on."""
-    _schema: Schema
-    _layouts: Sequence[WeightsLayout]
 
     def __init__(
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float

@@ -68,8 +68,6 @@ class StackWriter:
         # The last row that was seen: what the next one continues.
         self._last = np.array(obs, leaf.dtype)
         self._words = _wide(self._last)
-        self._frames: NDArray[np.uint8]
-        self._windows: NDArray[np.int32]
 
     def begin(self, frames: NDArray[np.uint8], windows: NDArray[np.int32]) -> None:
         """Open a trajectory in `[C, frames, ...]` and `[C, S, K]`, with the last row as row 0."""
