@@ -56,7 +56,7 @@ def build_envs(
     """
     if sampler == "auto":
         return build_usual(section, num_envs, policies)[1]
-    is_vector = sampler == "vector" or (sampler != "serial" and _is_only_vector(section))
+    is_vector = sampler == "vector" or (sampler != "serial" and makes_vectors(find_env(section.id)))
     return _build(section, num_envs, policies, is_vector=is_vector)
 
 
@@ -69,7 +69,7 @@ def build_usual(
     try:
         return "vector", _build(section, num_envs, policies, is_vector=True)
     except EnvError as error:
-        if _is_only_vector(section):
+        if makes_vectors(find_env(section.id)):
             raise
         serial = _build(section, num_envs, policies, is_vector=False)
         logger.warning("%s is stepped serially, its vector code cannot be used: %s",
@@ -110,7 +110,7 @@ def _build(
 
 def make_env(section: EnvSection) -> Any:
     """One environment in its wrappers, of one of the `KINDS`; EnvError says why there is none."""
-    if _is_only_vector(section):
+    if makes_vectors(find_env(section.id)):
         raise EnvError(
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially, "
             "nor be put into env.wrappers: drop these, and set actor.sampler to vector or auto"
@@ -211,10 +211,6 @@ def _why_no_vector(section: EnvSection) -> str | None:
     if is_atari(found) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None
-
-
-def _is_only_vector(section: EnvSection) -> bool:
-    return makes_vectors(find_env(section.id))
 
 
 def _with(kwargs: dict[str, Any]) -> str:
