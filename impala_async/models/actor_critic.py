@@ -74,9 +74,8 @@ class ActorCritic(nn.Module):
             features_BSH = policy_NH.reshape(*is_first_BS.shape, -1)
             outputs_SBH = self.core(features_BSH.transpose(0, 1), state, is_first_BS.t())
             policy_NH = outputs_SBH.transpose(0, 1).flatten(0, 1)
-        value_NH = policy_NH
-        if self.value_torso is not None:
-            value_NH = self._features(self.value_torso, obs)
+        torso = self.value_torso
+        value_NH = policy_NH if torso is None else self._features(torso, obs)
         return self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1)
 
     def update_statistics(self, obs_BS: dict[str, Tensor], mask_BT: Tensor) -> None:
