@@ -98,9 +98,8 @@ def call_when_read(fd: int, function: str, argument: int) -> None:
     """
     libc = ctypes.CDLL(None)
     # An older glibc lacks it: nothing is called then. Other libraries lay it out in another way.
-    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "aio_read"):
-        return
-    if struct.calcsize("P") != 8:
+    is_glibc = hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "aio_read")
+    if not is_glibc or struct.calcsize("P") != 8:
         return
     libc.calloc.restype = ctypes.c_void_p
     # Never freed: the read outlives whoever asked for it.

@@ -257,8 +257,7 @@ def pack(message: Message) -> bytes:
     appended = list(message._field_defaults.values())
     while appended and fields[-1] == appended.pop():
         fields.pop()
-    packed: bytes = msgpack.packb(fields)
-    return packed
+    return bytes(msgpack.packb(fields))
 
 
 def unpack(frame: Frame) -> Message:
