@@ -206,26 +206,22 @@ class WorkerEnvs:
         """Start them; EnvError when one cannot make its environments."""
         self._workers: list[Worker] = []
         self.boxes: Mapping[str, Any] = {}  # only the workers know them
-        few, num_more = divmod(num_envs, num_workers)
-        first = 0
         memory = os.memfd_create("impala-async-columns")
         with ExitStack() as always, ExitStack() as on_failure:
             always.callback(os.close, memory)
             on_failure.callback(self._end)
-            for number in range(num_workers):
-                share = few + (number < num_more)
+            for number, share in enumerate(np.array_split(range(num_envs), num_workers)):
                 order = {
                     "env": section.model_dump(mode="json"),
                     "policies": policies.model_dump(mode="json"),
-                    "num_envs": share,
-                    "first_env": first,
+                    "num_envs": len(share),
+                    "first_env": int(share[0]),
                 }
                 try:
                     self._workers.append(Worker(order, memory, look_up))
                 except OSError as error:  # too many files or processes, for now perhaps
                     why = f"env worker {number} of {num_workers} cannot be started"
                     raise EnvError(f"{why}: {error.strerror}", is_death=True) from None
-                first += share
             self._lay_out(memory)
             on_failure.pop_all()
 
