@@ -52,9 +52,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     folder, named = _locate(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
-    stopper = Stopper(tell_stderr, lambda: "")
-    stopper.start()
-    with closing(stopper), closing(Watch(tell_stderr).start()):
+    with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
         played = _play(config, folder.checkpoints, named, args)
     for number, name in enumerate(config.policies.names or [""]):
         returns = [total for policy, total in played if policy == number]
