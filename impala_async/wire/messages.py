@@ -87,8 +87,6 @@ def _verdicts(value: Any) -> bool:
 
 Id = Annotated[bytes, lambda value: type(value) is bytes and len(value) == 16]
 Count = Annotated[int, _uint(2**62)]
-# This limit is lower: the seqs that a learner grants from there on must still be seqs.
-FirstSeq = Annotated[int, _uint(2**61)]
 Epoch = Annotated[int, _uint(2**31)]
 Byte = Annotated[int, _uint(255)]
 Flag = Annotated[int, _uint(1)]
@@ -106,7 +104,8 @@ class Hello(NamedTuple):
     build: Annotated[str, _text(64)]
     run_id: Id
     epoch: Epoch
-    lowest_unsettled: FirstSeq
+    # This limit is lower: the seqs that a learner grants from there on must still be seqs.
+    lowest_unsettled: Annotated[int, _uint(2**61)]
     number: Annotated[int, _uint(MAX_COLUMNS, NO_NUMBER)] = NO_NUMBER
 
 
