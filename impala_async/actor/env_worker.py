@@ -174,12 +174,11 @@ def _work(commands: int, replies: int, memory: int) -> None:
         mine = shared.columns(first, first + envs.num_envs)
         RUNNING.place = mine.place
         while command := os.read(commands, 1):
-            parts: Sequence[Any]
             if command == STEP:
-                parts = envs.step(mine.actions)
+                brought = mine.write(envs.step(mine.actions))
             else:
-                parts = [envs.reset(read_json(commands), order["first_env"])]
-            os.write(replies, REPLIES[mine.write(parts)])
+                brought = mine.write([envs.reset(read_json(commands), order["first_env"])])
+            os.write(replies, REPLIES[brought])
     except (EnvError, EOFError, BrokenPipeError):
         # Nor must a fault in close hide why they are closed.
         with contextlib.suppress(EnvError):
