@@ -85,9 +85,9 @@ def _play(
     config: "RunConfig", checkpoints: Path, named: Path | None, args: argparse.Namespace
 ) -> list[Played]:
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
-        from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
+        from impala_async.training.checkpoint import open_checkpoint, whole_checkpoints
 
-        checkpoint = open_checkpoint(named) if named else newest_checkpoint(checkpoints)
+        checkpoint = open_checkpoint(named) if named else next(whole_checkpoints(checkpoints), None)
     if checkpoint is None:
         raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
     # From here on there is something to close.

@@ -137,11 +137,6 @@ def save_checkpoint(
     return final
 
 
-def newest_checkpoint(directory: Path) -> TrainingState | None:
-    """The checkpoint with the highest version of those that are whole; None without any."""
-    return next(whole_checkpoints(directory), None)
-
-
 def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
     """Those whose files match their manifest, newest first."""
     # They are listed anew for each: a learner that runs removes old ones while they are read.
