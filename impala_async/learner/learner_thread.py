@@ -172,7 +172,7 @@ class LearnerThread:
         self._stats = result.stats
         if result.not_finite:
             self._skip(loaded, result)
-        if result.applied:
+        if result.num_updates:
             num_rows = loaded.num_valid_rows
             lags = (self.progress.update - loaded.updates_B)[loaded.alive_B]
             self._lag.push_many(lags)
@@ -193,7 +193,7 @@ class LearnerThread:
         what, now = ", ".join(result.not_finite), time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S
-            if result.applied:
+            if result.num_updates:
                 ranks = np.unique(loaded.ranks_B[is_failed_B])
                 logger.warning(
                     "updates go on without %d columns of actors %s that made one fail: %s not "

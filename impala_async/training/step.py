@@ -49,10 +49,6 @@ class StepResult:
     """How many updates failed since the last one that was taken, in this batch or before."""
     not_finite: tuple[str, ...]
 
-    @property
-    def applied(self) -> bool:
-        return self.num_updates > 0
-
 
 @dataclass
 class _Pass:
