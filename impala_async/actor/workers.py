@@ -67,7 +67,7 @@ class Worker:
         self._look_up = look_up
         self.place = RUNNING.place
         self._lifeline = Lifeline()
-        theirs, self._commands = os.pipe()
+        theirs, self.commands = os.pipe()
         self._replies, replies = os.pipe()
         self._waiter = select.poll()
         self._waiter.register(self._replies, select.POLLIN)
@@ -83,7 +83,7 @@ class Worker:
     def tell(self, message: bytes, where: str = "to be made") -> None:
         self._where = where
         try:
-            write(self._commands, message)
+            write(self.commands, message)
         except BrokenPipeError:
             raise self._death() from None
 
@@ -106,9 +106,6 @@ class Worker:
             raise self._death() from None
         spaces = read_answer(json.dumps(look["spaces"]).encode())
         return look["name"], AutoresetMode(look["autoreset"]), spaces
-
-    def hang_up(self) -> None:
-        os.close(self._commands)
 
     def end(self, deadline: float) -> EnvError | None:
         """Wait, then kill; what its environments had to say to being closed."""
@@ -247,7 +244,7 @@ class WorkerEnvs:
     def _end(self) -> list[EnvError]:
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.hang_up()
+            os.close(worker.commands)
         deadline = time.monotonic() + CLOSE_S
         faults = [worker.end(deadline) for worker in workers]
         return [fault for fault in faults if fault is not None]
