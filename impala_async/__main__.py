@@ -48,8 +48,7 @@ def _open(args: list[str]) -> int:
     with contextlib.suppress(FileNotFoundError):
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
-    code: int = importlib.import_module(DOORS[args[0]][0]).main(args[1:])
-    return code
+    return int(importlib.import_module(DOORS[args[0]][0]).main(args[1:]))
 
 
 def _help() -> str:

@@ -1,7 +1,6 @@
 """The evaluate door: greedy episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -14,7 +13,7 @@ from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError, EnvError
 from impala_async.metrics.report import format_return
 from impala_async.output import Wait
-from impala_async.processes import REQUESTS, interrupt, leave, without_echo
+from impala_async.processes import answer_requests, interrupt, leave, without_echo
 from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
@@ -53,9 +52,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     folder, named = _locate(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
-    stopper = Stopper(tell_stderr, lambda: "")
-    stopper.start()
-    with closing(stopper), closing(Watch(tell_stderr).start()):
+    with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
         played = _play(config, folder.checkpoints, named, args)
     for number, name in enumerate(config.policies.names or [""]):
         returns = [total for policy, total in played if policy == number]
@@ -88,14 +85,13 @@ def _play(
     config: "RunConfig", checkpoints: Path, named: Path | None, args: argparse.Namespace
 ) -> list[Played]:
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
-        from impala_async.training.checkpoint import newest_checkpoint, open_checkpoint
+        from impala_async.training.checkpoint import open_checkpoint, whole_checkpoints
 
-        checkpoint = open_checkpoint(named) if named else newest_checkpoint(checkpoints)
+        checkpoint = open_checkpoint(named) if named else next(whole_checkpoints(checkpoints), None)
     if checkpoint is None:
         raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
     # From here on there is something to close.
-    for number in REQUESTS:
-        signal.signal(number, without_echo(interrupt))
+    answer_requests(without_echo(interrupt))
     per_column = -(-args.episodes // NUM_ENVS)
     envs, policy = build_players(config, -(-args.episodes // per_column))
     with closing(envs):

@@ -98,9 +98,8 @@ def call_when_read(fd: int, function: str, argument: int) -> None:
     """
     libc = ctypes.CDLL(None)
     # An older glibc lacks it: nothing is called then. Other libraries lay it out in another way.
-    if not hasattr(libc, "gnu_get_libc_version") or not hasattr(libc, "aio_read"):
-        return
-    if struct.calcsize("P") != 8:
+    is_glibc = hasattr(libc, "gnu_get_libc_version") and hasattr(libc, "aio_read")
+    if not is_glibc or struct.calcsize("P") != 8:
         return
     libc.calloc.restype = ctypes.c_void_p
     # Never freed: the read outlives whoever asked for it.
@@ -172,6 +171,12 @@ def without_echo(
     return hear
 
 
+def answer_requests(handler: Callable[..., object] | signal.Handlers) -> None:
+    """Let this answer whatever asks this process to end."""
+    for number in REQUESTS:
+        signal.signal(number, handler)
+
+
 def last_word(*numbers: int) -> tuple[str, int]:
     """The last word and the exit code of a process that such signals have ended."""
     if numbers and signal.SIGINT not in numbers:
@@ -200,8 +205,7 @@ def signals_kept() -> Iterator[None]:
 def quit_at_once() -> Iterator[None]:
     """A context in which a signal ends this process at once, unless somebody takes it over."""
     with signals_kept():
-        for number in REQUESTS:
-            signal.signal(number, _quit)
+        answer_requests(_quit)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
         yield
 
@@ -223,8 +227,7 @@ def end_silently() -> None:
 
 
 def _quit(number: int, frame: object) -> None:
-    for each in REQUESTS:
-        signal.signal(each, signal.SIG_IGN)  # another one must not cut this short
+    answer_requests(signal.SIG_IGN)  # another one must not cut this short
     word, code = last_word(number)
     try:
         for undo in reversed(_undoings):
@@ -237,8 +240,7 @@ def _quit(number: int, frame: object) -> None:
 
 def end_at_signal(code: int) -> None:
     """Let a signal end this process at once, with that exit code and without a word."""
-    for number in REQUESTS:
-        signal.signal(number, lambda *_: os._exit(code))
+    answer_requests(lambda *_: os._exit(code))
 
 
 def leave(code: int) -> NoReturn:

@@ -22,7 +22,6 @@ from impala_async.errors import SpacesError
 DTYPES = frozenset(
     {"bool", "uint8", "int8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64"}
 )
-ActionKind = Literal["discrete", "continuous", "squashed"]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 Item = TypeVar("Item")
 # A peer is told one fault: to list those that 64 KiB may have takes a sixth of a second.
@@ -156,7 +155,7 @@ class ActionPart:
     the environment clips to its bounds. `squashed`: numbers that a tanh brings into them."""
 
     name: str
-    kind: ActionKind
+    kind: Literal["discrete", "continuous", "squashed"]
     choices: Many[Count] = ()
     shape: Shape = ()
 

@@ -4,30 +4,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from impala_async.doors import (
-    add_run_flags,
-    check_run,
-    new_parser,
-    packaged_configs,
-    run_door,
-    start_logging,
-    tell_death,
-)
+from impala_async import doors
 from impala_async.errors import Exit
 from impala_async.launch.local import LocalRun
 from impala_async.processes import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = new_parser(
+    parser = doors.new_parser(
         "train",
         "Train on this machine: one learner and train.num_actors actors. Without arguments: "
         "CartPole-v1, until the mean return of 100 episodes is 475.",
     )
-    add_run_flags(parser)
+    doors.add_run_flags(parser)
     flags = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(flags)
-    return run_door(lambda: _train(args, flags))
+    return doors.run_door(lambda: _train(args, flags))
 
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:
@@ -36,11 +28,11 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     env = merge_overrides({}, args.overrides)[0].get("env")
     names_an_env = isinstance(env, dict) and "id" in env
     if not (args.resume or args.config or names_an_env):
-        args.config = packaged_configs()["cartpole"]
+        args.config = doors.packaged_configs()["cartpole"]
         flags += ["--config", str(args.config)]
-    config, folder = check_run(args)
+    config, folder = doors.check_run(args)
     folder.check_free()
-    start_logging()
+    doors.start_logging()
     if args.run_dir is None:
         flags += ["--run-dir", str(folder.path)]
     # Where the settings name no port any will do, at a later resume too.
@@ -61,7 +53,7 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     is_cut = code == Exit.DONE and (is_left or folder.read_json("service.json") is not None)
     is_told = code in (Exit.CONFIG, Exit.INTERRUPTED) and not (run.has_begun or is_left)
     if is_cut or not (is_told or code == Exit.DONE):
-        tell_death(code, folder, "train")
+        doors.tell_death(code, folder, "train")
     return Exit.CONFIG if is_cut else code
 
 

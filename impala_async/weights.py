@@ -69,8 +69,7 @@ class WeightsLayout:
             for place, dtype in zip(self.places, self.dtypes, strict=True):
                 part: NDArray[Any] = buffer[place]
                 if dtype == BFLOAT16:
-                    words = part.view(np.uint16)
-                    part = np.left_shift(words, 16, dtype=np.uint32).view(np.float32)
+                    part = np.left_shift(part.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
                 elif dtype.startswith("float"):
                     part = part.view(dtype)
                 total += part.sum(dtype=np.float32)

@@ -403,7 +403,7 @@ def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loade
         def run(self):
             return 0
 
-    monkeypatch.setattr(actor_door, "learner_url", find)
+    monkeypatch.setattr("impala_async.doors.learner_url", find)
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
     url = "tcp://127.0.0.1:9"
     assert actor_door.main(["--learner", url]) == 0

@@ -9,21 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from impala_async import processes
-from impala_async.doors import (
-    check_learner,
-    learner_url,
-    new_parser,
-    run_door,
-    start_logging,
-    start_told_of,
-)
+from impala_async import doors, processes
 from impala_async.errors import CheckpointError, ConfigError
-from impala_async.processes import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = new_parser("actor", "Step environments for a learner, wherever this process runs.")
+    parser = doors.new_parser(
+        "actor", "Step environments for a learner, wherever this process runs."
+    )
     parser.add_argument(
         "--learner",
         required=True,
@@ -48,36 +41,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     # `train` counts its actors, and how often it has started each before.
     parser.add_argument("--start", type=int, nargs=2, default=(-1, 0), help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    return run_door(lambda: _serve(args))
+    return doors.run_door(lambda: _serve(args))
 
 
 def _serve(args: argparse.Namespace) -> int:
-    check_learner(args.learner)
+    doors.check_learner(args.learner)
     if args.num_envs is not None and args.num_envs < 1:
         raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")
     if not args.connect_s > 0:
         raise ConfigError(f"--connect-s: wants a number of seconds over 0, got {args.connect_s}")
     processes.hold()
-    start_logging()
+    doors.start_logging()
     # Read when numpy is imported: the sums of an actor are small, and threads only slow them down.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    with start_told_of("torch is loaded"):
+    with doors.start_told_of("torch is loaded"):
         from impala_async.actor.service import ActorService
         from impala_async.runs.folder import RunFolder
 
-    url, run_id = learner_url(args.learner, args.connect_s), b""
+    url, run_id = doors.learner_url(args.learner, args.connect_s), b""
     # The folder of somebody else may be read but for its settings.
     with suppress(CheckpointError):
         run_id = RunFolder(Path(args.learner)).run_id if url != args.learner else b""
-    service = ActorService(
+    return ActorService(
         url,
         num_envs=args.num_envs,
         connect_s=args.connect_s,
         start=tuple(args.start),
         run_id=run_id,
-    )
-    return service.run()
+    ).run()
 
 
 if __name__ == "__main__":
-    leave(main())
+    processes.leave(main())

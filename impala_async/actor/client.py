@@ -22,7 +22,7 @@ from impala_async.config.learner import is_loopback
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError
 from impala_async.output import AFTER_S, EVERY_S
-from impala_async.schema import Bytes2D, Schema
+from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire.actor_side import ActorSide
 from impala_async.wire.messages import (
@@ -35,7 +35,6 @@ from impala_async.wire.messages import (
     Grant,
     Reject,
     code_of,
-    compress,
     encode_data,
     pack,
 )
@@ -51,8 +50,6 @@ MAX_AT_ONCE = 100
 GIB = 1 << 30
 NO_CONNECTION = "there is no connection"
 NO_CREDIT = "the learner at %s has granted nothing more for %.0f s"
-# Compression must make data this much smaller, or its time is better spent on acting.
-WORTH = 0.8
 
 
 class RunFinished(Exception):
@@ -63,19 +60,10 @@ class NewRun(Exception):
     """Another run, or this one with other settings, is at this address: build everything anew."""
 
 
-def choose_compression(
-    choice: Literal["auto", "on", "off"], data_url: str
-) -> Callable[[Bytes2D], bytes | None] | None:
-    """The compression of planes that leave the host, into one frame, or None if it is in vain."""
+def is_compressed(choice: Literal["auto", "on", "off"], data_url: str) -> bool:
+    """Whether observations are compressed on their way there: in vain if they stay on the host."""
     is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
-    if choice == "off" or (choice == "auto" and not is_remote):
-        return None
-
-    def compress_if_worth(obs: Bytes2D) -> bytes | None:
-        frame = compress(obs.data.cast("B"))
-        return frame if len(frame) <= WORTH * obs.nbytes else None
-
-    return compress_if_worth
+    return choice == "on" or (choice == "auto" and is_remote)
 
 
 class Client:
@@ -83,8 +71,6 @@ class Client:
 
     settings: ActorSettings
     """They are there from `connect` on."""
-    _schema: Schema
-    _layouts: Sequence[WeightsLayout]
 
     def __init__(
         self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
@@ -272,7 +258,7 @@ class Client:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome = self.side.welcome
         data_url, weights_url = best_urls(welcome, self._url)
-        self._compress = choose_compression(self.settings.actor.compress, data_url)
+        self._is_compressed = is_compressed(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._data.close()
             self._data = Dealer(self._context, data_url)
@@ -333,7 +319,8 @@ class Client:
             shape = self._schema.rows, buffer.num_columns
             data = Data(welcome.session, seq, *version, *shape, PLAIN, 0, None)
             # Big frames are views of the buffer, which must stay as it is until seq is settled.
-            frames = encode_data(data, buffer.obs, buffer.small, episodes, self._compress)
+            planes = buffer.obs, buffer.small
+            frames = encode_data(data, *planes, episodes, is_compressed=self._is_compressed)
             if not self._data.send(frames):
                 return
             outbox.mark_sent(seq, now)

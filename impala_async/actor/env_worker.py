@@ -33,7 +33,6 @@ from impala_async.envs.describe import look_of
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, Exit
-from impala_async.processes import CTRL_C, REQUESTS, leave
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 STEP, RESET = b"s", b"r"
@@ -67,8 +66,7 @@ class SharedColumns:
     @staticmethod
     def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "SharedColumns":
         """Give the memory its size, and map it."""
-        actions = tuple(part.array for part in action.parts)
-        groups = (obs.leaves, obs.leaves, actions, OTHERS)
+        groups = (obs.leaves, obs.leaves, tuple(part.array for part in action.parts), OTHERS)
         sizes = [
             -(-num_columns * spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in chain(*groups)
         ]
@@ -140,10 +138,9 @@ def read_json(fd: int) -> Any:
 def main() -> int:
     """Serve until the actor closes the pipe; a fault of the environment is told and ends it."""
     processes.begin()
-    for number in REQUESTS:
-        # The actor decides what they mean. Its environments' processes would inherit SIG_IGN.
-        signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
+    # The actor decides what they mean. Its environments' processes would inherit SIG_IGN.
+    processes.answer_requests(lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.CTRL_C)
     faulthandler.register(TELL_STACKS, all_threads=True)
     processes.hold()
     commands, replies, memory = fds = [int(text) for text in sys.argv[1:]]
@@ -177,12 +174,11 @@ def _work(commands: int, replies: int, memory: int) -> None:
         mine = shared.columns(first, first + envs.num_envs)
         RUNNING.place = mine.place
         while command := os.read(commands, 1):
-            parts: Sequence[Any]
             if command == STEP:
-                parts = envs.step(mine.actions)
+                brought = mine.write(envs.step(mine.actions))
             else:
-                parts = [envs.reset(read_json(commands), order["first_env"])]
-            os.write(replies, REPLIES[mine.write(parts)])
+                brought = mine.write([envs.reset(read_json(commands), order["first_env"])])
+            os.write(replies, REPLIES[brought])
     except (EnvError, EOFError, BrokenPipeError):
         # Nor must a fault in close hide why they are closed.
         with contextlib.suppress(EnvError):
@@ -192,4 +188,4 @@ def _work(commands: int, replies: int, memory: int) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    processes.leave(main())

@@ -110,8 +110,7 @@ def find_learner(
     def say_wait(seconds: float) -> str:
         # Until it is asked again, what it said last is how things are.
         if handshake.is_refused and dealer.is_greeted:
-            refusal = handshake.refusal
-            return f"the learner at {url} refuses us for now ({seconds:.0f} s): {refusal}"
+            return f"the learner at {url} refuses us for now ({seconds:.0f} s): {handshake.refusal}"
         return f"no learner answers at {url} yet ({seconds:.0f} s): {why()}"
 
     while now < give_up_at:

@@ -36,7 +36,7 @@ from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
 from impala_async.output import told_of
 from impala_async.policy import AnyPolicy, build_policy, check_default_dtype
-from impala_async.processes import REQUESTS
+from impala_async.processes import answer_requests
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
@@ -81,8 +81,7 @@ class ActorService:
 
     def run(self) -> int:
         """Serve until the learner is finished, or a signal comes; returns the exit code."""
-        for number in REQUESTS:
-            signal.signal(number, self._on_signal)
+        answer_requests(self._on_signal)
         self._watch.start()
         self._stopper.start()
         try:

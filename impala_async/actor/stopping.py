@@ -37,11 +37,12 @@ class Stopper:
         self._numbers: list[int] = []
         self.take = without_echo(self._take, self.clock)
 
-    def start(self) -> None:
+    def start(self) -> "Stopper":
         heard, self._wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
         self._before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         threading.Thread(target=self._run, args=(heard,), name="stopper", daemon=True).start()
+        return self
 
     def close(self) -> None:
         signal.set_wakeup_fd(self._before)

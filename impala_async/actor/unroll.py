@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
-from impala_async.trajectory import Columns, columns_over
+from impala_async.trajectory import columns_over
 from impala_async.weights import NO_VERSION, Version
 
 Obs = Mapping[str, NDArray[Any]]
@@ -35,8 +35,7 @@ class MessageBuffer:
         # Touches the pages, and gives the padding between leaves a value that can be sent.
         self.obs.fill(0)
         self.small.fill(0)
-        self.columns: Columns = columns_over(schema, self.obs, self.small)
-        columns = self.columns
+        columns = self.columns = columns_over(schema, self.obs, self.small)
         self.obs_SC = {name: array.swapaxes(0, 1) for name, array in columns.obs.items()}
         self.actions_TC = {name: array.swapaxes(0, 1) for name, array in columns.actions.items()}
         self.log_probs_TC = columns.log_probs_CT.T
@@ -69,15 +68,12 @@ class StackWriter:
         # The last row that was seen: what the next one continues.
         self._last = np.array(obs, leaf.dtype)
         self._words = _wide(self._last)
-        self._frames: NDArray[np.uint8]
-        self._windows: NDArray[np.int32]
 
     def begin(self, frames: NDArray[np.uint8], windows: NDArray[np.int32]) -> None:
         """Open a trajectory in `[C, frames, ...]` and `[C, S, K]`, with the last row as row 0."""
         self._frames, self._windows = frames, windows
         frames[:, EMPTY] = 0
-        first = slice(1, 1 + self._num_window)
-        frames[:, first] = self._last
+        frames[:, 1 : 1 + self._num_window] = self._last
         windows[:, 0] = np.arange(1, 1 + self._num_window)
 
     def write(self, row: int, obs: NDArray[Any]) -> None:
@@ -190,7 +186,11 @@ class Unroll:
             stack.write(t + 1, next_obs[name])
         self._num_appended += 1
         if masked is not None and np.count_nonzero(masked):
-            self._mask(buffer, t, masked)
+            buffer.mask_TC[t][masked] = False
+            for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
+                array[t][masked] = 0
+            for column in np.flatnonzero(masked).tolist():
+                self._begun_at[column] = self._num_appended
             terminated, truncated = terminated & ~masked, truncated & ~masked
         self._returns += rewards_C
         is_ending = terminated | truncated
@@ -208,10 +208,3 @@ class Unroll:
         for name, carry in self._carry.items():
             np.copyto(carry, next_obs[name])
         return [Finished(buffer, self._version, self._episodes)]
-
-    def _mask(self, buffer: MessageBuffer, t: int, masked: NDArray[np.bool_]) -> None:
-        buffer.mask_TC[t][masked] = False
-        for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
-            array[t][masked] = 0
-        for column in np.flatnonzero(masked).tolist():
-            self._begun_at[column] = self._num_appended

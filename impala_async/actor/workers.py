@@ -6,7 +6,6 @@ with its trajectories. One that hangs is waited for, while `look_up` is called a
 Runs on: sampler thread
 """
 
-import contextlib
 import json
 import logging
 import math
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import reduce
 from itertools import accumulate
 from typing import Any
@@ -68,7 +67,7 @@ class Worker:
         self._look_up = look_up
         self.place = RUNNING.place
         self._lifeline = Lifeline()
-        theirs, self._commands = os.pipe()
+        theirs, self.commands = os.pipe()
         self._replies, replies = os.pipe()
         self._waiter = select.poll()
         self._waiter.register(self._replies, select.POLLIN)
@@ -84,7 +83,7 @@ class Worker:
     def tell(self, message: bytes, where: str = "to be made") -> None:
         self._where = where
         try:
-            write(self._commands, message)
+            write(self.commands, message)
         except BrokenPipeError:
             raise self._death() from None
 
@@ -107,9 +106,6 @@ class Worker:
             raise self._death() from None
         spaces = read_answer(json.dumps(look["spaces"]).encode())
         return look["name"], AutoresetMode(look["autoreset"]), spaces
-
-    def hang_up(self) -> None:
-        os.close(self._commands)
 
     def end(self, deadline: float) -> EnvError | None:
         """Wait, then kill; what its environments had to say to being closed."""
@@ -155,7 +151,7 @@ class Worker:
                 if self._where in WHERES and waited_s > self._timeout_s:
                     self.process.send_signal(TELL_STACKS)
                     # It writes to where our own log goes.
-                    with contextlib.suppress(subprocess.TimeoutExpired):
+                    with suppress(subprocess.TimeoutExpired):
                         self.process.wait(STACKS_S)
                     raise EnvHangsError(f"{call.describe(waited_s)}, {TOO_LONG}")
         finally:
@@ -207,26 +203,22 @@ class WorkerEnvs:
         """Start them; EnvError when one cannot make its environments."""
         self._workers: list[Worker] = []
         self.boxes: Mapping[str, Any] = {}  # only the workers know them
-        few, num_more = divmod(num_envs, num_workers)
-        first = 0
         memory = os.memfd_create("impala-async-columns")
         with ExitStack() as always, ExitStack() as on_failure:
             always.callback(os.close, memory)
             on_failure.callback(self._end)
-            for number in range(num_workers):
-                share = few + (number < num_more)
+            for number, share in enumerate(np.array_split(range(num_envs), num_workers)):
                 order = {
                     "env": section.model_dump(mode="json"),
                     "policies": policies.model_dump(mode="json"),
-                    "num_envs": share,
-                    "first_env": first,
+                    "num_envs": len(share),
+                    "first_env": int(share[0]),
                 }
                 try:
                     self._workers.append(Worker(order, memory, look_up))
                 except OSError as error:  # too many files or processes, for now perhaps
                     why = f"env worker {number} of {num_workers} cannot be started"
                     raise EnvError(f"{why}: {error.strerror}", is_death=True) from None
-                first += share
             self._lay_out(memory)
             on_failure.pop_all()
 
@@ -252,7 +244,7 @@ class WorkerEnvs:
     def _end(self) -> list[EnvError]:
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.hang_up()
+            os.close(worker.commands)
         deadline = time.monotonic() + CLOSE_S
         faults = [worker.end(deadline) for worker in workers]
         return [fault for fault in faults if fault is not None]

@@ -162,8 +162,7 @@ def joint_of(parts: Sequence[ActionPart], parameters_P: Tensor, legal_P: Tensor 
     sizes = [part.num_parameters for part in parts]
     for part, parameters in zip(parts, parameters_P.split(sizes, -1), strict=True):
         if part.kind != "discrete":
-            is_squashed = part.kind == "squashed"
-            joint[part.name] = Gaussian(parameters, part.shape, is_squashed=is_squashed)
+            joint[part.name] = Gaussian(parameters, part.shape, is_squashed=part.kind == "squashed")
             continue
         if legal_P is not None:
             legal = legal_P[..., num_choices : num_choices + part.num_parameters] != 0
@@ -202,8 +201,7 @@ def _gauss(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _log_tanh_slope(values: Tensor) -> Tensor:
     """log(1 - tanh(x)^2), without loss of digits far from 0."""
-    softplus = torch.nn.functional.softplus(-2 * values)
-    return 2 * (math.log(2) - values - softplus)
+    return 2 * (math.log(2) - values - torch.nn.functional.softplus(-2 * values))
 
 
 def _side_by_side(logits: Tensor, choices: tuple[int, ...]) -> Tensor:

@@ -7,7 +7,6 @@ from pydantic import Field
 
 from impala_async.config.section import Section, unknown_name
 
-OptimizerName = Literal["adam", "adamw", "rmsprop", "rmsprop_tf"]
 ReturnsName = Literal["vtrace", "gae"]
 ALGORITHMS: dict[str, tuple[ReturnsName, ...]] = {
     "impala": ("vtrace",),
@@ -100,7 +99,7 @@ class AlgorithmSection(Section):
     their mean at least: make tiny rewards larger with reward_scale."""
     reduction: Literal["mean", "sum"] = "mean"
     """Mean over valid rows, or the sum that the IMPALA paper uses."""
-    optimizer: OptimizerName = "adam"
+    optimizer: Literal["adam", "adamw", "rmsprop", "rmsprop_tf"] = "adam"
     """rmsprop is torch's; rmsprop_tf is TF1's, as the IMPALA paper has it."""
     optimizer_options: OptimizerOptions = OptimizerOptions()
     """The optimizer's own coefficients."""

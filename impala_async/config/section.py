@@ -1,9 +1,8 @@
 """The base of every section of the config, and the types of what a user names by its module."""
 
 import re
-import typing
 from collections.abc import Collection, Iterator
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -56,7 +55,7 @@ class Section(BaseModel):
 def _within(annotation: Any) -> Iterator[Any]:
     """An annotation and all those in it: `tuple[int, ...] | None` has an int."""
     yield annotation
-    for inner in typing.get_args(annotation):
+    for inner in get_args(annotation):
         yield from _within(inner)
 
 

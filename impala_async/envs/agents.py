@@ -11,7 +11,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import Space
 from numpy.typing import NDArray
 
 from impala_async.config.env import EnvSection
@@ -179,7 +178,7 @@ class AgentEnvs(OwnEnvs):
                 raise EnvError(f"{self.name}: {agent} comes back after its end without a reset")
 
 
-def _shared_spaces(env: Any) -> tuple[Space[Any], Space[Any]]:
+def _shared_spaces(env: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
     if not env.possible_agents:
         raise EnvError(f"{env_name(env)} has no possible_agents")
     first, *others = env.possible_agents

@@ -24,7 +24,6 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import Watch, tell_stderr, with_id
 from impala_async.errors import EnvError, Exit, SpacesError
-from impala_async.processes import end_silently, leave
 from impala_async.schema import ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
 
@@ -159,7 +158,7 @@ def main() -> int:
     Write one line to the real stdout: the answer, or `{"error": one line}`. All that the
     environment prints goes to stderr.
     """
-    end_silently()
+    processes.end_silently()
     processes.hold()
     answers = os.dup(1)
     os.dup2(2, 1)
@@ -178,4 +177,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    processes.leave(main())

@@ -29,7 +29,6 @@ from impala_async.processes import signals_kept
 
 logger = logging.getLogger(__name__)
 
-VECTOR_CODE = gym.VectorizeMode.VECTOR_ENTRY_POINT
 KINDS: tuple[tuple[str, Callable[[Any], bool], Callable[..., EnvBatch]], ...] = (
     ("gymnasium.Env", lambda env: isinstance(env, gym.Env), SerialEnvs),
     ("parallel environment of PettingZoo", is_parallel, AgentEnvs),
@@ -57,7 +56,7 @@ def build_envs(
     """
     if sampler == "auto":
         return build_usual(section, num_envs, policies)[1]
-    is_vector = sampler == "vector" or (sampler != "serial" and _is_only_vector(section))
+    is_vector = sampler == "vector" or (sampler != "serial" and makes_vectors(find_env(section.id)))
     return _build(section, num_envs, policies, is_vector=is_vector)
 
 
@@ -70,7 +69,7 @@ def build_usual(
     try:
         return "vector", _build(section, num_envs, policies, is_vector=True)
     except EnvError as error:
-        if _is_only_vector(section):
+        if makes_vectors(find_env(section.id)):
             raise
         serial = _build(section, num_envs, policies, is_vector=False)
         logger.warning("%s is stepped serially, its vector code cannot be used: %s",
@@ -111,7 +110,7 @@ def _build(
 
 def make_env(section: EnvSection) -> Any:
     """One environment in its wrappers, of one of the `KINDS`; EnvError says why there is none."""
-    if _is_only_vector(section):
+    if makes_vectors(find_env(section.id)):
         raise EnvError(
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially, "
             "nor be put into env.wrappers: drop these, and set actor.sampler to vector or auto"
@@ -167,9 +166,8 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         )
     look = {key: kwargs.get(key, value) for key, value in ATARI.items()}
     rest = {key: value for key, value in kwargs.items() if key not in ATARI}
-    game = gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1})
     screen = AtariPreprocessing(
-        game,
+        gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1}),
         noop_max=look["noop_max"],
         frame_skip=look["frameskip"],
         screen_size=(look["img_width"], look["img_height"]),
@@ -192,7 +190,7 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
                 kwargs = ATARI_VECTOR | kwargs
             # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
             warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
-            env = gym.make_vec(found, vectorization_mode=VECTOR_CODE, **kwargs)
+            env = gym.make_vec(found, vectorization_mode="vector_entry_point", **kwargs)
     if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
         raise EnvError(
             f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "
@@ -213,10 +211,6 @@ def _why_no_vector(section: EnvSection) -> str | None:
     if is_atari(found) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None
-
-
-def _is_only_vector(section: EnvSection) -> bool:
-    return makes_vectors(find_env(section.id))
 
 
 def _with(kwargs: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
@@ -29,8 +28,7 @@ LAST_REWARD = "last_reward"
 
 def spread_seed(seed: int) -> int:
     """A seed far from those of the neighbours of `seed`: gymnasium adds the number of a column."""
-    word = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return word % (2**31 - 2**16)
+    return int(np.random.SeedSequence(seed).generate_state(1)[0]) % (2**31 - 2**16)
 
 
 def reset_one(env: Any, seed: int | None) -> Any:
@@ -51,7 +49,7 @@ class OwnEnvs:
         self,
         envs: Sequence[Any],
         section: EnvSection | None,
-        spaces_of: Callable[[Any], tuple[Space[Any], Space[Any]]],
+        spaces_of: Callable[[Any], tuple[gym.Space[Any], gym.Space[Any]]],
         num_columns: int,
         num_envs: int,
     ) -> None:

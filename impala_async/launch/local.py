@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from impala_async.errors import SHELL_SIGNAL, ConfigError, Exit, how_it_ended
 from impala_async.output import Wait
-from impala_async.processes import GIVE_UP, REQUESTS, Lifeline, without_echo
+from impala_async.processes import GIVE_UP, Lifeline, answer_requests, signals_kept, without_echo
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +122,12 @@ class LocalRun:
         self._wait = Wait(logger.info)
         self._learner = spawn("learner", learner_flags, self._lifeline)
 
+    @signals_kept()
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
         logs = self._run_dir / "actors"
         self._actors = [_Actor(n, logs / f"actor-{n}.log") for n in range(num_actors)]
-        before = {number: signal.signal(number, without_echo(self._pass_on)) for number in REQUESTS}
+        answer_requests(without_echo(self._pass_on))
         try:
             while self._learner.poll() is None and self.verdict is None and not self._is_hurried():
                 for actor in self._actors:
@@ -136,8 +137,6 @@ class LocalRun:
                 time.sleep(POLL_S)
         finally:
             self._end()
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self.verdict is not None:
             code, reason = self.verdict
             # Only now, so that it comes after what the learner had to say at its end.
@@ -258,8 +257,7 @@ def end_in_time(
 ) -> None:
     """Let processes end by themselves, then ask, then insist; all at once as soon as we hurry."""
     asked_s = ASKED_END_S if asked_s is None else asked_s
-    steps = (("wait", grace_s), ("terminate", asked_s), ("kill", ASKED_END_S))
-    for step, patience_s in steps:
+    for step, patience_s in (("wait", grace_s), ("terminate", asked_s), ("kill", ASKED_END_S)):
         for process in processes:
             if process.poll() is None and step != "wait":
                 getattr(process, step)()

@@ -14,18 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from impala_async import processes
-from impala_async.doors import (
-    add_run_flags,
-    check_run,
-    new_parser,
-    run_door,
-    start_logging,
-    start_told_of,
-)
+from impala_async import doors, processes
 from impala_async.errors import ConfigError, EnvError, SpacesError, how_it_ended
 from impala_async.output import WRITER, flush_output, write_unhurried
-from impala_async.processes import Lifeline, leave, undone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,8 +37,8 @@ DESCRIBE = (sys.executable, "-m", "impala_async.envs.describe")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = new_parser("learner", "Train from the trajectories of any number of actors.")
-    add_run_flags(parser)
+    parser = doors.new_parser("learner", "Train from the trajectories of any number of actors.")
+    doors.add_run_flags(parser)
     args = parser.parse_args(argv)
 
     def body() -> int:
@@ -55,15 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.setswitchinterval(SWITCH_S)
         # Read when numpy is imported, which computes small updates: more threads would slow it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        config, folder = check_run(args)
+        config, folder = doors.check_run(args)
         processes.hold()
-        with undone(folder.withdraw), ExitStack() as starting:
+        with processes.undone(folder.withdraw), ExitStack() as starting:
             # A start that fails leaves nothing behind, whatever the reason.
             starting.push(lambda kind, *_: folder.withdraw() if kind else None)
             folder.begin(config)
             return _serve(config, folder, args, starting)
 
-    return run_door(body)
+    return doors.run_door(body)
 
 
 def _serve(
@@ -71,17 +62,17 @@ def _serve(
 ) -> int:
     from impala_async.learner.recorder import Recorder
 
-    console = start_logging()
+    console = doors.start_logging()
     with ExitStack() as stack:
         starting.enter_context(
-            start_told_of("torch is loaded, the environment tried, the learner built")
+            doors.start_told_of("torch is loaded, the environment tried, the learner built")
         )
         starting.enter_context(_enough_descriptors())
         recorder = None
         if args.record is not None:
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
-            stack.enter_context(undone(recorder.withdraw))
+            stack.enter_context(processes.undone(recorder.withdraw))
         probe = begin_probe(config) if config.env.probe == "learner" else None
 
         # The probe works while torch loads.
@@ -95,7 +86,7 @@ def _serve(
         sinks = _sinks(config, folder, console, restored)
 
         async def serve() -> int:
-            service = LearnerService(
+            return await LearnerService(
                 config,
                 folder,
                 sinks,
@@ -104,8 +95,7 @@ def _serve(
                 recorder=recorder,
                 is_watched=True,
                 on_ready=starting.close,
-            )
-            return await service.run()
+            ).run()
 
         earlier = folder.read_json("summary.json")
         code = uvloop.run(serve())
@@ -137,7 +127,7 @@ def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
     here. The result waits for the schema, or raises EnvError with the child's one line."""
     env = config.env
     # It is its own: a learner may have none, and ends without a word when it is killed.
-    lifeline = Lifeline()
+    lifeline = processes.Lifeline()
     asked = {
         "env": env.model_dump(mode="json"),
         "sampler": config.actor.sampler,
@@ -238,7 +228,7 @@ def _leave(code: int) -> NoReturn:
     if any(each.daemon and each.name != WRITER for each in threading.enumerate()):
         flush_output()
         os._exit(code)
-    leave(code)
+    processes.leave(code)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,7 @@ def build_learner(
         try:
             step.restore(training)
         except CheckpointError as error:
-            message = f"{training.path} does not fit this run: {error}"
-            raise CheckpointError(message) from None
+            raise CheckpointError(f"{training.path} does not fit this run: {error}") from None
     is_lockstep = config.pace.is_lockstep
     # Weights that torsos round anyway travel in float32 only in lockstep.
     is_coarse = precision == torch.bfloat16 and not is_lockstep

@@ -86,11 +86,17 @@ class LearnerThread:
         """Train until a stop is reached or the queues close; then settle what the ring holds."""
         make_current(self._device)
         torch.set_num_threads(self._section.threads)
+        channels = self._channels
         self._publish()
         try:
             while True:
-                self._channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)
-                self._answer()
+                channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)
+                if channels.is_report_due.is_set():
+                    channels.is_report_due.clear()
+                    channels.reports.post(self._report())
+                if self._is_between_updates and channels.is_capture_due.is_set():
+                    channels.is_capture_due.clear()
+                    channels.captures.post(Captured(self.progress, self._step.capture()))
                 if self._is_over():
                     break
                 self._take_turn()
@@ -98,12 +104,12 @@ class LearnerThread:
             # A loader's own thread may be waiting for us.
             self.loader.close()
             # The end has a watch of its own.
-            self._channels.watchdog.rest()
+            channels.watchdog.rest()
         for loaded in self._ring.drain():
             loaded.drop(loaded.alive_B.copy(), "shutdown")
-            self._channels.settlements.post(loaded.settle(self._section.num_passes))
-        self._channels.reports.post(self._report())
-        self._channels.captures.post(Captured(self.progress, self._step.capture()))
+            channels.settlements.post(loaded.settle(self._section.num_passes))
+        channels.reports.post(self._report())
+        channels.captures.post(Captured(self.progress, self._step.capture()))
 
     def _take_turn(self) -> None:
         draw = self._draw()
@@ -166,7 +172,7 @@ class LearnerThread:
         self._stats = result.stats
         if result.not_finite:
             self._skip(loaded, result)
-        if result.applied:
+        if result.num_updates:
             num_rows = loaded.num_valid_rows
             lags = (self.progress.update - loaded.updates_B)[loaded.alive_B]
             self._lag.push_many(lags)
@@ -187,7 +193,7 @@ class LearnerThread:
         what, now = ", ".join(result.not_finite), time.monotonic()
         if now >= self._warn_at:
             self._warn_at = now + WARN_EVERY_S
-            if result.applied:
+            if result.num_updates:
                 ranks = np.unique(loaded.ranks_B[is_failed_B])
                 logger.warning(
                     "updates go on without %d columns of actors %s that made one fail: %s not "
@@ -224,15 +230,6 @@ class LearnerThread:
                 f"the weights of update {self.progress.update} are not finite: they are neither "
                 "published nor saved"
             )
-
-    def _answer(self) -> None:
-        channels = self._channels
-        if channels.is_report_due.is_set():
-            channels.is_report_due.clear()
-            channels.reports.post(self._report())
-        if self._is_between_updates and channels.is_capture_due.is_set():
-            channels.is_capture_due.clear()
-            channels.captures.post(Captured(self.progress, self._step.capture()))
 
     @property
     def _is_between_updates(self) -> bool:

@@ -146,8 +146,7 @@ class Recorder:
                 if isinstance(record, Recorded):
                     self._written_bytes += len(record.body)
                 waiting_bytes = self._queued_bytes - self._written_bytes
-                is_half_gone = waiting_bytes <= MOST_WAITING_BYTES // 2
-                if self._behind_since is not None and is_half_gone:
+                if self._behind_since is not None and waiting_bytes <= MOST_WAITING_BYTES // 2:
                     has_room.post(None)
                 if self._queue.empty():
                     file.flush()

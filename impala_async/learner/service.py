@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from impala_async.config.run import RunConfig
+from impala_async.config.run import RunConfig, StopSection
 from impala_async.errors import CheckpointError, ConfigError, Exit, ServiceError, SpacesError
 from impala_async.learner.build import build_learner, find_layout
 from impala_async.learner.handoff import (
@@ -55,7 +55,6 @@ EXITS = {
     UNSAVED: Exit.TRY_AGAIN,
     NOT_FINITE: Exit.BUG,
 }
-GOALS = ("env_steps", "updates", "mean_return", "wall_s")
 
 
 class LearnerService:
@@ -149,8 +148,7 @@ class LearnerService:
                     self._open(self._schema)
                 except SpacesError as error:
                     # These are the spaces of the config, which is at fault.
-                    text = f"cannot train on {self._config.env.id}: {error}"
-                    raise ConfigError(text) from error
+                    raise ConfigError(f"cannot train on {self._config.env.id}: {error}") from error
             self._announce()
             await self._serve()
             reason = await self._wind_down(self._ended.result())
@@ -305,7 +303,7 @@ class LearnerService:
             with told_of("ending: waiting for the last updates", logger.info):
                 await self._end_threads(self._loader)
         report = self._reporter.report()
-        if reason in GOALS:
+        if reason in StopSection.model_fields:
             # Nobody need wait for our disk. Who is to come back must not look for us before.
             await self._server.say_bye("finished", GOODBYE_S)
         self._watchdog.end_begins(SAVE_WITHIN_S)

@@ -121,9 +121,8 @@ class Watchdog:
         faulthandler.register(DUMP_SIGNAL, all_threads=True)
         read_fd, end_fd = os.pipe()
         call_when_read(read_fd, "_exit", EXIT_STUCK)
-        settings = map(str, (*self._settings, end_fd))
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, *settings],
+            [sys.executable, "-I", "-S", __file__, *map(str, (*self._settings, end_fd))],
             stdin=subprocess.PIPE,
             pass_fds=(end_fd,),
             process_group=0,

@@ -60,8 +60,7 @@ class Counters(dict[str, int]):
 
     def restore(self, saved: Mapping[str, int]) -> None:
         """Go on from earlier ones, which may be those of a program with other counters."""
-        for name in self:
-            self[name] = int(saved.get(name, 0))
+        self.update((name, int(saved.get(name, 0))) for name in self)
 
 
 def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:

@@ -163,7 +163,6 @@ class ChosenSinks:
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
                 _LOG.warning("%s: %s has not closed in time, and is left alone", _KEY, thread.name)
-        self._waiting.clear()
 
 
 def _feed(name: str, sink: Sink, waiting: "queue.Queue[Report | None]") -> None:

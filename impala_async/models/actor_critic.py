@@ -22,7 +22,6 @@ from impala_async.user_code import UserCode
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
 POLICY_GAIN = 0.01
-VALUE_GAIN = 1.0
 
 State = tuple[Tensor, ...]
 """One tensor `[B, K]` per entry of `ActorCritic.state`."""
@@ -53,7 +52,7 @@ class ActorCritic(nn.Module):
         self.state = recurrent_state(section.core, section.core_size)
         """The specs of the state that the core carries from row to row, for one column."""
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
-        self.value_head = orthogonal(nn.Linear(num_hidden, 1), VALUE_GAIN)
+        self.value_head = orthogonal(nn.Linear(num_hidden, 1), gain=1.0)
 
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
@@ -74,9 +73,8 @@ class ActorCritic(nn.Module):
             features_BSH = policy_NH.reshape(*is_first_BS.shape, -1)
             outputs_SBH = self.core(features_BSH.transpose(0, 1), state, is_first_BS.t())
             policy_NH = outputs_SBH.transpose(0, 1).flatten(0, 1)
-        value_NH = policy_NH
-        if self.value_torso is not None:
-            value_NH = self._features(self.value_torso, obs)
+        torso = self.value_torso
+        value_NH = policy_NH if torso is None else self._features(torso, obs)
         return self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1)
 
     def update_statistics(self, obs_BS: dict[str, Tensor], mask_BT: Tensor) -> None:

@@ -39,8 +39,7 @@ class Snapshot:
         sums = [part.sum() for part in self._parts(flat)]
         if flat.is_cuda:
             # A GPU copies to pinned memory, which torch keeps for the next, several times as fast.
-            pinned = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-            flat = pinned.copy_(flat)
+            flat = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True).copy_(flat)
         for part, total in zip(self._parts(flat), sums, strict=True):
             if not math.isfinite(total.item()) and not part.isfinite().all():
                 return None

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from impala_async.schema import ArraySpec
 
-BYTE = 255
 EPSILON = 1e-8
 LARGEST = 10.0
 # From here on the statistics forget: float32 could not count further, and old data is old.
@@ -56,7 +55,7 @@ def as_image(leaf: ArraySpec, values: Tensor) -> Tensor:
     dtype = torch.get_autocast_dtype(device) if is_coarse else torch.float32
     # Convolutions are up to twice as fast over this order, which costs least to make of bytes.
     image = image.contiguous(memory_format=torch.channels_last).to(dtype)
-    return image.div_(BYTE) if values.dtype == torch.uint8 else image
+    return image.div_(255) if values.dtype == torch.uint8 else image
 
 
 def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:

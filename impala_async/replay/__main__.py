@@ -7,17 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from impala_async.doors import (
-    add_common_flags,
-    new_parser,
-    run_door,
-    start_logging,
-    start_told_of,
-    tell_death,
-)
+from impala_async import doors
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
-from impala_async.processes import REQUESTS, Lifeline, interrupt, leave, undone, without_echo
+from impala_async.processes import Lifeline, answer_requests, interrupt, leave, undone, without_echo
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex
@@ -31,7 +24,7 @@ GRACE_S = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = new_parser(
+    parser = doors.new_parser(
         "replay",
         "Start a learner with the settings of a recording, and play that into it, as fast as it "
         "takes it: without environments, over the same protocol.",
@@ -43,21 +36,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with the recorded versions, for the same weights to the last bit",
     )
     parser.add_argument("--loop", action="store_true", help="again and again, until Ctrl-C")
-    add_common_flags(
+    doors.add_common_flags(
         parser, "change a recorded setting of the learner; may be repeated", "its run folder"
     )
     args = parser.parse_args(argv)
-    return run_door(lambda: _replay(args))
+    return doors.run_door(lambda: _replay(args))
 
 
 def _replay(args: argparse.Namespace) -> int:
     if args.exact and (args.loop or args.overrides):
         raise ConfigError("--exact: it ends, with the recorded settings: drop --loop and --set")
-    start_logging()
+    doors.start_logging()
     from impala_async.replay.index import RecordingIndex, check_exact, settings_for
     from impala_async.runs.folder import PRIVATE, RunFolder, default_run_path
 
-    with start_told_of(f"{args.file} is checked"):
+    with doors.start_told_of(f"{args.file} is checked"):
         index = RecordingIndex(args.file)
     if args.exact:
         check_exact(index)
@@ -98,11 +91,10 @@ def _start_and_play(
     try:
         # Until it has begun it has nothing to say.
         with undone(learner.wait), undone(learner.kill):
-            with start_told_of("torch is loaded, the learner built"):
+            with doors.start_told_of("torch is loaded, the learner built"):
                 from impala_async.replay.player import Player
 
-                for number in REQUESTS:
-                    signal.signal(number, without_echo(hear))
+                answer_requests(without_echo(hear))
                 while not (service := folder.read_json("service.json")) and not is_over():
                     time.sleep(POLL_S)
             if service and not is_over():
@@ -121,7 +113,7 @@ def _start_and_play(
         code = exit_code(learner.returncode)
         lifeline.close()
     if code > Exit.INTERRUPTED:  # a signal that it could not tell of itself
-        tell_death(code, folder, "learner")
+        doors.tell_death(code, folder, "learner")
     if code != Exit.DONE:
         return code
     if player is not None:

@@ -53,10 +53,9 @@ class RecordingIndex:
         return len(self._offsets)
 
     def message(self, number: int) -> Recorded:
-        found = self._reader.read(self._offsets[number], is_checked=False)
-        assert found is not None
-        assert isinstance(found[0], Recorded)
-        return found[0]
+        record, _ = self._reader.read(self._offsets[number], is_checked=False) or (None, 0)
+        assert isinstance(record, Recorded)
+        return record
 
     def _is_of_run(self, record: Recorded) -> bool:
         data, layout = record.data, self.schema.layout

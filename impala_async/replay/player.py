@@ -150,8 +150,7 @@ class Player:
         )
         planes = _Planes(obs.reshape(data.columns, -1), small.reshape(data.columns, -1))
         # A learner that is started anew has an epoch of its own.
-        own = Version(client.side.welcome.epoch, data.update)
-        version = own if self.is_exact else self.newest
+        version = Version(client.side.welcome.epoch, data.update) if self.is_exact else self.newest
         # The memory of one that is settled is given up for it.
         client.take()
         client.send(Finished(planes, version, tail.view(EPISODE).tolist()))

@@ -96,8 +96,7 @@ def _appo(section: AlgorithmSection) -> Algorithm:
 
     def stats(view: View) -> dict[str, Tensor]:
         log_probs_TB, mu_TB = view.evaluation.log_probs_TB, view.behaviour_log_probs_TB
-        target_TB = _target(view).log_probs_TB
-        ratios_TB = impact_ratios(log_probs_TB, mu_TB, target_TB, section.is_clip)
+        ratios_TB = impact_ratios(log_probs_TB, mu_TB, _target(view).log_probs_TB, section.is_clip)
         return {
             "policy/kl": view.mean(_kl(view)),
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),

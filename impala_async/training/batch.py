@@ -49,12 +49,13 @@ class Batch:
         planes = torch.as_tensor(obs), torch.as_tensor(small)
         return Batch(*fields_of(schema.layout.views(*planes, dtype_of=partial(getattr, torch))))
 
-    def tensors(self) -> list[Tensor]:
-        """All of them, in an order that the batches of a schema share."""
-        parts = vars(self).values()
-        return [
-            x for part in parts for x in ([part] if isinstance(part, Tensor) else part.values())
-        ]
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them, a leaf's named `field/leaf`, in an order that a schema's batches share."""
+        named: dict[str, Tensor] = {}
+        for name, part in vars(self).items():
+            is_one = isinstance(part, Tensor)
+            named |= {name: part} if is_one else {f"{name}/{k}": part[k] for k in part}
+        return named
 
     def rows_of_obs(self) -> dict[str, Tensor]:
         """The leaves as `[B, S, ...]`; of a stack, each row's window over its column's frames."""
@@ -83,12 +84,8 @@ class Batch:
         `safetensors.torch.load_file` reads it. The names are those of the fields and of `others`,
         and `about` becomes its metadata.
         """
-        found = dict(others)
-        for name, part in vars(self).items():
-            is_one = isinstance(part, Tensor)
-            found |= {name: part} if is_one else {f"{name}/{k}": part[k] for k in part}
         try:
-            write_whole(path, save(copies_of(found), about))
+            write_whole(path, save(copies_of({**others, **self.tensors()}), about))
         except OSError as error:
             return f"the last batch cannot be kept in {path}: {error.strerror}"
         return f"the last batch is kept in {path}"

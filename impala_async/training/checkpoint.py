@@ -112,7 +112,14 @@ def save_checkpoint(
         directory.mkdir(exist_ok=True)
         _remove(partial)
         partial.mkdir()
-        _write_files(partial, version, tensors, state)
+        files = {}
+        for group, members in tensors.items():
+            name = f"{group}{TENSORS_SUFFIX}"
+            files[name] = _write(partial / name, save(dict(members)))
+        files[STATE] = _write(partial / STATE, _to_json(state))
+        manifest = {"schema": SCHEMA, **version._asdict(), "files": files}
+        _write(partial / MANIFEST, _to_json(manifest))
+        sync(partial)
         if os.path.lexists(final):
             _exchange(partial, final)
         else:
@@ -128,11 +135,6 @@ def save_checkpoint(
         what = "is written, but may not be there after a crash of this machine"
         raise CheckpointError(f"checkpoint {final} {what}: {error}") from error
     return final
-
-
-def newest_checkpoint(directory: Path) -> TrainingState | None:
-    """The checkpoint with the highest version of those that are whole; None without any."""
-    return next(whole_checkpoints(directory), None)
 
 
 def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
@@ -200,18 +202,6 @@ def prune(directory: Path, keep: int, best: Version | None = None) -> None:
 
 def _path_of(directory: Path, version: Version) -> Path:
     return directory / f"ckpt-{version.epoch}-{version.update}"
-
-
-def _write_files(
-    folder: Path, version: Version, tensors: Tensors, state: Mapping[str, Any]
-) -> None:
-    files = {
-        f"{group}{TENSORS_SUFFIX}": _write(folder / f"{group}{TENSORS_SUFFIX}", save(dict(members)))
-        for group, members in tensors.items()
-    }
-    files[STATE] = _write(folder / STATE, _to_json(state))
-    _write(folder / MANIFEST, _to_json({"schema": SCHEMA, **version._asdict(), "files": files}))
-    sync(folder)
 
 
 def _write(path: Path, data: bytes) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class _Graph(NamedTuple):
     run: Callable[[], None]
 
     def gradients_of(self, batch: Batch, of: Coefficients) -> Gradients:
-        torch._foreach_copy_(self.batch.tensors(), batch.tensors())
+        torch._foreach_copy_([*self.batch.tensors().values()], [*batch.tensors().values()])
         for place, number in zip(self.coefficients, of, strict=True):
             place.fill_(number)
         self.run()

@@ -49,10 +49,6 @@ class StepResult:
     """How many updates failed since the last one that was taken, in this batch or before."""
     not_finite: tuple[str, ...]
 
-    @property
-    def applied(self) -> bool:
-        return self.num_updates > 0
-
 
 @dataclass
 class _Pass:
@@ -290,8 +286,7 @@ class UpdateStep:
         with torch.no_grad():
             view = self._view(batch, Coefficients(0.0, self._section.reward_scale, 0.0))
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB
-        is_target_TB = view.mask_TB & targets_TB.isfinite()
-        return scale_of(sums_of(targets_TB, is_target_TB).tolist())
+        return scale_of(sums_of(targets_TB, view.mask_TB & targets_TB.isfinite()).tolist())
 
     def _settings(self, this: _Pass) -> dict[str, float]:
         """Those that adapt are as they are now."""

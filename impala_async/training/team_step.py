@@ -86,13 +86,12 @@ class TeamStep:
                 self._num_batches,
             )
         told = [result for result in results if result.num_updates] or results
-        names = dict.fromkeys(name for result in results for name in result.not_finite)
         return StepResult(
             max((result.num_updates for result in results), default=0),
             is_failed_B,
             means_of([result.stats for result in told]) if told else {},
             max((result.num_failed_in_a_row for result in results), default=0),
-            tuple(names),
+            tuple(dict.fromkeys(name for result in results for name in result.not_finite)),
         )
 
     def prepare(self, batch: Batch) -> None:

@@ -62,7 +62,7 @@ def read_nonce(path: str) -> bytes | None:
     """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
     name a device without end or a pipe that nobody writes to."""
     try:
-        with open(path, "rb", opener=_open_own) as file:
+        with open(path, "rb", opener=lambda at, how: open_at_once(at, how | os.O_NOFOLLOW)) as file:
             is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
             return file.read(_MAX_NONCE_BYTES) if is_file else None
     except (OSError, ValueError):
@@ -92,10 +92,6 @@ def clear_left_behind(root: Path) -> None:
                     shutil.rmtree(path)
             finally:
                 os.close(hold)
-
-
-def _open_own(path: str, flags: int) -> int:
-    return open_at_once(path, flags | os.O_NOFOLLOW)
 
 
 def _open_folder(path: Path) -> int:

@@ -55,6 +55,8 @@ Check = Callable[[Any], bool]
 # One zstd frame, at the level that costs least, that says how long its content is.
 compress = zstandard.ZstdCompressor(level=1).compress
 _decompressor = zstandard.ZstdDecompressor()
+# Compression must make data this much smaller, or its time is better spent on acting.
+WORTH = 0.8
 
 
 def _uint(largest: int, smallest: int = 0) -> Check:
@@ -85,9 +87,6 @@ def _verdicts(value: Any) -> bool:
 
 Id = Annotated[bytes, lambda value: type(value) is bytes and len(value) == 16]
 Count = Annotated[int, _uint(2**62)]
-# This limit is lower: the seqs that a learner grants from there on must still be seqs.
-FirstSeq = Annotated[int, _uint(2**61)]
-MaybeSeq = Annotated[int, _uint(2**62, NO_SEQ)]
 Epoch = Annotated[int, _uint(2**31)]
 Byte = Annotated[int, _uint(255)]
 Flag = Annotated[int, _uint(1)]
@@ -95,7 +94,6 @@ Short = Annotated[int, _uint(65535, 1)]
 Columns = Annotated[int, _uint(MAX_COLUMNS, 1)]
 Path = Annotated[str, _text(255)]
 Span = Annotated[float, lambda value: _number(value) and value > 0]
-Body = Annotated[bytes | None, lambda value: value is None or type(value) is bytes]
 
 
 class Hello(NamedTuple):
@@ -106,7 +104,8 @@ class Hello(NamedTuple):
     build: Annotated[str, _text(64)]
     run_id: Id
     epoch: Epoch
-    lowest_unsettled: FirstSeq
+    # This limit is lower: the seqs that a learner grants from there on must still be seqs.
+    lowest_unsettled: Annotated[int, _uint(2**61)]
     number: Annotated[int, _uint(MAX_COLUMNS, NO_NUMBER)] = NO_NUMBER
 
 
@@ -150,7 +149,7 @@ class Grant(NamedTuple):
     epoch: Epoch
     update: Count
     verdicts: Annotated[list[list[int]], _verdicts]
-    again: MaybeSeq = NO_SEQ
+    again: Annotated[int, _uint(2**62, NO_SEQ)] = NO_SEQ
 
 
 class Reject(NamedTuple):
@@ -172,7 +171,7 @@ class Data(NamedTuple):
     columns: Columns
     codec: Flag
     num_episodes: Annotated[int, _uint(2**28)]
-    body: Body
+    body: Annotated[bytes | None, lambda value: value is None or type(value) is bytes]
 
 
 class Get(NamedTuple):
@@ -257,8 +256,7 @@ def pack(message: Message) -> bytes:
     appended = list(message._field_defaults.values())
     while appended and fields[-1] == appended.pop():
         fields.pop()
-    packed: bytes = msgpack.packb(fields)
-    return packed
+    return bytes(msgpack.packb(fields))
 
 
 def unpack(frame: Frame) -> Message:
@@ -307,21 +305,21 @@ def encode_data(
     obs: Bytes2D,
     small: Bytes2D,
     episodes: Sequence[tuple[float, int]] | NDArray[np.void],
-    compress_obs: Callable[[Bytes2D], bytes | None] | None = None,
+    *,
+    is_compressed: bool = False,
 ) -> list[Frame]:
     """The frames of one trajectory message; big ones are views of the planes, not copies.
 
-    `compress_obs` may compress the observations of a message that is not inline.
+    Compressed are the observations of a message that is not inline, where that makes them smaller.
     """
     data = data._replace(num_episodes=len(episodes))
     tail = np.array(episodes, EPISODE).tobytes() if len(episodes) else b""
     obs_frame, small_frame = obs.data.cast("B"), b"".join((small.data.cast("B"), tail))
     if len(obs_frame) + len(small_frame) < MAX_INLINE_BYTES:
         return [pack(data._replace(body=b"".join((obs_frame, small_frame))))]
-    compressed = None if compress_obs is None else compress_obs(obs)
-    if compressed is None:
-        return [pack(data._replace(body=None)), obs_frame, small_frame]
-    return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
+    if is_compressed and len(compressed := compress(obs_frame)) <= WORTH * len(obs_frame):
+        return [pack(data._replace(body=None, codec=ZSTD)), compressed, small_frame]
+    return [pack(data._replace(body=None)), obs_frame, small_frame]
 
 
 def split_inline(body: Frame, sizes: BodySizes) -> tuple[memoryview, memoryview]:

@@ -164,8 +164,7 @@ class Peer:
         verdicts, self.verdicts = self.verdicts, []
         again = self.called_back if self.is_called else NO_SEQ
         self.is_called = False
-        settled = self.watermark.below
-        return Grant(self.session, self.granted, settled, *version, verdicts, again)
+        return Grant(self.session, self.granted, self.watermark.below, *version, verdicts, again)
 
 
 # Messages under way, whether it is last of those, when it got one, a number, and whose turn it is.

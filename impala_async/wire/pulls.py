@@ -136,7 +136,11 @@ class Pulls:
                 "the learner's model differs from the one built here from its settings: install "
                 "the same release of impala-async on both sides"
             )
-        weights = decode_weights(reply, frames)
+        if len(frames) != 2:
+            raise ProtocolError("wrong_frame_count", "weights come with one frame")
+        weights = Weights(version, np.frombuffer(frames[1], np.uint8), reply.layout_digest)
+        if weights.digest() != reply.content_digest:
+            raise ProtocolError("damaged_weights", f"weights {number} are damaged")
         if misfit := layout.misfit(weights.buffer):
             raise ProtocolError("damaged_weights", f"weights {number} are damaged: {misfit}")
         # Within a run an older epoch is a learner that should be dead.
@@ -146,14 +150,3 @@ class Pulls:
         self.answer, self.have = "it has not answered", version
         self._pauses = doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         return weights
-
-
-def decode_weights(reply: WeightsReply, frames: Sequence[Frame]) -> Weights:
-    """The weights of a reply; raises ProtocolError if they were damaged on the way."""
-    if len(frames) != 2:
-        raise ProtocolError("wrong_frame_count", "weights come with one frame")
-    version, buffer = Version(reply.epoch, reply.update), np.frombuffer(frames[1], np.uint8)
-    weights = Weights(version, buffer, reply.layout_digest)
-    if weights.digest() != reply.content_digest:
-        raise ProtocolError("damaged_weights", f"weights {reply.epoch}.{reply.update} are damaged")
-    return weights

@@ -170,7 +170,7 @@ def working(env, look_up=lambda: None):
         yield worker
     finally:
         os.close(memory)
-        worker.hang_up()
+        os.close(worker.commands)
         worker.end(time.monotonic() + CLOSE_S)
 
 

@@ -61,7 +61,7 @@ def test_updates_are_the_package_s(monkeypatch, seed):
         learner.learn(rows)
         is_live_B = torch.ones(NUM_COLUMNS) > 0
         result = step.run(batch_of(rows, truncated_TB), is_live_B, learner.env_steps)
-        assert result.applied
+        assert result.num_updates
         assert result.stats["grad/norm"] > SETTINGS.grad_clip
     assert num_cuts.all(), "there are both kinds"
     theirs = step.policy.model.state_dict()

@@ -27,7 +27,7 @@ from impala_async.models.flat import Snapshot
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
 from impala_async.runs.folder import RunFolder
-from impala_async.training.checkpoint import newest_checkpoint
+from impala_async.training.checkpoint import whole_checkpoints
 from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk
 from tests.learner.hand_actor import until
 from tests.learner.server_harness import check_identities
@@ -54,7 +54,7 @@ def check_end(run, reason):
     assert last["passes/done"] + last["passes/init_short"] == passes
     for name in ("updates", "env_steps_trained"):
         assert summary[name] == last[name]
-    checkpoint = newest_checkpoint(run.folder.checkpoints)
+    checkpoint = next(whole_checkpoints(run.folder.checkpoints), None)
     assert checkpoint.version.update == last["updates"]
     assert not (run.folder.path / "service.json").exists()
     return last
@@ -305,7 +305,7 @@ async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path, mon
         assert await run.end() == Exit.BUG
     assert run.summary["updates"] == 0
     check_end(run, "not_finite")
-    assert newest_checkpoint(tmp_path / "checkpoints").version == (1, 0)
+    assert next(whole_checkpoints(tmp_path / "checkpoints"), None).version == (1, 0)
     kept = load_file(tmp_path / "not-finite-1-0.safetensors")
     assert kept["is_failed_B"].all()
 

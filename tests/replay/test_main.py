@@ -170,7 +170,7 @@ def test_it_tells_of_a_learner_that_takes_long_to_start(monkeypatch):
         seen.extend(waits)
         return {"data_url": "tcp://127.0.0.1:7"}
 
-    monkeypatch.setattr(replay, "start_told_of", told_of)
+    monkeypatch.setattr("impala_async.doors.start_told_of", told_of)
     monkeypatch.setattr(RunFolder, "read_json", read)
     assert replay.main([recording()]) == 0
     assert seen == ["torch is loaded, the learner built"]

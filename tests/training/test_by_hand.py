@@ -87,7 +87,7 @@ def test_what_is_not_finite_is_found_as_torch_finds_it(make_pair, make_batch, va
 def test_a_batch_without_a_valid_row_changes_nothing(make_pair, make_batch):
     step, _ = make_pair({}, {})
     before = remembered(step)
-    assert not step.run(make_batch(), torch.zeros_like(ALIVE_B), 0).applied
+    assert not step.run(make_batch(), torch.zeros_like(ALIVE_B), 0).num_updates
     assert is_same(before, remembered(step))
 
 

@@ -14,10 +14,10 @@ from impala_async.training import checkpoint
 from impala_async.training.checkpoint import (
     highest_epoch,
     last_good,
-    newest_checkpoint,
     prune,
     read_digests,
     save_checkpoint,
+    whole_checkpoints,
 )
 from impala_async.weights import Version
 
@@ -42,7 +42,7 @@ def names(folder):
 def test_what_is_saved_is_what_is_loaded_and_what_the_manifest_says(folder):
     path = save(folder, 2, 15)
     assert path == folder / "ckpt-2-15"
-    found = newest_checkpoint(folder)
+    found = next(whole_checkpoints(folder), None)
     assert (found.path, found.version, found.state) == (path, Version(2, 15), STATE)
     assert found.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS["model"].items():
@@ -63,16 +63,16 @@ def test_what_is_saved_is_what_is_loaded_and_what_the_manifest_says(folder):
 
 
 def test_the_newest_is_first_by_epoch_then_by_update_as_numbers(folder):
-    assert newest_checkpoint(folder) is None
+    assert next(whole_checkpoints(folder), None) is None
     assert highest_epoch(folder) == 0
     for name in ("ckpt-1", "ckpt-1-2-3", "ckpt-01-2", "ckpt-a-b", ".partial-ckpt-1-2", "old-1-2"):
         (folder / name).mkdir(parents=True)
     # No epoch of ours: an actor could not be told of it.
     (folder / "ckpt-99999999999-1").mkdir()
-    assert newest_checkpoint(folder) is None
+    assert next(whole_checkpoints(folder), None) is None
     for epoch, update in ((1, 900), (2, 9), (2, 10), (1, 1000)):
         save(folder, epoch, update)
-    assert newest_checkpoint(folder).version == Version(2, 10)
+    assert next(whole_checkpoints(folder), None).version == Version(2, 10)
     # That of a damaged one counts too.
     (save(folder, 3, 1) / MANIFEST).unlink()
     assert highest_epoch(folder) == 3
@@ -82,7 +82,7 @@ def test_the_newest_is_first_by_epoch_then_by_update_as_numbers(folder):
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(folder):
     folder.symlink_to(folder)
     with pytest.raises(CheckpointError, match="cannot be read: Too many levels"):
-        newest_checkpoint(folder)
+        next(whole_checkpoints(folder), None)
     with pytest.raises(CheckpointError, match="cannot be read"):
         prune(folder, keep=1)
     assert last_good(folder) is None
@@ -154,7 +154,7 @@ DAMAGE = {
 def test_a_damaged_one_is_skipped_with_a_warning(folder, caplog, damage):
     save(folder, 1, 1)
     damage(save(folder, 1, 2))
-    assert newest_checkpoint(folder).version == Version(1, 1)
+    assert next(whole_checkpoints(folder), None).version == Version(1, 1)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "ckpt-1-2" in caplog.text
 
@@ -170,7 +170,7 @@ def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, capl
         return real(path, version)
 
     monkeypatch.setattr(checkpoint, "_verified", verified)
-    assert newest_checkpoint(folder).version == Version(1, 2)
+    assert next(whole_checkpoints(folder), None).version == Version(1, 2)
     assert caplog.messages == []
 
 
@@ -184,14 +184,14 @@ def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, 
         # As somebody else wrote it.
         patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
         save(folder, 1, 5, tensors=tensors)
-    assert newest_checkpoint(folder).path == good
+    assert next(whole_checkpoints(folder), None).path == good
     assert "v is not finite" in caplog.text
     # Numbers of which torch cannot say it are none of ours.
     small = {"model": {"w": torch.zeros(3).to(torch.float8_e4m3fn)}}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
         save(folder, 1, 6, tensors=small)
-    assert newest_checkpoint(folder).path == good
+    assert next(whole_checkpoints(folder), None).path == good
 
 
 @pytest.mark.parametrize("name", [MODEL, "state.json"])
@@ -205,7 +205,7 @@ def test_a_file_lost_after_it_was_listed_is_damage(folder, monkeypatch, caplog, 
         return listed
 
     monkeypatch.setattr(checkpoint, "_sized_files", lose)
-    assert newest_checkpoint(folder) is None
+    assert next(whole_checkpoints(folder), None) is None
     assert f"{name} cannot be read" in caplog.text
 
 
@@ -229,7 +229,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_else(folder, monkeypat
         save(folder, 1, 2, {"best_return": float("nan")})
     assert names(folder) == ["ckpt-1-1"]
     save(folder, 1, 2)
-    assert newest_checkpoint(folder).version == Version(1, 2)
+    assert next(whole_checkpoints(folder), None).version == Version(1, 2)
 
 
 def test_one_whose_name_is_not_on_the_disk_is_said_to_be_there(folder, monkeypatch):
@@ -281,7 +281,7 @@ def test_what_a_crash_leaves_is_not_found_and_is_pruned(folder, monkeypatch):
         with pytest.raises(Killed):
             save(folder, 1, 2)
     assert names(folder) == [".partial-ckpt-1-2", "ckpt-1-1"]
-    assert newest_checkpoint(folder).version == Version(1, 1)
+    assert next(whole_checkpoints(folder), None).version == Version(1, 1)
     prune(folder, keep=3)
     assert names(folder) == ["ckpt-1-1"]
 
@@ -307,7 +307,7 @@ def test_one_of_the_same_version_is_replaced_whatever_it_is(
     save(folder, 1, 2, {"env_steps_trained": 5})
     prune(folder, keep=1)
     assert names(folder) == ["ckpt-1-2"]
-    assert newest_checkpoint(folder).state == {"env_steps_trained": 5}
+    assert next(whole_checkpoints(folder), None).state == {"env_steps_trained": 5}
     assert target is None or len(names(tmp_path / "moved")) == 3
 
 

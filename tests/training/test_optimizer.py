@@ -181,7 +181,7 @@ batch = random_batch(schema, 2)
 for optimizer in ("adam", "adamw", "rmsprop", "rmsprop_tf"):
     policy = Policy(schema, ModelSection(), seed=0)
     step = UpdateStep(policy, AlgorithmSection(optimizer=optimizer))
-    assert step.run(batch, torch.ones(2, dtype=torch.bool), 0).applied
+    assert step.run(batch, torch.ones(2, dtype=torch.bool), 0).num_updates
     step.restore(step.capture())
     Snapshot(policy.layout, policy.tensors).take(NO_VERSION)
 print("torch._dynamo" in sys.modules)

@@ -11,8 +11,8 @@ from impala_async.schema import POLICY
 from impala_async.training.checkpoint import (
     TrainingState,
     entry,
-    newest_checkpoint,
     save_checkpoint,
+    whole_checkpoints,
 )
 from impala_async.weights import Version
 from tests.training.conftest import ALIVE_B, is_same, remembered
@@ -55,7 +55,7 @@ def test_training_goes_on_bit_for_bit(tmp_path, make, make_batch, num_before, se
     captured = step.capture()
     save_checkpoint(tmp_path, Version(1, num_before), captured.tensors, captured.state)
     train(step, make_batch, range(num_before, 9))
-    found = newest_checkpoint(tmp_path)
+    found = next(whole_checkpoints(tmp_path), None)
     # The capture is a copy that nobody's training has touched.
     for state in (TrainingState(found.tensors, found.state), captured, captured):
         resumed = make(seed=5, **settings)
@@ -96,7 +96,7 @@ def test_weights_in_another_memory_order_are_saved_by_their_indices(tmp_path, ma
     assert not weight.is_contiguous()
     captured = step.capture()
     save_checkpoint(tmp_path, Version(1, 0), captured.tensors, captured.state)
-    tensors = newest_checkpoint(tmp_path).tensors
+    tensors = next(whole_checkpoints(tmp_path), None).tensors
     assert torch.equal(tensors["model"]["policy_head.weight"], weight.detach())
 
 

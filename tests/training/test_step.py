@@ -59,7 +59,7 @@ def test_losses_gradient_and_step_are_those_of_the_formulas(make_step, make_batc
 
     result = step.run(batch, alive_B, 0)
     stats = result.stats
-    assert result.applied
+    assert result.num_updates
     assert norm > 0.5
     for name in ("policy", "value", "entropy", "total"):
         assert stats[f"loss/{name}"] == pytest.approx(getattr(terms, name).item(), rel=1e-4)
@@ -109,7 +109,7 @@ def test_a_loss_that_overflows_is_skipped_though_its_gradient_does_not(make_step
     before = remembered(step)
     for number in (1, 2):
         result = step.run(batch, ALIVE_B, 0)
-        assert not result.applied
+        assert not result.num_updates
         assert result.num_failed_in_a_row == number
         assert set(result.not_finite) == {"loss/value", "loss/total"}
         assert result.stats["loss/total"] == math.inf
@@ -131,7 +131,7 @@ def test_a_gradient_that_is_not_finite_or_too_large_is_skipped_though_the_loss_i
     weight.register_hook(lambda found: torch.full_like(found, gradient))
     before = remembered(step)
     result = step.run(make_batch(), ALIVE_B, 0)
-    assert not result.applied
+    assert not result.num_updates
     assert result.not_finite == names
     assert math.isfinite(result.stats["loss/total"])
     assert is_same(before, remembered(step))
@@ -151,7 +151,7 @@ def test_large_columns_neither_stop_nor_spoil_the_others(make_step, make_batch, 
         batch.rewards_BT[2:4] = 1e15 * batch.mask_BT[2:4]
         before = weights_of(step)
         result = step.run(batch, torch.ones(8, dtype=torch.bool), 0)
-        assert result.applied
+        assert result.num_updates
         assert result.num_failed_in_a_row == 0
         assert set(result.is_failed_B.nonzero().flatten().tolist()) <= {2, 3}
         assert not are_equal(before, weights_of(step))
@@ -172,7 +172,7 @@ def test_the_others_are_learned_from_as_if_the_bad_ones_were_dead(make_step, mak
     # Where none is good, only the living ones are named.
     batch.rewards_BT[:, 0], batch.mask_BT[:, 0] = math.nan, True
     result = spoilt.run(batch, alive_B, 0)
-    assert not result.applied
+    assert not result.num_updates
     assert torch.equal(result.is_failed_B, alive_B)
 
 
@@ -203,5 +203,5 @@ def test_weights_that_want_a_gradient_and_get_none_are_named_once(schema, make_b
 
 def test_of_ours_no_weight_is_without_a_gradient(make_step, make_batch, caplog):
     for settings in ({}, {"entropy_cost": 0.0, "value_cost": 0.0}):
-        assert make_step(**settings).run(make_batch(), ALIVE_B, 0).applied
+        assert make_step(**settings).run(make_batch(), ALIVE_B, 0).num_updates
     assert caplog.messages == []

@@ -92,10 +92,10 @@ def test_a_skipped_update_leaves_everything_as_it_was(make_step, make_batch, set
     for number, reward in enumerate((math.inf, math.nan, 3e38)):
         bad.rewards_BT[:, 0] = reward
         if number == 0:
-            assert not step.run(bad, ALIVE_B, 0).applied
+            assert not step.run(bad, ALIVE_B, 0).num_updates
             assert is_same(remembered(step), fresh)
         for each in (step, undisturbed):
-            assert each.run(good, ALIVE_B, number).applied
+            assert each.run(good, ALIVE_B, number).num_updates
         before = remembered(step)
         # Without a valid row Adam would move on its momentum alone.
         for batch, alive_B, is_failed in (
@@ -104,7 +104,7 @@ def test_a_skipped_update_leaves_everything_as_it_was(make_step, make_batch, set
             (bad, ALIVE_B, True),
         ):
             skipped = step.run(batch, alive_B, number)
-            assert not skipped.applied
+            assert not skipped.num_updates
             assert bool(skipped.not_finite) == bool(skipped.num_failed_in_a_row) == is_failed
         assert is_same(remembered(step), before)
     assert is_same(remembered(step), remembered(undisturbed))
@@ -250,7 +250,7 @@ def test_a_contextual_bandit_is_solved(make_step, make_batch, settings, num_pass
         batch.rewards_BT.copy_(batch.actions[""] == RIGHT[contexts_BS[:, :-1]])
         for index in range(num_passes):
             alive_B = torch.ones(22, dtype=torch.bool)
-            assert step.run(batch, alive_B, number * 132, is_first_pass=index == 0).applied
+            assert step.run(batch, alive_B, number * 132, is_first_pass=index == 0).num_updates
     with torch.no_grad():
         logits_NA, values_N = step.policy.model({"": CONTEXTS})
     assert logits_NA.softmax(-1)[range(4), RIGHT].min() > 0.8

@@ -82,7 +82,7 @@ def test_who_played_nothing_stays_as_it_is(make_team_step, make_batch, player, l
     batch.obs[POLICY].fill_(player)
     result = step.run(batch, ALIVE_B, 0)
     assert result.num_updates == len(learned)
-    assert bool(result.stats) == result.applied == bool(learned)
+    assert bool(result.stats) == bool(result.num_updates) == bool(learned)
     assert not result.is_failed_B.any()
     after = members_of(step)
     assert {name for name in before if not are_equal(before[name], after[name])} == learned

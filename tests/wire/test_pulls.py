@@ -12,7 +12,6 @@ from impala_async.wire.pulls import (
     LONGEST_PAUSE_S,
     SHORTEST_BEAT_S,
     Pulls,
-    decode_weights,
 )
 from impala_async.wire.session import reject
 
@@ -102,16 +101,14 @@ def test_a_reply_that_does_not_come_is_asked_for_again():
 
 
 def test_weights_are_a_view_of_their_frame_and_whole():
-    content = bytes(range(256))
-    digest = Weights(V5, np.frombuffer(content, np.uint8)).digest()
-    reply = WeightsReply(*V5, bytes(16), digest)
-    weights = decode_weights(reply, [b"header", content])
+    reply, (_, content) = reply_of(V5, floats(1.5))
+    weights = pulls_of().take(reply, [b"header", content], 0.0)
     assert (weights.version, bytes(weights.buffer)) == (V5, content)
     assert np.shares_memory(weights.buffer, np.frombuffer(content, np.uint8))
-    flipped = [content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in (0, 100, 255)]
+    flipped = [content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :] for i in (0, 7, 15)]
     for unsound in ([flipped[0]], [flipped[1]], [flipped[2]], [content[:-1]], [], [content] * 2):
         with pytest.raises(ProtocolError):
-            decode_weights(reply, [b"header", *unsound])
+            pulls_of().take(reply, [b"header", *unsound], 0.0)
 
 
 def damaged():

@@ -126,7 +126,6 @@ class Admission:
         self._sessions, self._recorder = sessions, recorder
         self._table, self._publisher = sessions.table, sessions.publisher
         self._filler, self._ledger = sessions.filler, sessions.filler.ledger
-        self._bodies: Receiver
         # By session and seq, in the order of their arrival: in their place, unchecked.
         self._received: dict[tuple[bytes, int], Arrival] = {}
         # Sessions that have sent something since the last word to them.

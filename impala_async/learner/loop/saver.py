@@ -152,9 +152,8 @@ class Saver:
             **self.accounts(),
             "best": [best[0], *best[1]] if best else None,
         }
-        groups = captured.training.tensors.values()
         self.folder.checkpoint_bytes = sum(
-            each.nbytes for group in groups for each in group.values()
+            each.nbytes for group in captured.training.tensors.values() for each in group.values()
         )
         try:
             await on_thread("save", functools.partial(self._write, captured, state, best))

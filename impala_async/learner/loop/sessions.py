@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from logging import INFO, WARNING
 from statistics import median
 from typing import NamedTuple
 
@@ -233,7 +232,7 @@ class Sessions:
         self.table.end(peer)
         self._counters.add("sessions/expired")
         if peer.columns:
-            self._log.say(WARNING, "actor %d is gone: %s", peer.rank, why)
+            self._log.say(logging.WARNING, "actor %d is gone: %s", peer.rank, why)
 
     def report(self, now: float) -> dict[str, object]:
         """The counts, and medians of the times that actors tell: one actor alone moves none."""
@@ -293,10 +292,10 @@ class Sessions:
         return [answer]
 
     def _note_join(self, peer: Peer) -> None:
-        self._log.say(INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
+        self._log.say(logging.INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
         if peer.build != __version__:
             text = f"actor %d runs %s, the learner {__version__}"
-            self._log.say(WARNING, text, peer.rank, peer.build)
+            self._log.say(logging.WARNING, text, peer.rank, peer.build)
 
     def _decide_schema(self, peer: Peer, schema: Schema, spec: Spec) -> str | None:
         try:
@@ -307,7 +306,7 @@ class Sessions:
         except (SpacesError, CheckpointError) as error:
             return f"this learner cannot train on such an environment: {error}"
         self.schema = self.schema or schema
-        self._log.say(INFO, "actor %d, the first, has decided what is trained", peer.rank)
+        self._log.say(logging.INFO, "actor %d, the first, has decided what is trained", peer.rank)
         # The layout of some models is known only now.
         return _model_misfit(self.publisher.layout_digest, spec)
 
@@ -339,7 +338,7 @@ class Sessions:
         line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.rank}")
         _, _, due = peer.hang or (0.0, line, now)
         if now >= due:
-            self._log.say(WARNING, "%s", line(seconds))
+            self._log.say(logging.WARNING, "%s", line(seconds))
             due = now + HANG_EVERY_S
         peer.hang = now - seconds, line, due
 
@@ -354,14 +353,14 @@ class Sessions:
                 why = f"it {death}"
         # Nobody misses who never joined.
         if peer.columns:
-            self._log.say(INFO, "actor %d is gone: %s", peer.rank, why)
+            self._log.say(logging.INFO, "actor %d is gone: %s", peer.rank, why)
             if death is not None:
                 self._last_death = f"actor {peer.rank} {death}"
         return [Answer(route, [pack(ByeOk(message.session))])] if isinstance(message, Bye) else []
 
     def _refuse(self, route: bytes, refusal: Reject) -> list[Answer]:
         self._counters.add("sessions/refused")
-        self._log.say(WARNING, "an actor was refused: %s", refusal.text)
+        self._log.say(logging.WARNING, "an actor was refused: %s", refusal.text)
         return [Answer(route, [pack(refusal)])]
 
 

@@ -66,8 +66,8 @@ def test_columns_and_episodes_arrive_as_they_were_sent(form, columns):
             planes.columns.obs["pixels"][...] = number
         ended = [(1.5 * number, 2), (-3.0, 1)][: number % 3]
         header = actor.header(codec=ZSTD if form == "compressed" else PLAIN)
-        squeeze = compress if form == "compressed" else None
-        actor.say(*encode_data(header, planes.obs, planes.small, ended, squeeze))
+        how = {"is_compressed": form == "compressed"}
+        actor.say(*encode_data(header, planes.obs, planes.small, ended, **how))
         actor.seq += 1
         learner.end_burst()
         sent += [(planes.columns, column) for column in range(columns)]

@@ -28,7 +28,6 @@ from impala_async.wire.messages import (
     Spec,
     unpack,
 )
-from impala_async.wire.pulls import decode_weights
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import LAYOUT
 from tests.learner.pure_learner import RUN_ID, HandActor, PureLearner
@@ -382,9 +381,10 @@ def served(publisher, *have, **asked):
     reply = unpack(bytes(frames[0]))
     if isinstance(reply, NotModified):
         return None, frames
-    got = decode_weights(reply, [bytes(frame) for frame in frames])
-    assert got.buffer.tolist() == [got.version.update] * 1000
-    return got.version, frames
+    version, buffer = Version(reply.epoch, reply.update), np.frombuffer(frames[1], np.uint8)
+    assert Weights(version, buffer).digest() == reply.content_digest
+    assert buffer.tolist() == [version.update] * 1000
+    return version, frames
 
 
 def test_a_pull_gets_the_oldest_of_those_that_are_kept_and_newer():
