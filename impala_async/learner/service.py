@@ -318,7 +318,9 @@ class LearnerService:
             with told_of("ending: waiting for the recording to be written", logger.info):
                 await self._recorder.finish(reason, self._reading.progress.update, digests)
         # Who builds its environments has not heard it yet, and the last word holds.
-        await self._server.say_bye("finished" if reason in GOALS else "restarting", GOODBYE_S)
+        await self._server.say_bye(
+            "finished" if reason in StopSection.model_fields else "restarting", GOODBYE_S
+        )
         # Weights that are not finite are no fault of the disk, and no second try mends them.
         if reason != NOT_FINITE and (not is_saved or self._folder.is_gone()):
             reason = UNSAVED
