@@ -34,7 +34,6 @@ from tests.actor.scripted import (
 )
 
 MANY = 1000
-LAGS = pytest.mark.parametrize("lag", [0, 1])
 
 
 def spec_of(rows=3, streams=1):
@@ -188,24 +187,21 @@ def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
     assert episodes.tolist() == [(1.5, 3), (-2.0, 8)]
 
 
-@pytest.mark.parametrize(
-    ("choice", "url", "compresses"),
-    [
+def test_auto_compresses_what_leaves_the_host_and_becomes_smaller():
+    for choice, url, compresses in (
         *(("auto", "tcp://learner.example:5555", True), ("auto", "tcp://10.0.0.7:5555", True)),
         *(("auto", "tcp://127.0.0.1:5555", False), ("auto", "tcp://localhost:5555", False)),
         *(("auto", "ipc://@impala", False), ("on", "ipc://@impala", True)),
         ("off", "tcp://learner.example:5555", False),
-    ],
-)
-def test_auto_compresses_what_leaves_the_host_and_becomes_smaller(choice, url, compresses):
-    compress = choose_compression(choice, url)
-    assert (compress is not None) == compresses
-    if compress is not None:
-        even = np.zeros((4, 3000), np.uint8)
-        target = bytearray(even.nbytes)
-        decompress_into(memoryview(target), memoryview(compress(even)))
-        assert target == even.tobytes()
-        assert compress(np.random.default_rng(0).integers(0, 256, (4, 3000), np.uint8)) is None
+    ):
+        compress = choose_compression(choice, url)
+        assert (compress is not None) == compresses, (choice, url)
+        if compress is not None:
+            even = np.zeros((4, 3000), np.uint8)
+            target = bytearray(even.nbytes)
+            decompress_into(memoryview(target), memoryview(compress(even)))
+            assert target == even.tobytes()
+            assert compress(np.random.default_rng(0).integers(0, 256, (4, 3000), np.uint8)) is None
 
 
 # -------------------- lockstep
@@ -229,7 +225,7 @@ def begin(scene, actor, update):
     assert first.result(WITHIN_S) == version_of(update)
 
 
-@LAGS
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.usefixtures("quick_hellos")
 def test_after_a_lost_session_it_begins_anew(scene, lag):
     actor, session = scene.at_work(settings=lockstep(lag), heartbeat_s=0.1)
