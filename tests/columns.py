@@ -1,8 +1,17 @@
-"""The fault that a learner would find in columns, for tests that have no planes of them."""
+"""The simplest schema, and the fault that a learner would find in columns, for tests that have no
+planes of them."""
 
 import numpy as np
 
+from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.trajectory import ColumnChecks, columns_over
+
+
+def flat_schema(num_features, num_actions, rows, **more):
+    """A vector of floats, and one choice."""
+    obs = ObsSpec((ArraySpec("", (num_features,), "float32"),))
+    action = ActionSpec((ActionPart("", "discrete", (num_actions,)),))
+    return Schema(obs, action, rows, **more)
 
 
 def find_fault(schema, columns):

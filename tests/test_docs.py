@@ -232,13 +232,10 @@ def test_the_trajectory_page_names_each_file_its_imports_and_its_carriers():
 # -------------------- the first page, and decisions
 
 
-def test_exit_codes_are_those_of_the_code():
+def test_exit_codes_are_those_of_the_code_and_the_first_command_comes_early():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert set(map(int, re.findall(r"(?m)^\| (\d+) \|", text))) == {*errors.Exit}
-
-
-def test_the_first_command_comes_early():
-    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    lines = text.splitlines()
     assert any(line.startswith("make ") for line in lines[:30])
     assert len(lines) <= 220
 

@@ -122,9 +122,13 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
+def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    Path("mine/cartpole.toml").touch()
+    parser = new_parser("train", "")
+    add_run_flags(parser)
+    for flags, told in (
         ("--seed 1", "did you mean --set seed=VALUE?"),
         ("--lr 1e-3 --ent-coef=0.1", "did you mean --set algorithm.lr=VALUE?"),
         ("env.id=CartPole-v1", "did you mean --set env.id=VALUE?"),
@@ -136,20 +140,11 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
         ("xyzzy", "unrecognized arguments: xyzzy"),
         # argparse would drop the first value.
         ("--record a --record=b", "argument --record: takes one value, and has 2"),
-    ],
-)
-def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(
-    flags, told, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    Path("mine").mkdir()
-    Path("mine/cartpole.toml").touch()
-    parser = new_parser("train", "")
-    add_run_flags(parser)
-    with pytest.raises(SystemExit) as end:
-        parser.parse_args(flags.split())
-    assert end.value.code == 2
-    assert capsys.readouterr().err.rstrip().endswith(told)
+    ):
+        with pytest.raises(SystemExit) as end:
+            parser.parse_args(flags.split())
+        assert end.value.code == 2, flags
+        assert capsys.readouterr().err.rstrip().endswith(told), flags
 
 
 def test_where_a_learner_may_be():
@@ -239,8 +234,10 @@ def test_output_that_is_full_does_not_change_the_end(monkeypatch):
 # -------------------- new and resumed runs
 
 
-def test_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsys):
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+def test_the_command_and_all_configs_are_packaged_and_found_by_name(tmp_path, monkeypatch, capsys):
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert package["project"]["scripts"] == {"impala-async": "impala_async.__main__:console"}
+    build = package["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"]["force-include"] == {"configs": "impala_async/configs"}
     assert {path.name for path in packaged_configs().values()} == {
         path.name for path in ROOT.glob("configs/*.toml")
@@ -359,10 +356,12 @@ def at_once(monkeypatch):
     monkeypatch.setattr("impala_async.output.Wait", functools.partial(Wait, after_s=0.0))
 
 
-def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path):
+def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path, at_once, caplog):
+    caplog.set_level("INFO")
     check_learner(str(tmp_path))
     with pytest.raises(UnreachableError, match="no learner has said there where it listens"):
-        learner_url(str(tmp_path), 0.0)
+        learner_url(str(tmp_path), 0.5)
+    assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
     found = []
     thread = threading.Thread(target=lambda: found.append(learner_url(str(tmp_path), 60.0)))
     thread.start()
@@ -377,13 +376,6 @@ def test_a_run_folder_that_says_no_address_is_told(said, tmp_path):
     with pytest.raises(ConfigError, match=r"service\.json: data_url: wants tcp://") as caught:
         learner_url(str(tmp_path), 0.0)
     assert len(str(caught.value)) < 500
-
-
-def test_the_wait_for_a_run_folder_is_told(tmp_path, at_once, caplog):
-    caplog.set_level("INFO")
-    with pytest.raises(UnreachableError):
-        learner_url(str(tmp_path), 0.5)
-    assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
 
 
 def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(

@@ -2,7 +2,6 @@ import importlib
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,11 +57,6 @@ def test_environments_in_the_current_folder_are_found_unless_it_is_gone(monkeypa
     assert seen == [[str(folder)]] * 2
     folder.rmdir()
     assert main(["evaluate"]) == 0
-
-
-def test_the_console_command_is_this():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"impala-async": "impala_async.__main__:console"}
 
 
 @pytest.mark.parametrize(

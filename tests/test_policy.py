@@ -20,6 +20,7 @@ from impala_async.schema import (
     recurrent_state,
 )
 from impala_async.weights import Version, Weights
+from tests.training.conftest import are_equal
 
 SECTION = ModelSection(hidden_sizes=(16, 16))
 VECTOR = ObsSpec((ArraySpec("", (3,), "float32"),))
@@ -56,7 +57,6 @@ SCHEMAS = {
     },
 }
 each_kind = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
-each_core = pytest.mark.parametrize("core", ["lstm", "gru"])
 LSTM = ModelSection(core="lstm", core_size=4)
 MEMORY = replace(PLAIN, state=recurrent_state("lstm", 4))
 
@@ -94,10 +94,6 @@ def to_torch(arrays):
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def are_equal(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True))
-
-
 # -------------------- weights
 
 
@@ -107,8 +103,8 @@ def test_one_seed_gives_bit_equal_weights_whatever_the_global_generator_holds():
     torch.manual_seed(2)
     before = torch.get_rng_state()
     second, other = Policy(PLAIN, SECTION, seed=7), Policy(PLAIN, SECTION, seed=8)
-    assert are_equal(first, second)
-    assert not are_equal(first, other)
+    assert are_equal(first.tensors, second.tensors)
+    assert not are_equal(first.tensors, other.tensors)
     second.act(random_obs(PLAIN, 2), {}, generator())
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -123,18 +119,15 @@ def test_acting_follows_the_weights_that_training_changes_in_place():
     assert any((tensor == 0).all() for tensor in policy.tensors)
 
 
-@pytest.mark.parametrize(
-    ("section", "state", "text"),
-    [
+def test_a_state_that_is_not_the_cores_is_refused():
+    for section, state, text in (
         (SECTION, recurrent_state("gru", 4), "model.core: None of 256 here, the schema has"),
         (ModelSection(core="gru"), (), r"model.core: gru of 256 here, the schema has \(\)"),
         (ModelSection(core="gru"), recurrent_state("lstm", 256), "model.core: gru"),
         (ModelSection(core="gru"), recurrent_state("gru", 4), "model.core: gru"),
-    ],
-)
-def test_a_state_that_is_not_the_cores_is_refused(section, state, text):
-    with pytest.raises(SpacesError, match=text):
-        Policy(replace(PLAIN, state=state), section, seed=0)
+    ):
+        with pytest.raises(SpacesError, match=text):
+            Policy(replace(PLAIN, state=state), section, seed=0)
 
 
 # -------------------- acting
@@ -154,7 +147,7 @@ def test_act_gives_an_array_per_part_and_one_log_probability_per_column(schema):
     assert action.state == {}
 
 
-@each_core
+@pytest.mark.parametrize("core", ["lstm", "gru"])
 def test_acting_leaves_the_state_that_it_was_given_alone(core):
     policy = remembering(core)
     state, obs = policy.first_state(5), random_obs(PLAIN, 5)

@@ -191,9 +191,8 @@ def test_the_row_after_the_end_of_an_episode_is_masked_and_ends_none(plain, flag
     assert plain.fault == ("invalid", "an episode ends in a masked row")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "is_looked_at"),
-    [
+def test_rewards_and_log_probabilities_of_masked_rows_are_not_looked_at():
+    for name, value, is_looked_at in (
         *(("rewards_CT", value, False) for value in (np.nan, np.inf, 1e38)),
         *(("log_probs_CT", value, False) for value in (np.nan, -np.inf, 5.0)),
         *(
@@ -201,18 +200,16 @@ def test_the_row_after_the_end_of_an_episode_is_masked_and_ends_none(plain, flag
             ("actions/move", 4, True),
             ("actions/push", np.nan, True),
         ),
-    ],
-)
-def test_rewards_and_log_probabilities_of_masked_rows_are_not_looked_at(name, value, is_looked_at):
-    message = Message(WIDE if name == "actions/push" else SCHEMA)
-    message[name][HERE] = value
-    assert message.fault is not None
-    message["mask_CT"][HERE] = 0
-    assert (message.fault is not None) == is_looked_at
-    message["mask_CT"][:] = 0
-    assert (message.fault is not None) == is_looked_at, "no valid row at all"
-    message["mask_CT"][HERE], message["mask_CT"][0, 1] = 1, 0
-    assert message.fault is not None
+    ):
+        message = Message(WIDE if name == "actions/push" else SCHEMA)
+        message[name][HERE] = value
+        assert message.fault is not None, (name, value)
+        message["mask_CT"][HERE] = 0
+        assert (message.fault is not None) == is_looked_at, (name, value)
+        message["mask_CT"][:] = 0
+        assert (message.fault is not None) == is_looked_at, "no valid row at all"
+        message["mask_CT"][HERE], message["mask_CT"][0, 1] = 1, 0
+        assert message.fault is not None, (name, value)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous", "squashed"])
@@ -230,9 +227,8 @@ def test_only_a_density_may_be_above_one(kind):
     assert message.reason == "nonfinite"
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "num_choices", "what"),
-    [
+def test_each_category_has_its_own_range(wide):
+    for name, place, num_choices, what in (
         ("obs/lamp", (), 3, "the observation 'lamp'"),
         *(("obs/cards", (i, j), 4, "the observation 'cards'") for i in (0, 1) for j in (0, 1)),
         ("obs/dials", (0,), 5, "the observation 'dials'"),
@@ -240,20 +236,18 @@ def test_only_a_density_may_be_above_one(kind):
         ("windows/image", (2,), 9, "the window of the observation 'image'"),
         ("actions/move", (0,), 2, "the action 'move'"),
         ("actions/move", (1,), 5, "the action 'move'"),
-    ],
-)
-def test_each_category_has_its_own_range(wide, name, place, num_choices, what):
-    array = wide[name]
-    limits = np.iinfo(array.dtype)
-    for row in (0, HERE[1], array.shape[1] - 1):
-        at = (HERE[0], row, *place)
-        for value in (num_choices - 1, 1, 0):
-            array[at] = value
-            assert wide.fault is None
-        for value in {num_choices, limits.max, limits.min} - {0}:
-            array[at] = value
-            assert wide.fault == ("invalid", f"{what} is none of its choices"), value
-        array[at] = 0
+    ):
+        array = wide[name]
+        limits = np.iinfo(array.dtype)
+        for row in (0, HERE[1], array.shape[1] - 1):
+            at = (HERE[0], row, *place)
+            for value in (num_choices - 1, 1, 0):
+                array[at] = value
+                assert wide.fault is None, (name, at, value)
+            for value in {num_choices, limits.max, limits.min} - {0}:
+                array[at] = value
+                assert wide.fault == ("invalid", f"{what} is none of its choices"), at
+            array[at] = 0
 
 
 def test_each_part_has_its_own_range_and_an_array_alone_has_no_name(plain):
@@ -270,9 +264,8 @@ def test_each_part_has_its_own_range_and_an_array_alone_has_no_name(plain):
 FORBIDDEN = ("invalid", "an action is chosen that 'legal' forbids, or where none is legal")
 
 
-@pytest.mark.parametrize(
-    ("legal", "chosen", "fault"),
-    [
+def test_a_choice_is_legal_in_every_valid_row():
+    for legal, chosen, fault in (
         ([1, 1, 1, 1, 1, 1, 1], (1, 4), None),
         ([0, 1, 0, 0, 1, 0, 0], (1, 2), None),
         # Any number but 0 is a flag that is set.
@@ -284,14 +277,13 @@ FORBIDDEN = ("invalid", "an action is chosen that 'legal' forbids, or where none
         ([0, 0, 1, 1, 1, 1, 1], (0, 0), FORBIDDEN),
         ([1, 1, 0, 0, 0, 0, 0], (0, 0), FORBIDDEN),
         ([0, 0, 0, 0, 0, 0, 0], (0, 0), FORBIDDEN),
-    ],
-)
-def test_a_choice_is_legal_in_every_valid_row(wide, legal, chosen, fault):
-    wide["obs/legal"][HERE] = legal
-    wide["actions/move"][HERE] = chosen
-    # Where nothing is chosen nothing need be legal, and it must not be taken for the cause.
-    wide["obs/legal"][0, 1], wide["mask_CT"][0, 1] = 0, 0
-    wide["obs/legal"][:, -1] = 0
-    assert wide.fault == fault
-    wide["mask_CT"][HERE] = 0
-    assert wide.fault is None
+    ):
+        wide = Message(WIDE)
+        wide["obs/legal"][HERE] = legal
+        wide["actions/move"][HERE] = chosen
+        # Where nothing is chosen nothing need be legal, and it must not be taken for the cause.
+        wide["obs/legal"][0, 1], wide["mask_CT"][0, 1] = 0, 0
+        wide["obs/legal"][:, -1] = 0
+        assert wide.fault == fault, (legal, chosen)
+        wide["mask_CT"][HERE] = 0
+        assert wide.fault is None, (legal, chosen)

@@ -102,14 +102,11 @@ def test_what_no_name_stands_for_is_told(folder, monkeypatch, source, name, says
         sys.modules.pop("mine", None)
 
 
-@pytest.mark.parametrize(
-    ("typed", "says"),
-    [
+def test_a_name_that_no_process_could_import_is_told_how_to_be_written():
+    for typed, says in (
         ("net.py:Net", "a file is named as Python imports it, .* net:Net, "),
         ("./my/net.py:Net", "a file is named as Python imports it, .* my.net:Net, "),
         ("__main__:Net", "every process .*: put Net into a module of its own$"),
-    ],
-)
-def test_a_name_that_no_process_could_import_is_told_how_to_be_written(typed, says):
-    with pytest.raises(ConfigError, match=f"^model.name: {typed}: {says}"):
-        named(typed)
+    ):
+        with pytest.raises(ConfigError, match=f"^model.name: {typed}: {says}"):
+            named(typed)

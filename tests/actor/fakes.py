@@ -8,13 +8,12 @@ from numpy.typing import NDArray
 
 from impala_async.actor.sampler import sampler_for
 from impala_async.actor.unroll import MessageBuffer
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Version, Weights
+from tests.columns import flat_schema
 
 
 def schema_of(rows, num_obs=2, num_choices=2):
-    obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
-    return Schema(obs, ActionSpec((ActionPart("", "discrete", (num_choices,)),)), rows)
+    return flat_schema(num_obs, num_choices, rows)
 
 
 def weights_of(update):

@@ -5,13 +5,11 @@ the other, as on a sampler thread. Nothing here waits without a limit.
 """
 
 import select
-import socket
 import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,14 +131,6 @@ class ScriptedLearner:
         self.weights = Ear(context, str(folder / "w"))
         self.run_id = b"r" * 16
         self._num_sessions = 0
-
-    @cached_property
-    def dead_socket(self):
-        """The path of a socket that nobody listens at any more."""
-        path = str(self.folder / "dead")
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(path)
-        return path
 
     @property
     def url(self):

@@ -33,7 +33,6 @@ from tests.actor.scripted import (
 )
 
 MANY = 1000
-LAGS = pytest.mark.parametrize("lag", [0, 1])
 
 
 def spec_of(rows=3, streams=1):
@@ -187,17 +186,14 @@ def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
     assert episodes.tolist() == [(1.5, 3), (-2.0, 8)]
 
 
-@pytest.mark.parametrize(
-    ("choice", "url", "wanted"),
-    [
+def test_auto_compresses_what_leaves_the_host():
+    for choice, url, wanted in (
         *(("auto", "tcp://learner.example:5555", True), ("auto", "tcp://10.0.0.7:5555", True)),
         *(("auto", "tcp://127.0.0.1:5555", False), ("auto", "tcp://localhost:5555", False)),
         *(("auto", "ipc://@impala", False), ("on", "ipc://@impala", True)),
         ("off", "tcp://learner.example:5555", False),
-    ],
-)
-def test_auto_compresses_what_leaves_the_host(choice, url, wanted):
-    assert is_compressed(choice, url) == wanted
+    ):
+        assert is_compressed(choice, url) == wanted, (choice, url)
 
 
 # -------------------- lockstep
@@ -221,7 +217,7 @@ def begin(scene, actor, update):
     assert first.result(WITHIN_S) == version_of(update)
 
 
-@LAGS
+@pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.usefixtures("quick_hellos")
 def test_after_a_lost_session_it_begins_anew(scene, lag):
     actor, session = scene.at_work(settings=lockstep(lag), heartbeat_s=0.1)

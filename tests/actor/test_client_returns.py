@@ -109,8 +109,10 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
 
 def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
     """Its ipc paths lead nowhere: it has gone between two words."""
-    nonce = str(scene.learner.folder / "nonce")
-    gone = {"nonce_path": nonce, "ipc_data": scene.learner.dead_socket, "lease_s": 0.2}
+    nonce, dead = (str(scene.learner.folder / name) for name in ("nonce", "dead"))
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(dead)
+    gone = {"nonce_path": nonce, "ipc_data": dead, "lease_s": 0.2}
     actor = scene.actor()
     connected = actor.begin(actor.client.connect)
     scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)

@@ -39,14 +39,6 @@ def open_link(scene):
     context.term()
 
 
-def await_weights(link):
-    give_up_at = time.monotonic() + WITHIN_S
-    while (weights := link.take_newest()) is None:
-        assert time.monotonic() < give_up_at
-        link.wait_for_weights(0.1)
-    return weights
-
-
 def grant(version):
     return Grant(WELCOME.session, 1, 0, *version, [])
 
@@ -59,7 +51,7 @@ def test_what_a_broken_connection_swallowed_is_asked_for_again_at_once(scene, op
             assert [type(each.message) for each in heard] == [Heartbeat, Get]
             network.reset()
         scene.learner.weights.find(Get).answer(*reply_of(weights_of(2.5, V5)))
-        assert await_weights(link).version == V5
+        until(lambda: (weights := link.take_newest()) and weights.version == V5)
 
 
 @pytest.mark.parametrize(("num_kept", "expected"), [(1, [V7, None]), (2, [V5, V7, None])])

@@ -49,19 +49,16 @@ class Seen(NamedTuple):
     is_valid: bool
 
 
-def envs_of(mode):
-    if mode == "serial":
-        return SerialEnvs([Counting(length) for length in LENGTHS])
-    return VectorEnvs(CountingVector(len(LENGTHS), LENGTHS, autoreset=mode))
-
-
 def run(mode, rows, num_steps=60):
     """The trajectories of each column: the state that travelled with it, and its rows."""
-    envs = envs_of(mode)
+    serials = mode == "serial"
+    if serials:
+        envs = SerialEnvs([Counting(length) for length in LENGTHS])
+    else:
+        envs = VectorEnvs(CountingVector(len(LENGTHS), LENGTHS, autoreset=mode))
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE)
     sampler = sampler_over(envs, schema, CountingPolicy())
     found = [[] for _ in LENGTHS]
-    serials = mode == "serial"
     for message in [message for _ in range(num_steps) for message in sampler.step()]:
         for place in range(message.buffer.num_columns):
             column = place if serials else int(message.buffer.columns.obs[""][place, 0, 0])

@@ -31,6 +31,7 @@ from impala_async.wire.messages import (
 )
 from tests.actor.scripted import WITHIN_S, Session, body_of, settings_for, settings_of
 from tests.actor.worlds import section
+from tests.wire.ends import until
 
 MANY = 1000
 FIRST = Version(1, 1)
@@ -288,39 +289,28 @@ def test_where_the_time_goes_is_told(scene, monkeypatch):
     assert timers["act_time_ms"] > 0
 
 
-def test_a_goodbye_does_not_wait_for_many_slow_steps(scene):
-    settings = settings_for("Slow", rows=1000, step_s=0.25)
+# Sixteen steps take four seconds. Eight environments make one of 0.4 s: it must look after each.
+@pytest.mark.parametrize(("who", "num_envs", "step_s"), [("learner", 1, 0.25), ("signal", 8, 0.05)])
+def test_an_end_comes_soon_in_the_midst_of_slow_steps(scene, who, num_envs, step_s):
+    own = {"sampler": "serial"} if who == "signal" else {}
+    settings = settings_for("Slow", rows=1000, step_s=step_s, **own)
 
     def serve(scene):
         session = at_work(scene, settings, heartbeat_s=0.05)
         for _ in range(5):
             scene.learner.weights.find(Heartbeat)
         told_at = time.monotonic()
-        finish(scene, session)
+        if who == "learner":
+            finish(scene, session)
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+            bye = scene.learner.data.find(Bye)
+            bye.answer(ByeOk(session.id))
+            assert bye.message.session == session.id
         return time.monotonic() - told_at
 
-    _, took_s = run(scene, serve, num_envs=1)
-    # Sixteen steps take four seconds.
-    assert took_s < 2.0
-
-
-def test_a_signal_ends_it_soon_in_the_midst_of_slow_steps_and_it_says_goodbye(scene):
-    # Eight environments make a step of 0.4 s: it must look after each.
-    settings = settings_for("Slow", rows=1000, sampler="serial", step_s=0.05)
-
-    def serve(scene):
-        session = at_work(scene, settings, heartbeat_s=0.05)
-        for _ in range(5):
-            scene.learner.weights.find(Heartbeat)
-        told_at = time.monotonic()
-        os.kill(os.getpid(), signal.SIGTERM)
-        bye = scene.learner.data.find(Bye)
-        bye.answer(ByeOk(session.id))
-        assert bye.message.session == session.id
-        return time.monotonic() - told_at
-
-    code, took_s = run(scene, serve, num_envs=8)
-    assert (code, took_s < 3.0) == (0, True)
+    code, took_s = run(scene, serve, num_envs=num_envs)
+    assert (code, took_s < (2.0 if who == "learner" else 3.0)) == (0, True)
 
 
 def test_what_fails_after_a_signal_may_have_been_told_to_end_as_well(scene, monkeypatch):
@@ -381,9 +371,7 @@ def test_a_network_that_takes_long_to_build_is_told_of(scene, monkeypatch, caplo
     build, told = service_module.build_policy, "the network is being built (0 s)"
 
     def slowly(*args, **how):
-        give_up_at = time.monotonic() + WITHIN_S
-        while told not in caplog.text and time.monotonic() < give_up_at:
-            time.sleep(0.001)
+        until(lambda: told in caplog.text)
         return build(*args, **how)
 
     monkeypatch.setattr(output, "Wait", partial(output.Wait, after_s=0.0))

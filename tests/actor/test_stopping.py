@@ -3,15 +3,13 @@
 import math
 import os
 import signal
-import time
 
 import pytest
 
 from impala_async.actor import stopping
 from impala_async.actor.stopping import Stopper
 from impala_async.envs.faults import RUNNING, Blame
-
-WITHIN_S = 20.0
+from tests.wire.ends import until
 
 
 class Stage:
@@ -106,10 +104,7 @@ def test_it_hears_a_signal_wherever_the_main_thread_is(stage, monkeypatch):
     try:
         be("in step")
         os.kill(os.getpid(), signal.SIGTERM)
-        give_up_at = time.monotonic() + WITHIN_S
-        while not stage.codes:
-            assert time.monotonic() < give_up_at
-            time.sleep(0.005)
+        until(lambda: stage.codes)
         assert stage.codes[0] == 0
     finally:
         stage.stopper.close()

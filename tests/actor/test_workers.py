@@ -22,6 +22,7 @@ from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, EnvHangsError
 from tests.actor.worlds import PAIR, bytes_of, play, section
+from tests.e2e.harness import is_alive
 from tests.wire.ends import until
 
 LIVES = "tests.envs.test_agents:Lives"
@@ -231,14 +232,6 @@ def test_signals_are_left_to_its_actor():
                 worker.tell(STEP, "in step")
                 worker.hear()
         assert worker.process.poll() is None
-
-
-def is_alive(process):
-    """Nobody may be there to take note of its end."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 ACTOR = """

@@ -34,9 +34,6 @@ class Batch(NamedTuple):
         del rows["log_rhos_TB"]
         return gae(**rows, lambda_=lambda_)
 
-    def columns(self, order):
-        return Batch(*(tensor[:, order] for tensor in self))
-
     def poisoned(self):
         """NaN in every place that no valid row may look at."""
         rows = [torch.where(self.mask_TB, tensor_TB, nan) for tensor_TB in self[:3]]

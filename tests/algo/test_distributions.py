@@ -1,19 +1,16 @@
 """Distributions against those of torch and numeric integrals, draws against their probabilities."""
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from impala_async.algo.distributions import Categorical, Gaussian, Joint, joint_of
 from impala_async.schema import ActionPart
 
-Kind = Callable[[Tensor, tuple[int, ...]], Gaussian]
 LEADING = st.sampled_from([(), (1,), (7,), (3, 4)])
 CHOICES = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(tuple)
 squashed = partial(Gaussian, is_squashed=True)

@@ -33,8 +33,7 @@ def run(name, tensors, **settings_):
     """The loss of this name on those of the tensors that it takes."""
     function, usual = LOSSES[name]
     ours = {key: tensors[key] for key in tensors.keys() & inputs_of(name)}
-    terms = function(**ours, **usual | settings_)
-    return terms
+    return function(**ours, **usual | settings_)
 
 
 def random_tensors(seed, masked_rate=0.3):
@@ -311,16 +310,13 @@ BARS |= {"normalize_advantages": False}
 ON_POLICY = {"lambda_": 0.95, "normalize_advantages": True}
 
 
-@pytest.mark.parametrize(
-    ("function", "own"),
-    [
+def test_signatures_are_stable():
+    for function, own in (
         (impala_loss, BARS),
         (appo_loss, BARS | {"clip": 0.2, "is_clip": 2.0, "kl_TB": None, "kl_coeff": 0.0}),
         (ppo_loss, ON_POLICY | {"clip": 0.2, "returns": "gae", "rho_bar": 1.0, "c_bar": 1.0}),
-    ],
-)
-def test_signatures_are_stable(function, own):
-    parameters = inspect.signature(function).parameters.values()
-    assert all(p.kind is p.KEYWORD_ONLY for p in parameters)
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    assert defaults == SHARED | own
+    ):
+        parameters = inspect.signature(function).parameters.values()
+        assert all(p.kind is p.KEYWORD_ONLY for p in parameters), function
+        defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        assert defaults == SHARED | own, function

@@ -56,18 +56,13 @@ def test_a_run_that_fails_or_does_not_end_says_so_and_leaves_nobody(forks):
         list(run.moments(0.05))
     with one_run(CARTPOLE, ["stop.updates=none"]) as run:
         process = psutil.Process(run.pid)
-        family = [process, *wait_until("its actors", lambda: family_of(process))]
+        wait_until("its learner and actors", lambda: len(process.children(recursive=True)) >= 3)
+        family = [process, *process.children(recursive=True)]
         with pytest.raises(RuntimeError, match="still running after 0 s"):
             list(run.moments(0.05, limit_s=0))
         folder = run._log.parent
     wait_until("all have ended", lambda: not any(map(is_alive, family)))
     assert not folder.exists()
-
-
-def family_of(process):
-    """The learner and two actors, as soon as all are there."""
-    found = process.children(recursive=True)
-    return found if len(found) >= 3 else None
 
 
 def test_speed_counts_from_a_moment_of_the_training():

@@ -52,9 +52,9 @@ def test_a_name_is_known_or_of_a_module():
 DEEP, LONG = "[" * 300 + "]" * 300, "9" * 5000
 
 
-@pytest.mark.parametrize(
-    ("setting", "key"),
-    [
+def test_arguments_are_what_can_be_written_down_and_read_again(tmp_path):
+    path, says = tmp_path / "my.toml", "wants text in UTF-8, numbers (whole ones of 64 b"
+    for setting, key in (
         (f"env.kwargs.x = {DEEP}", "env.kwargs.x"),
         (f"env.kwargs{'.a' * 1500} = 1", "env.kwargs.a"),
         (f"env.kwargs.x = 0x{LONG}", "env.kwargs.x"),
@@ -62,19 +62,15 @@ DEEP, LONG = "[" * 300 + "]" * 300, "9" * 5000
         ("env.kwargs.at = 07:32:00", "env.kwargs.at"),
         ("env.kwargs.at = [2024-01-02]", "env.kwargs.at"),
         ("env.wrappers = [{name='a:b', kwargs={when=2024-01-02}}]", "env.wrappers[0].kwargs.when"),
-    ],
-    ids=lambda text: text[:30],
-)
-def test_arguments_are_what_can_be_written_down_and_read_again(tmp_path, setting, key):
-    path = tmp_path / "my.toml"
-    for content, overrides, source in (
-        (f'env.id = "X"\n{setting}\n', [], path),
-        ('env.id = "X"\nenv.kwargs.y = 1\n', [setting], "--set"),
     ):
-        path.write_text(content)
-        (line,) = mistakes(path, *overrides)
-        assert line.startswith(f"{source}: {key}: wants text in UTF-8, numbers (whole ones of 64 b")
-        assert len(line) < 300
+        for content, overrides, source in (
+            (f'env.id = "X"\n{setting}\n', [], path),
+            ('env.id = "X"\nenv.kwargs.y = 1\n', [setting], "--set"),
+        ):
+            path.write_text(content)
+            (line,) = mistakes(path, *overrides)
+            assert line.startswith(f"{source}: {key}: {says}")
+            assert len(line) < 300
     for odd in ({"x": "\udcff"}, {"\udcff": 1}, {"x": {"\udcff": 1}}, {"x": object()}):
         with pytest.raises(ConfigError, match=r"env\.kwargs.*: wants text in UTF-8"):
             config_of(env={"id": "X", "kwargs": odd})

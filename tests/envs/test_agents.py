@@ -195,28 +195,24 @@ def show_no_more(env, obs):
         del obs[agent]
 
 
-@pytest.mark.parametrize(
-    ("env", "expected"),
-    [
+def test_one_is_idle_after_its_end_until_all_have_ended_and_before_it_comes():
+    for env, expected in (
         (Lives((1, 3)), EARLY),
         (Lives((1, 3), change=show_no_more), [[*EARLY[i][:4], s] for i, s in enumerate(SILENT)]),
         (StaysListed((1, 3)), EARLY),
         (Lives((1, 3), ends="truncated"), [[a, b, d, c, e] for a, b, c, d, e in EARLY]),
         (Lives((4, 3), starts=(0, 2)), LATE),
-    ],
-    ids=["early", "silent", "listed", "truncated", "late"],
-)
-def test_one_is_idle_after_its_end_until_all_have_ended_and_before_it_comes(env, expected):
-    envs = AgentEnvs([env])
-    first = envs.reset(0)
-    assert first[""].tolist() == [[0, 0, 0], [float(expected is not LATE), 0, 0]]
-    assert rows(envs, 5) == expected
-    # A reset in the midst of things forgets them. One policy masks only idle rows.
-    envs.reset(0)
-    step = envs.step(ones(envs))
-    assert step.idle.tolist() == expected[0][0]
-    assert step.masked is step.fresh is step.idle
-    assert step.untrained is None
+    ):
+        envs = AgentEnvs([env])
+        first = envs.reset(0)
+        assert first[""].tolist() == [[0, 0, 0], [float(expected is not LATE), 0, 0]]
+        assert rows(envs, 5) == expected, vars(env)
+        # A reset in the midst of things forgets them. One policy masks only idle rows.
+        envs.reset(0)
+        step = envs.step(ones(envs))
+        assert step.idle.tolist() == expected[0][0]
+        assert step.masked is step.fresh is step.idle
+        assert step.untrained is None
 
 
 def test_actions_go_to_those_who_are_there_in_their_own_space():

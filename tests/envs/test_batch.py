@@ -208,9 +208,8 @@ HAND = Dict(hand=MultiDiscrete([2, 3], start=[0, 1]), deck=NUMBERS)
 
 
 @KINDS
-@pytest.mark.parametrize(
-    ("space", "sound", "then", "says"),
-    [
+def test_a_category_that_is_none_is_named_whenever_it_comes(kind):
+    for space, sound, then, says in (
         (Discrete(5), 0, -1, "observation: the space promises 0 to 4, it is -1"),
         (Discrete(5, start=3), 3, 8, "observation: the space promises 3 to 7, it is 8"),
         # An excess here would be the first choice of the next item.
@@ -218,14 +217,12 @@ HAND = Dict(hand=MultiDiscrete([2, 3], start=[0, 1]), deck=NUMBERS)
          r"observation at \[0, 1\]: the space promises 0 to 2, it is 3"),
         (HAND, {"hand": np.array([0, 1]), "deck": ZEROS}, {"hand": np.array([1, 4]), "deck": ZEROS},
          r"hand at \[1\]: the space promises 1 to 3, it is 4"),
-    ],
-)  # fmt: skip
-def test_a_category_that_is_none_is_named_whenever_it_comes(kind, space, sound, then, says):
-    # Also in the last observation of an episode.
-    for length in (40, 99):
-        refuses(batch(kind, space, sound, then, at=40, length=length), 39, f": {says}$")
-    with pytest.raises(EnvError, match=f": {says}$"):
-        batch(kind, space, then, sound).reset(0)
+    ):  # fmt: skip
+        # Also in the last observation of an episode.
+        for length in (40, 99):
+            refuses(batch(kind, space, sound, then, at=40, length=length), 39, f": {says}$")
+        with pytest.raises(EnvError, match=f": {says}$"):
+            batch(kind, space, then, sound).reset(0)
 
 
 def test_only_the_batched_final_observations_of_ended_columns_count():

@@ -117,15 +117,6 @@ def test_the_step_after_an_end_resets_and_ignores_the_action():
         assert step.idle is None
 
 
-def test_both_flags_come_through():
-    for ends, flags in (("terminated", (1, 0)), ("truncated", (0, 1)), ("both", (1, 1))):
-        vector = CountingVector(1, (1,), ends=ends)
-        for envs in (SerialEnvs([Counting(1, ends)]), VectorEnvs(vector)):
-            envs.reset(0)
-            step = envs.step(acts(0))
-            assert (step.terminated[0], step.truncated[0]) == flags
-
-
 def test_the_environment_of_a_call_is_known_by_its_number():
     def note(obs, *_):
         seen.append(RUNNING.place[0])

@@ -22,15 +22,12 @@ from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version
+from tests.columns import flat_schema
 
 pytestmark = pytest.mark.gpu
 
 COLUMNS, ROWS = 8, 10
-SCHEMA = Schema(
-    ObsSpec((ArraySpec("", (4,), "float32"),)),
-    ActionSpec((ActionPart("", "discrete", (3,)),)),
-    ROWS,
-)
+SCHEMA = flat_schema(4, 3, ROWS)
 
 
 def step_on(device, is_graphed=False, **settings):
@@ -95,17 +92,14 @@ def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device, settings, is_graphe
     assert not caplog.records
 
 
-def vector(action, **more):
-    return Schema(ObsSpec((ArraySpec("", (4,), "float32"),)), ActionSpec((action,)), ROWS, **more)
-
-
-CHOICE = ActionPart("", "discrete", (3,))
+LSTM = flat_schema(4, 3, ROWS, state=recurrent_state("lstm", 8))
+SQUASHED = ActionPart("", "squashed", shape=(2,))
 FRAMES = ArraySpec("", (4, 84, 84), "uint8", is_stack=True)
 NETWORKS = {
-    "mlp": (vector(CHOICE), {"normalize_obs": True}),
-    "lstm": (vector(CHOICE, state=recurrent_state("lstm", 8)), {"core": "lstm", "core_size": 8}),
-    "squashed": (vector(ActionPart("", "squashed", shape=(2,))), {}),
-    "frames": (Schema(ObsSpec((FRAMES,)), ActionSpec((CHOICE,)), ROWS), {"name": "nature_cnn"}),
+    "mlp": (SCHEMA, {"normalize_obs": True}),
+    "lstm": (LSTM, {"core": "lstm", "core_size": 8}),
+    "squashed": (Schema(SCHEMA.obs, ActionSpec((SQUASHED,)), ROWS), {}),
+    "frames": (Schema(ObsSpec((FRAMES,)), SCHEMA.action, ROWS), {"name": "nature_cnn"}),
 }
 
 

@@ -312,9 +312,9 @@ sys.exit(2)
 INFO, WARNING = "03:52:22 INFO back at work", "03:52:22 WARNING in step for 12 s"
 
 
-@pytest.mark.parametrize(
-    ("said", "code", "how"),
-    [
+def test_last_words_are_told_where_they_may_be_a_reason(tmp_path):
+    log = tmp_path / "log"
+    for said, code, how in (
         ("", -11, "died of SIGSEGV (it said nothing)"),
         (INFO, -11, "died of SIGSEGV (it said nothing)"),
         (f"no GL\n{INFO}", -11, "died of SIGSEGV (the last line of its log: no GL)"),
@@ -324,20 +324,14 @@ INFO, WARNING = "03:52:22 INFO back at work", "03:52:22 WARNING in step for 12 s
         ("ep 7", 78, "ended with exit code 78 (the last line of its log: ep 7)"),
         ("error: it raised", -9, how_it_ended(-9)),
         ("x" * 9999, 1, f"ended with exit code 1 (the last line of its log: {'x' * 300})"),
-    ],
-)
-def test_last_words_are_told_where_they_may_be_a_reason(tmp_path, said, code, how):
-    log = tmp_path / "log"
-    log.write_text("error: of the life before\n")
-    actor = local._Actor(0, log)
-    actor.log_begin = log.stat().st_size
-    with log.open("a") as file:
-        file.write(said)
-    assert actor.how_it_ended(code) == how
-
-
-def test_of_a_long_log_only_the_end_is_read(tmp_path):
-    log = tmp_path / "log"
+    ):
+        log.write_text("error: of the life before\n")
+        actor = local._Actor(0, log)
+        actor.log_begin = log.stat().st_size
+        with log.open("a") as file:
+            file.write(said)
+        assert actor.how_it_ended(code) == how
+    # No more is read of a long log than its end.
     log.write_text("error: it began\n" + "word " * 14_000)
     assert "it began" not in local._Actor(0, log).how_it_ended(1)
 

@@ -6,14 +6,14 @@ from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Sche
 from impala_async.trajectory import columns_over
 from impala_async.wire.messages import Data
 from impala_async.wire.peer import Peer, Watermark
+from tests.columns import flat_schema
 
 NUM_CHOICES = 3
 
 
 def small_schema(rows=3, num_obs=2):
     """A column of it goes inline."""
-    obs = ObsSpec((ArraySpec("", (num_obs,), "float32"),))
-    return Schema(obs, ActionSpec((ActionPart("", "discrete", (NUM_CHOICES,)),)), rows)
+    return flat_schema(num_obs, NUM_CHOICES, rows)
 
 
 def big_schema(rows=3):

@@ -18,6 +18,7 @@ from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.training.batch import Batch
 from tests.learner.columns import big_schema, planes_of, put
 from tests.learner.hand_actor import DEADLINE_S
+from tests.wire.ends import until
 
 COLUMNS = 4
 
@@ -45,16 +46,10 @@ class DeviceBench:
 
     def put(self, seed):
         """One batch into the next host slot."""
-        self.until(self._has_room)
+        until(self._has_room)
         planes = planes_of(self.schema, COLUMNS, seed=seed)
         put(self.filler, planes, update=seed)
         return planes
-
-    def until(self, is_so):
-        give_up_at = time.monotonic() + DEADLINE_S
-        while not is_so():
-            assert time.monotonic() < give_up_at
-            time.sleep(0.001)
 
     def close(self):
         self.loader.close()
@@ -172,7 +167,7 @@ def test_a_device_slot_is_not_filled_again_before_it_is_released(device):
     assert holds(first, sent[0])
     assert holds(second, sent[1])
     # One waits on its way to the device, one in the queue.
-    bench.until(lambda: bench.loader.num_waiting() == 2)
+    until(lambda: bench.loader.num_waiting() == 2)
     bench.loader.release(second)
     third = bench.loader.get(timeout=5.0)
     assert third.place == second.place

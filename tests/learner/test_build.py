@@ -21,16 +21,10 @@ from impala_async.learner.build import (
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loader import HostLoader
 from impala_async.policy import Policy
-from impala_async.schema import (
-    ActionPart,
-    ActionSpec,
-    ArraySpec,
-    ObsSpec,
-    policy_leaf,
-    recurrent_state,
-)
+from impala_async.schema import ArraySpec, ObsSpec, policy_leaf, recurrent_state
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
+from tests.columns import flat_schema
 from tests.learner.columns import big_schema, small_schema
 from tests.learner.fakes import Listener
 from tests.learner.server_harness import config_of
@@ -171,18 +165,14 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
     wide_model = {"hidden_sizes": [5200, 5200]}
     check(schema, model=wide_model)
     for too_large, model in (
-        (replace(schema, action=discrete(10**8)), {}),
-        (replace(schema, action=discrete(2**31 - 1)), {}),
+        (flat_schema(2, 10**8, rows=3), {}),
+        (flat_schema(2, 2**31 - 1, rows=3), {}),
         (wide_core, {"core": "lstm", "core_size": 10**5}),
         # Each of several policies wants weights.
         (several, wide_model),
     ):
         with pytest.raises(SpacesError, match=r"GiB for the model"):
             check(too_large, model=model)
-
-
-def discrete(num_choices):
-    return ActionSpec((ActionPart("", "discrete", (num_choices,)),))
 
 
 class Measures(torch.nn.Module):

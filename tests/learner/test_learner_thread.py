@@ -247,29 +247,26 @@ def test_weights_that_are_not_finite_are_not_published(caplog):
 # -------------------- what it tells, and when it stops
 
 
-@pytest.mark.parametrize(
-    ("every", "first", "num_updates", "versions"),
-    [
+def test_a_version_is_published_every_so_many_updates():
+    for every, first, num_updates, versions in (
         (1, 0, 1, [0, 1, 2, 3, 4, 5]),
         (2, 0, 1, [0, 2, 4]),
         (3, 4, 1, [4, 6, 9]),
         # Several updates of a batch count each, and publish once.
         (1, 0, 4, [0, 4, 8, 12, 16, 20]),
         (6, 0, 4, [0, 8, 12, 20]),
-    ],
-)
-def test_a_version_is_published_every_so_many_updates(every, first, num_updates, versions):
-    run = Run(
-        [batch_of(n, (first,) * 4) for n in range(1, 6)],
-        step=FakeStep(num_updates=num_updates),
-        progress=Progress(3, update=first),
-        publish_every_updates=every,
-    )()
-    assert run.thread.progress.update == first + 5 * num_updates
-    assert [weights.version for weights in run.listener.weights] == [(3, n) for n in versions]
-    # Each holds the weights of its own update.
-    wanted = [(update - first) / num_updates for update in versions]
-    assert [weights.buffer[0] for weights in run.listener.weights] == wanted
+    ):
+        run = Run(
+            [batch_of(n, (first,) * 4) for n in range(1, 6)],
+            step=FakeStep(num_updates=num_updates),
+            progress=Progress(3, update=first),
+            publish_every_updates=every,
+        )()
+        assert run.thread.progress.update == first + 5 * num_updates
+        assert [weights.version for weights in run.listener.weights] == [(3, n) for n in versions]
+        # Each holds the weights of its own update.
+        wanted = [(update - first) / num_updates for update in versions]
+        assert [weights.buffer[0] for weights in run.listener.weights] == wanted
 
 
 def test_it_shows_that_it_moves_and_may_take_longer_for_its_first_update():
@@ -301,9 +298,8 @@ def test_reports_and_captures_are_given_when_asked_for_between_updates():
     assert [capture.progress.update for capture in listener.captures] == [2, 3]
 
 
-@pytest.mark.parametrize(
-    ("stop", "num_passes", "start", "updates"),
-    [
+def test_it_stops_when_enough_is_trained():
+    for stop, num_passes, start, updates in (
         ({"env_steps": 12}, 1, Progress(1), 1),
         ({"env_steps": 13}, 1, Progress(1), 2),
         ({"env_steps": 24}, 1, Progress(1), 2),
@@ -313,14 +309,12 @@ def test_reports_and_captures_are_given_when_asked_for_between_updates():
         # A resumed run may have reached it already.
         ({"env_steps": 50}, 1, Progress(2, 9, 50), 9),
         ({"updates": 9}, 1, Progress(2, 9, 50), 9),
-    ],
-)
-def test_it_stops_when_enough_is_trained(stop, num_passes, start, updates):
-    batches = [batch_of(n) for n in range(1, 5)]
-    run = Run(batches, stop=stop, num_passes=num_passes, progress=start)()
-    assert run.thread.progress.update == updates
-    assert len(run.step.uses) == updates - start.update
-    assert run.listener.stops == ([] if stop == {"env_steps": 1000} else list(stop))
+    ):
+        batches = [batch_of(n) for n in range(1, 5)]
+        run = Run(batches, stop=stop, num_passes=num_passes, progress=start)()
+        assert run.thread.progress.update == updates, stop
+        assert len(run.step.uses) == updates - start.update, stop
+        assert run.listener.stops == ([] if stop == {"env_steps": 1000} else list(stop))
 
 
 def test_wall_time_runs_from_the_first_update(clock):
@@ -420,15 +414,8 @@ def test_an_update_that_is_skipped_has_a_version_all_the_same(why):
     assert run.settlements[1] == Settlement(2, trained=4, passes_done=4)
 
 
-def test_a_limit_that_is_reached_waits_for_the_end_of_the_update():
-    run = run_of(in_order(3), num_passes=3, stop={"env_steps": 13})
-    assert run.step.batches == [1] * 3 + [2] * 3
-    assert run.listener.stops == ["env_steps"]
-    assert run.thread.progress == Progress(1, update=2, env_steps_trained=24)
-    assert [settlement.trained for settlement in run.settlements] == [4, 4]
-
-
-def test_the_end_is_told_before_the_version_by_which_others_would_go_on():
+def test_a_limit_that_is_reached_waits_for_the_end_of_the_update_and_is_told_before_its_version():
+    """Others would go on by that version."""
     listener, told = Listener(), []
     post = listener.channels.stops.post
 
@@ -437,9 +424,13 @@ def test_the_end_is_told_before_the_version_by_which_others_would_go_on():
         post(reason)
 
     listener.channels.stops.post = noted
-    run_of(in_order(3), listener=listener, stop={"env_steps": 24})
+    run = run_of(in_order(3), listener=listener, num_passes=3, stop={"env_steps": 13})
     assert told == [("env_steps", [0, 1])]
     assert listener.updates.copy() == [0, 1, 2]
+    assert run.step.batches == [1] * 3 + [2] * 3
+    assert run.listener.stops == ["env_steps"]
+    assert run.thread.progress == Progress(1, update=2, env_steps_trained=24)
+    assert [settlement.trained for settlement in run.settlements] == [4, 4]
 
 
 def test_nothing_is_saved_between_the_passes_of_an_update():

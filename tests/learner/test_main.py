@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -18,16 +19,10 @@ import zmq
 from bench.probes import Counting
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import __main__ as door
-from impala_async.schema import (
-    ActionPart,
-    ActionSpec,
-    ArraySpec,
-    ObsSpec,
-    Schema,
-    policy_leaf,
-    recurrent_state,
-)
+from impala_async.schema import policy_leaf, recurrent_state
 from impala_async.wire import connections
+from tests.columns import flat_schema
+from tests.e2e.harness import is_alive, wait_until
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
 
@@ -54,6 +49,13 @@ runpy.run_module("impala_async.learner", run_name="__main__")
 NEEDS = "a learner needs 64 and two for each actor: raise ulimit -n"
 
 
+def ended(*command, **how):
+    """How a command ends, and what it says."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, **how)
+    return done.returncode, done.stdout, done.stderr
+
+
 def start(path):
     return door.main(["--run-dir", str(path), "--set", "env.id=CartPole-v1"])
 
@@ -61,55 +63,34 @@ def start(path):
 def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
     """A real limit, which no process may raise again."""
     command = f"ulimit -n 48; exec {sys.executable} -m impala_async.learner --run-dir run"
-    done = subprocess.run(
-        ["sh", "-c", f"{command} --set env.id=CartPole-v1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     says = f"error: only 48 files and sockets may be open in this process; {NEEDS}\n"
-    assert (done.returncode, done.stderr) == (2, says)
+    told = ended("sh", "-c", f"{command} --set env.id=CartPole-v1", cwd=tmp_path)
+    assert told == (2, "", says)
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
+def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descriptors(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
+    for error, code in (
         (OSError(errno.EMFILE, "Too many open files"), 2),
         (OSError(errno.ENFILE, "Too many open files in system"), 2),
         (zmq.ZMQError(errno.EMFILE), 2),
         (OSError(errno.EIO, "Input/output error"), 70),
         (MemoryError("of a tensor"), 75),
-    ],
-    ids=["of the process", "of the system", "of ZeroMQ", "disk", "memory"],
-)
-def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descriptors(
-    tmp_path, monkeypatch, capsys, error, code
-):
-    def fail(*_, **__):
-        raise error
-
-    monkeypatch.setattr(connections, "most_descriptors", lambda: 64)
-    monkeypatch.setattr(door, "begin_probe", fail)
-    assert start(tmp_path / "run") == code
-    said = capsys.readouterr().err
-    if code == 2:
-        assert said == f"error: no more files and sockets can be opened ({error}); {NEEDS}\n"
-    assert str(error) in said
-    assert os.listdir(tmp_path) == []
+    ):
+        monkeypatch.setattr(door, "begin_probe", Mock(side_effect=error))
+        assert start(tmp_path / "run") == code, error
+        said = capsys.readouterr().err
+        if code == 2:
+            assert said == f"error: no more files and sockets can be opened ({error}); {NEEDS}\n"
+        assert str(error) in said
+        assert os.listdir(tmp_path) == []
 
 
 def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code():
-    done = subprocess.run(
-        [sys.executable, "-c", DIES_AT_WORK],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (70, "last words", "")
+    assert ended(sys.executable, "-c", DIES_AT_WORK) == (70, "last words", "")
 
 
 PROBES = "bench.probes"
@@ -134,11 +115,7 @@ def test_the_child_describes_the_spaces_and_ends(children):
     num_open = len(os.listdir("/proc/self/fd"))
     schema = begin(f"{PROBES}:ActionReward", kwargs={"num_actions": 5})()
     assert len(os.listdir("/proc/self/fd")) == num_open
-    assert schema == Schema(
-        ObsSpec((ArraySpec("", (1,), "float32"),)),
-        ActionSpec((ActionPart("", "discrete", (5,)),)),
-        rows=7,
-    )
+    assert schema == flat_schema(1, 5, rows=7)
     assert [child.poll() for child in children] == [0]
     assert "gymnasium" not in children[0].args
 
@@ -255,11 +232,7 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path):
     learner.kill()
     learner.wait()
     learner.stderr.close()
-    # An orphan now; whoever collects those may leave it as a zombie.
-    give_up_at = time.monotonic() + 20
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
+    wait_until("its end", lambda: not is_alive(child))
 
 
 def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core():

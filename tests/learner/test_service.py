@@ -342,10 +342,6 @@ async def death_of(run):
     return raised.value
 
 
-def break_a_sink(run):
-    run.sink.error = Boom("it broke")
-
-
 @pytest.mark.parametrize(
     ("broken", "act", "what"),
     [
@@ -353,7 +349,7 @@ def break_a_sink(run):
         # It is not the fault of a peer, then.
         ("trajectory.ColumnChecks.find_fault", lambda run: run.start_actors(1), "the event loop"),
         (None, lambda run: asyncio.get_running_loop().call_soon(boom), "the event loop"),
-        (None, break_a_sink, "the reporter task"),
+        (None, lambda run: setattr(run.sink, "error", Boom("it broke")), "the reporter task"),
         # It is no trouble of the disk: it would never be saved again.
         ("learner.loop.saver.save_checkpoint", lambda run: None, "a save"),
         (
@@ -386,12 +382,10 @@ async def test_a_death_ends_the_run_at_once_with_its_cause(
     assert death.__cause__.__traceback__ is not None
 
 
-def test_an_update_that_is_no_hang_is_waited_for_at_the_end():
+async def test_a_thread_that_does_not_end(tmp_path, monkeypatch):
+    # An update that is no hang is waited for.
     assert LearnerSection().stuck_end_s <= service.THREAD_END_S < watchdog.END_WITHIN_S
     assert watchdog.END_WITHIN_S + service.SAVE_WITHIN_S < local.LEARNER_END_S
-
-
-async def test_a_thread_that_does_not_end(tmp_path, monkeypatch):
     monkeypatch.setattr(service, "THREAD_END_S", 0.1)
     is_stuck, may_end = threading.Event(), threading.Event()
     monkeypatch.setattr(HostLoader, "get", lambda *_, **__: is_stuck.set() or may_end.wait())

@@ -212,22 +212,19 @@ def test_a_sink_of_ones_own_takes_all_reports_in_order(module, make):
     assert module.TAKEN == [("ab", 0), ("ab", 10), ("ab", 20), "closed"]
 
 
-@pytest.mark.parametrize(
-    ("sink", "says"),
-    [
+def test_what_is_no_sink_is_told_at_the_start(make, monkeypatch):
+    for package in ("tensorboardX", "wandb"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for sink, says in (
         ("no_such_module:Sink", "failed to import .*; Python looks for no_such_module among"),
         ("own_sinks:no_sink", r"failed when it was made: AttributeError: .*'write'"),
         ("own_sinks:breaks", r"failed when it was made: KeyError.*own_sinks\.py:\d+\)"),
         ({"name": "own_sinks:Keeps", "kwargs": {"facto": 1}}, "TypeError: .*'facto'"),
         ("tensorboard", r"tensorboard failed .*; pip install 'impala-async\[tensorboard\]'$"),
         ("wandb", r"wandb failed .*; pip install 'impala-async\[wandb\]'$"),
-    ],
-)
-def test_what_is_no_sink_is_told_at_the_start(make, monkeypatch, sink, says):
-    for package in ("tensorboardX", "wandb"):
-        monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigError, match=f"^report.sinks: .*{says}"):
-        make(sink)
+    ):
+        with pytest.raises(ConfigError, match=f"^report.sinks: .*{says}"):
+            make(sink)
 
 
 def test_one_that_fails_is_told_of_once_and_the_others_go_on(module, make, caplog):

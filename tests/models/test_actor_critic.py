@@ -106,17 +106,14 @@ OBS = ObsSpec(
 )
 
 
-def mixed_rows(num=6):
-    return {
-        "speed": torch.randn(num, 2, 2, dtype=torch.float64) * 3 + 5,
-        "lamp": torch.randint(0, 9, (num, 2)),
-        "height": torch.randn(num) * 100,
-        "depth": torch.rand(num, 4, 4, 1),
-    }
-
-
 def test_vectors_of_floats_are_normalised_in_their_own_shapes_and_nothing_else():
-    model, obs = build(OBS, normalize_obs=True), mixed_rows()
+    model = build(OBS, normalize_obs=True)
+    obs = {
+        "speed": torch.randn(6, 2, 2, dtype=torch.float64) * 3 + 5,
+        "lamp": torch.randint(0, 9, (6, 2)),
+        "height": torch.randn(6) * 100,
+        "depth": torch.rand(6, 4, 4, 1),
+    }
     # One column; the last of its rows is masked, and the bootstrap row never counts.
     column = {name: torch.cat([leaf, leaf[:1]]).unsqueeze(0) for name, leaf in obs.items()}
     model.update_statistics(column, torch.tensor([[True] * 5 + [False]]))

@@ -66,9 +66,8 @@ def test_what_acting_asked_for_first_can_be_trained_on():
     assert weights.grad.nonzero().flatten().tolist() == [4, 11]
 
 
-@pytest.mark.parametrize(
-    ("shape", "channels", "height", "width", "is_last"),
-    [
+def test_where_the_channels_of_an_image_are():
+    for shape, channels, height, width, is_last in (
         ((84, 84, 4), 4, 84, 84, True),
         ((4, 84, 84), 4, 84, 84, False),
         ((210, 160, 3), 3, 210, 160, True),
@@ -84,12 +83,10 @@ def test_what_acting_asked_for_first_can_be_trained_on():
         ((4, 84, 84, 3), 12, 84, 84, True),
         ((4, 3, 84, 84), 12, 84, 84, False),
         ((2, 210, 160, 3), 6, 210, 160, True),
-    ],
-)
-def test_where_the_channels_of_an_image_are(shape, channels, height, width, is_last):
-    leaf = ArraySpec("x", shape, "uint8")
-    assert is_image(leaf)
-    assert image_shape(leaf) == (channels, height, width, is_last)
+    ):
+        leaf = ArraySpec("x", shape, "uint8")
+        assert is_image(leaf), shape
+        assert image_shape(leaf) == (channels, height, width, is_last)
 
 
 def test_an_image_has_three_dimensions_and_no_categories_and_only_bytes_are_stacked():

@@ -1,5 +1,6 @@
 """Torsos by name and of one's own, all by one protocol, and the precision that each computes in."""
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -60,12 +61,6 @@ def own_that(forward):
     return Odd
 
 
-def fail_later(obs, features):
-    if len(obs[""]) > 2:
-        raise SystemExit(0)
-    return features(obs)
-
-
 TooWide = own_that(lambda obs, features: torch.cat([features(obs)] * 2, -1))
 OneRow = own_that(lambda obs, features: features(obs)[:1])
 InDouble = own_that(lambda obs, features: features(obs).double())
@@ -73,7 +68,7 @@ Several = own_that(lambda obs, features: (features(obs), None))
 Fails = own_that(lambda obs, features: obs["pixels"])
 InPlace = own_that(lambda obs, features: features({"": obs[""].mul_(10)}))
 InItsDict = own_that(lambda obs, features: obs.update({"": obs[""] * 10}) or features(obs))
-FailsLater = own_that(fail_later)
+FailsLater = own_that(lambda obs, features: sys.exit(0) if len(obs[""]) > 2 else features(obs))
 Detached = own_that(lambda obs, features: features(obs).detach())
 ByChance = own_that(lambda obs, features: features(obs) + torch.rand(6))
 LAYERS = [nn.Linear(6, 6)]
@@ -128,9 +123,8 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
     assert ActorCritic(own("Drops0"), OBS, ACTION).value_torso is None
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_a_torso_that_does_not_fit_is_told_why():
+    for name, text in (
         ("TooWide", r"must give float32 of \[N, 6\], .* not torch.float32 of \[2, 12\]"),
         ("OneRow", r"not torch.float32 of \[1, 6\]"),
         ("InDouble", r"not torch.float64 of \[2, 6\]"),
@@ -146,11 +140,9 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
         ("InBatches", "extra.0 is BatchNorm1d"),
         ("make_none", r"failed when it was made: TypeError: .* positional argument"),
         ("Missing", "tests.models.test_torso has no 'Missing'"),
-    ],
-)
-def test_a_torso_that_does_not_fit_is_told_why(name, text):
-    with pytest.raises(SpacesError, match=rf"model\.name: .*{name}.*{text}"):
-        ActorCritic(own(name), OBS, ACTION)
+    ):
+        with pytest.raises(SpacesError, match=rf"model\.name: .*{name}.*{text}"):
+            ActorCritic(own(name), OBS, ACTION)
 
 
 def test_what_a_torso_stores_in_its_dict_is_not_for_the_other_one():
@@ -173,19 +165,16 @@ def test_what_an_own_torso_raises_when_it_is_called_is_told_as_its_own():
 # -------------------- precision
 
 
-@pytest.mark.parametrize(
-    ("flags", "model", "taken"),
-    [
+def test_auto_takes_bfloat16_on_a_cpu_where_it_pays(monkeypatch):
+    for flags, model, taken in (
         ({"avx2", "avx512_bf16"}, "nature_cnn", torch.bfloat16),
         ({"amx_bf16"}, "impala_resnet", torch.bfloat16),
         ({"avx2", "avx512f"}, "nature_cnn", torch.float32),
         ({"avx512_bf16"}, "mlp", torch.float32),
         ({"avx512_bf16"}, "small_cnn", torch.float32),
-    ],
-)
-def test_auto_takes_bfloat16_on_a_cpu_where_it_pays(flags, model, taken, monkeypatch):
-    monkeypatch.setattr(torso, "_cpu_flags", lambda: frozenset(flags))
-    assert pick_precision("auto", model, CPU) == taken
+    ):
+        monkeypatch.setattr(torso, "_cpu_flags", lambda flags=flags: flags)
+        assert pick_precision("auto", model, CPU) == taken, (flags, model)
 
 
 def test_a_precision_that_was_asked_for_is_taken_and_a_gpu_must_be_new_enough(monkeypatch):
@@ -221,28 +210,23 @@ def rows_of(*leaves, num=3):
     return {leaf.name: values(leaf) for leaf in leaves}
 
 
-@pytest.mark.parametrize(
-    ("name", "num_seen", "num_out", "convolutions"),
-    [
+def test_sizes_are_those_of_the_paper_and_every_weight_gets_a_gradient():
+    for name, num_seen, num_out, convolutions in (
         # 84 -> 20 -> 9 -> 7
         ("nature_cnn", 7 * 7 * 64, 512, 77_984),
         # 84 -> 42 -> 21 -> 11; each stage a convolution, and two blocks of two
         ("impala_resnet", 11 * 11 * 32, 256, 97_744),
         ("small_cnn", 8 * 8 * 16, 128, 592),
-    ],
-)
-def test_sizes_are_those_of_the_paper_and_every_weight_gets_a_gradient(
-    name, num_seen, num_out, convolutions
-):
-    torso = make(name, SEEN[name])
-    assert torso.num_out == num_out
-    features = torso(rows_of(SEEN[name]))
-    assert features.shape == (3, num_out)
-    assert sum(each.numel() for each in torso.bodies.parameters()) == convolutions
-    assert torso.hidden.layers[0].in_features == num_seen
-    # Activations in place must not spoil it: autograd would say so.
-    features.square().sum().backward()
-    assert all(parameter.grad.any() for parameter in torso.parameters())
+    ):
+        torso = make(name, SEEN[name])
+        assert torso.num_out == num_out, name
+        features = torso(rows_of(SEEN[name]))
+        assert features.shape == (3, num_out), name
+        assert sum(each.numel() for each in torso.bodies.parameters()) == convolutions, name
+        assert torso.hidden.layers[0].in_features == num_seen, name
+        # Activations in place must not spoil it: autograd would say so.
+        features.square().sum().backward()
+        assert all(parameter.grad.any() for parameter in torso.parameters()), name
 
 
 def test_a_residual_block_adds_to_what_it_sees():
@@ -410,9 +394,8 @@ def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypat
     quick.act(obs, {}, first)
 
 
-@pytest.mark.parametrize(
-    ("schema", "section"),
-    [
+def test_what_numpy_does_not_know_goes_through_torch():
+    for schema, section in (
         (SCHEMA, {"core": "lstm", "core_size": 4}),
         (SCHEMA, {"normalize_obs": True}),
         (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (3,), "uint8"),))), {}),
@@ -421,10 +404,7 @@ def test_by_numpy_it_acts_as_by_torch_also_with_newer_weights(section, monkeypat
         (MASKED, {}),
         (replace(SCHEMA, obs=ObsSpec((ArraySpec("", (48, 48, 3), "uint8"),))),
          {"name": "nature_cnn"}),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_numpy_does_not_know_goes_through_torch(schema, section):
-    model = ModelSection(**section)
-    schema = replace(schema, state=recurrent_state(model.core, model.core_size))
-    assert Policy(schema, model, seed=0)._quick is None
+    ):  # fmt: skip
+        model = ModelSection(**section)
+        schema = replace(schema, state=recurrent_state(model.core, model.core_size))
+        assert Policy(schema, model, seed=0)._quick is None, (schema, section)

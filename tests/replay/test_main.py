@@ -106,9 +106,10 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
     assert capsys.readouterr().out.splitlines() == ["played it"]
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "flags", "says"),
-    [
+def test_what_cannot_be_replayed_so_is_told_before_anything_starts(capsys):
+    Path("held").mkdir()
+    Path("held/config.json").touch()
+    for first, last, flags, says in (
         (start(), end(7), ["--set", "env.id=X"], "--set: env: a recording is what it is"),
         (start(), end(7), ["--set", "trajectory.rows=7"], "--set: trajectory: a recording is"),
         (start(), end(7), ["--set", "model.core=gru"], "--set: model.core: a recording is"),
@@ -121,16 +122,10 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
         (start(), end(0), ["--exact"], "ended before the first update"),
         (start(), end(7), ["--run-dir", "held"], "already holds a run: name another folder"),
         (start(), end(7), ["--run-dir", "/proc/no"], "--run-dir: cannot write to /proc/no"),
-    ],
-)
-def test_what_cannot_be_replayed_so_is_told_before_anything_starts(
-    capsys, first, last, flags, says
-):
-    Path("held").mkdir()
-    Path("held/config.json").touch()
-    assert replay.main([recording(first, message(0), last), *flags]) == 2
-    assert says in capsys.readouterr().err
-    assert FakeLearner.made == []
+    ):
+        assert replay.main([recording(first, message(0), last), *flags]) == 2, says
+        assert says in capsys.readouterr().err
+        assert FakeLearner.made == [], says
 
 
 def test_a_lockstep_recording_is_played_into_another_learner():

@@ -11,19 +11,12 @@ import torch
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.policy import Policy, Team
-from impala_async.schema import (
-    ActionPart,
-    ActionSpec,
-    ArraySpec,
-    ObsSpec,
-    Schema,
-    policy_leaf,
-    recurrent_state,
-)
+from impala_async.schema import ObsSpec, policy_leaf, recurrent_state
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.trajectory import columns_over
+from tests.columns import flat_schema
 
 CORE_SIZE = 8
 ALIVE_B = torch.ones(5, dtype=torch.bool)
@@ -53,13 +46,6 @@ def is_same(first, second):
     (mine, state), (theirs, other) = first, second
     is_alike = mine.keys() == theirs.keys() and state == other
     return is_alike and all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-def flat_schema(num_features, num_actions, rows, **more):
-    """A vector of floats, and one choice."""
-    obs = ObsSpec((ArraySpec("", (num_features,), "float32"),))
-    action = ActionSpec((ActionPart("", "discrete", (num_actions,)),))
-    return Schema(obs, action, rows, **more)
 
 
 def random_batch(schema, num_columns=5, seed=0):

@@ -164,23 +164,21 @@ def test_a_users_own_is_trained_with_and_resumed(make_step, make_batch):
     assert merge(stats[0])["user/surprise"] == stats[0]["user/surprise"] > 0
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_one_that_cannot_be_made_is_told_why():
+    for name, text in (
         ("without_key", r"failed when it was made: KeyError.*test_algorithms\.py:[0-9]+\)"),
         ("nothing", "must make .*Algorithm, not NoneType"),
         ("missing", "has no 'missing'"),
-    ],
-)
-def test_one_that_cannot_be_made_is_told_why(name, text):
-    section = AlgorithmSection(name=f"{__name__}:{name}")
-    with pytest.raises(ConfigError, match=rf"^algorithm\.name: .*{name}.*{text}"):
-        make_algorithm(section)
+    ):
+        section = AlgorithmSection(name=f"{__name__}:{name}")
+        with pytest.raises(ConfigError, match=rf"^algorithm\.name: .*{name}.*{text}"):
+            make_algorithm(section)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
+def test_what_is_wrong_with_ones_own_is_told_before_anything_is_trained(
+    make_step, make_team_step, make_batch
+):
+    for name, text in (
         ("undeclared", r"report 'debug/My Norm' as a tensor .* or like user/name$"),
         ("wide", "must report 'user/x' as a tensor without dimensions"),
         ("no_dict", "must give stats as a dict, not NoneType"),
@@ -190,15 +188,11 @@ def test_one_that_cannot_be_made_is_told_why(name, text):
         ("in_place", r"changes view\.behaviour_log_probs_TB in place"),
         ("in_place_stats", r"changes view\.rewards_TB in place"),
         ("without_kl", "must hold policy/kl"),
-    ],
-)
-def test_what_is_wrong_with_ones_own_is_told_before_anything_is_trained(
-    make_step, make_team_step, make_batch, name, text
-):
-    for make in (make_step, make_team_step):
-        step = make(name=f"{__name__}:{name}")
-        with pytest.raises(ConfigError, match=f"^algorithm.name: .*{__name__}:{name} .*{text}"):
-            step.prepare(make_batch())
+    ):
+        for make in (make_step, make_team_step):
+            step = make(name=f"{__name__}:{name}")
+            with pytest.raises(ConfigError, match=f"^algorithm.name: .*{__name__}:{name} .*{text}"):
+                step.prepare(make_batch())
 
 
 def test_one_is_tried_without_a_trace(make_step, make_batch):

@@ -108,13 +108,10 @@ def list_file(saved, name, **entry):
 
 
 def replace_by_pipe(saved, name):
+    if name == MODEL:
+        list_file(saved, MODEL, size=0)
     (saved / name).unlink()
     os.mkfifo(saved / name)
-
-
-def tensors_by_pipe(saved):
-    list_file(saved, MODEL, size=0)
-    replace_by_pipe(saved, MODEL)
 
 
 def rubbish_of_the_right_digest(saved):
@@ -138,7 +135,7 @@ DAMAGE = {
     "a manifest of another shape": lambda path: (path / MANIFEST).write_text("[1]"),
     "a manifest that is a pipe": lambda path: replace_by_pipe(path, MANIFEST),
     "text for a number": lambda path: edit_manifest(path, update="2"),
-    "tensors that are a pipe": tensors_by_pipe,
+    "tensors that are a pipe": lambda path: replace_by_pipe(path, MODEL),
     "files of another shape": lambda path: edit_manifest(path, files=[1, 2]),
     "a file entry of another shape": lambda path: edit_manifest(path, files={"state.json": 1}),
     "no state listed": lambda path: edit_manifest(path, files={}),

@@ -81,31 +81,26 @@ def test_it_is_adapted_when_the_target_moves_by_the_last_kl(policy):
     assert found == [1, 1, 1, 1.5, 1.5, 0.75]
 
 
-@pytest.mark.parametrize(
-    ("changes", "coeff"),
-    [
+def test_its_state_goes_on_where_it_was_but_for_settings_of_the_kl_that_changed(policy, make_step):
+    settings = {"kl_coeff": 1.0, "kl_target": 0.1, "target_update_every_updates": 3, "tau": 0.9}
+    for changes, coeff in (
         ({}, 1.5),
         ({"tau": 0.5}, 1.5),
         ({"kl_coeff": 0.2}, 0.2),
         ({"kl_coeff": 0.0, "kl_target": 0.01}, 0.0),
         ({"kl_target": 0.3}, 1.0),
         ({"kl_target": None}, 1.0),
-    ],
-)
-def test_its_state_goes_on_where_it_was_but_for_settings_of_the_kl_that_changed(
-    policy, make_step, changes, coeff
-):
-    settings = {"kl_coeff": 1.0, "kl_target": 0.1, "target_update_every_updates": 3, "tau": 0.9}
-    target = target_of(policy, **settings)
-    for _ in range(4):
-        drift(policy)
-        target.note_update(policy.model, kl=1.0)
-    tensors = tensors_of(target)
-    resumed = target_of(make_step(seed=4, normalize_obs=True).policy, **settings | changes)
-    resumed.restore(tensors, json.loads(json.dumps(target.state())))
-    assert resumed.kl_coeff == coeff
-    assert are_equal(tensors_of(resumed).values(), tensors.values())
-    # It moves when it would have moved.
-    for is_moved in (False, True):
-        resumed.note_update(policy.model, kl=1.0)
-        assert are_equal(tensors_of(resumed).values(), tensors.values()) != is_moved
+    ):
+        target = target_of(policy, **settings)
+        for _ in range(4):
+            drift(policy)
+            target.note_update(policy.model, kl=1.0)
+        tensors = tensors_of(target)
+        resumed = target_of(make_step(seed=4, normalize_obs=True).policy, **settings | changes)
+        resumed.restore(tensors, json.loads(json.dumps(target.state())))
+        assert resumed.kl_coeff == coeff, changes
+        assert are_equal(tensors_of(resumed).values(), tensors.values()), changes
+        # It moves when it would have moved.
+        for is_moved in (False, True):
+            resumed.note_update(policy.model, kl=1.0)
+            assert are_equal(tensors_of(resumed).values(), tensors.values()) != is_moved

@@ -98,20 +98,17 @@ def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over():
         assert handshake.take(welcome, 22.0) == welcome
 
 
-@pytest.mark.parametrize(
-    ("refusal", "error"),
-    [
+def test_a_final_refusal_ends_the_actor():
+    for refusal, error in (
         *((reject(code, "no"), MismatchError)
           for code in ("mismatch", "protocol", "bad_message", "wrong_port")),
         (reject("not_allowed", "no"), NotAllowedError),
         (Reject(200, "a code of a later release", -1.0), MismatchError),
-    ],
-)  # fmt: skip
-def test_a_final_refusal_ends_the_actor(refusal, error):
-    with pytest.raises(error):
-        ActorSide(b"a" * 16).handshake(0.0).take(refusal, 0.0)
-    with pytest.raises(error):
-        side_of().take(refusal, 0.0)
+    ):  # fmt: skip
+        with pytest.raises(error):
+            ActorSide(b"a" * 16).handshake(0.0).take(refusal, 0.0)
+        with pytest.raises(error):
+            side_of().take(refusal, 0.0)
 
 
 def test_once_joined_a_message_that_is_not_understood_is_one_message():

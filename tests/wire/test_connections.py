@@ -3,6 +3,7 @@
 import resource
 import socket
 from contextlib import ExitStack, suppress
+from unittest.mock import Mock
 
 import pytest
 import zmq
@@ -217,16 +218,13 @@ def test_who_comes_and_goes_is_told_in_order_and_holds_nothing_up(ends):
 NO_LIMIT = resource.RLIM_INFINITY
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "wanted"),
-    [
+def test_as_many_descriptors_are_asked_for_as_are_allowed(monkeypatch):
+    for soft, hard, wanted in (
         *((1024, 4096, 4096), (1024, 1 << 20, 65536), (1024, NO_LIMIT, 65536)),
         *((100_000, 1 << 20, 100_000), (256, 256, 256), (NO_LIMIT, NO_LIMIT, 65536)),
-    ],
-)
-def test_as_many_descriptors_are_asked_for_as_are_allowed(soft, hard, wanted, monkeypatch):
-    asked = []
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: asked.append(pair))
-    assert most_descriptors() == wanted
-    assert asked == ([(wanted, hard)] if 0 <= soft < wanted else [])
+    ):
+        monkeypatch.setattr(resource, "getrlimit", Mock(return_value=(soft, hard)))
+        monkeypatch.setattr(resource, "setrlimit", Mock())
+        assert most_descriptors() == wanted
+        asked = [pair for (_, pair), _ in resource.setrlimit.call_args_list]
+        assert asked == ([(wanted, hard)] if 0 <= soft < wanted else []), soft

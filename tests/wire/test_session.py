@@ -153,21 +153,19 @@ def test_a_learner_that_stood_still_blames_nobody(table, pause_s):
 # -------------------- verdicts
 
 
-@pytest.mark.parametrize(
-    ("version", "now", "verdict"),
-    [
+def test_verdict_by_version():
+    for version, now, verdict in (
         *(((3, 1000), NOW, None), ((3, 1000 - MAX_LAG), NOW, None)),
         *(((3, 1000 - MAX_LAG - 1), NOW, "stale"), ((3, 1001), NOW, "invalid")),
         *(((4, 0), NOW, "invalid"), ((0, 1000), NOW, "invalid"), (NO_VERSION, NOW, "invalid")),
         *(((2, 990), NOW, "dead_branch"), ((1, 901), NOW, "dead_branch"), ((1, 900), NOW, "stale")),
         # An ancestor of an earlier epoch is welcome.
         ((1, 895), Version(3, 905), None),
-    ],
-)
-def test_verdict_by_version(table, version, now, verdict):
-    peer = join(table, 1)
-    table.deal(4, now=0.0)
-    assert table.reserve(peer, data_of(peer, 0, Version(*version)), now) == verdict
+    ):
+        table = new_table()
+        peer = join(table, 1)
+        table.deal(4, now=0.0)
+        assert table.reserve(peer, data_of(peer, 0, Version(*version)), now) == verdict, version
 
 
 def test_what_was_not_granted_is_not_allowed_and_not_settled(table):

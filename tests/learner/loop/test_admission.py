@@ -31,7 +31,6 @@ from tests.learner.hand_actor import LAYOUT
 from tests.learner.pure_learner import HandActor, PureLearner
 
 SMALL, BIG = small_schema(), big_schema()
-FORMS = pytest.mark.parametrize("form", ["inline", "frames", "compressed"])
 
 
 def train(learner):
@@ -51,7 +50,7 @@ def refused(actor):
 # -------------------- what is sound
 
 
-@FORMS
+@pytest.mark.parametrize("form", ["inline", "frames", "compressed"])
 @pytest.mark.parametrize("columns", [1, 2, 3, 4])
 def test_columns_and_episodes_arrive_as_they_were_sent(form, columns):
     """Those of three do not fit into slots of four, and are split over two."""
@@ -493,32 +492,29 @@ def test_what_is_sound_is_checked_once_a_burst(monkeypatch):
     assert bay.ledger.report()["trajectories/admitted"] == 6
 
 
-@pytest.mark.parametrize(
-    ("burst", "num_admitted"),
-    [
+def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it():
+    for burst, num_admitted in (
         # Both are admitted before the goal is counted, and then the batch is not full.
         ([2, 1], 7),
         # The last one fills the batch: it has gone out when the doors are closed.
         ([2, 1, 0], 8),
         # The last one does not fit behind the others: when they are decided, it is too late for it.
         ([2, 1, 1], 7),
-    ],
-)
-def test_a_goal_that_is_reached_in_a_burst_closes_the_doors_behind_it(burst, num_admitted):
-    bay = play([[(0, "good")] * 2])
-    # The return of the episode in the first message of the burst.
-    bay.goal = 3.0
-    for number in burst:
-        bay.send(number, "good")
-    bay.end_burst()
-    report = bay.ledger.report()
-    assert report["trajectories/admitted"] == num_admitted == report["trajectories/received"]
-    assert report["trajectories/in_slots"] == 0
-    assert len(bay.batches) == num_admitted // B
-    assert report["dropped/shutdown"] == num_admitted % B
-    # As the service does once more when it winds down.
-    bay.admission.close()
-    assert bay.ledger.report() == report
+    ):
+        bay = play([[(0, "good")] * 2])
+        # The return of the episode in the first message of the burst.
+        bay.goal = 3.0
+        for number in burst:
+            bay.send(number, "good")
+        bay.end_burst()
+        report = bay.ledger.report()
+        assert report["trajectories/admitted"] == num_admitted == report["trajectories/received"]
+        assert report["trajectories/in_slots"] == 0, burst
+        assert len(bay.batches) == num_admitted // B, burst
+        assert report["dropped/shutdown"] == num_admitted % B, burst
+        # As the service does once more when it winds down.
+        bay.admission.close()
+        assert bay.ledger.report() == report, burst
 
 
 @pytest.mark.parametrize("how", ["there is room", "it gives way", "it cannot be called back"])

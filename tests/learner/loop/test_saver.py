@@ -129,17 +129,22 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_run):
     assert again.names() == {"ckpt-1-10"}
 
 
-async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_run, monkeypatch, caplog):
+NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+NO_THREAD = RuntimeError("can't start new thread")
+
+
+async def test_what_fails_costs_a_log_line_and_is_tried_again(make_run, monkeypatch, caplog):
     run = make_run(keep=1)
     assert run.folder.checkpoint_bytes == 0
 
-    async def fail(update, score):
+    async def fail(update, score=None, owner=os, name="fsync", error=NO_SPACE):
         with monkeypatch.context() as patch:
-            no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            patch.setattr(os, "fsync", Mock(side_effect=no_space))
+            patch.setattr(owner, name, Mock(side_effect=error))
             assert not await run.save(update, score)
         return caplog.text.rstrip()
 
+    said = await fail(1, None, threading.Thread, "start", NO_THREAD)
+    assert said.endswith("can't start new thread; no other one is found")
     assert (await fail(1, 1.0)).endswith("No space left on device; no other one is found")
     # How much it takes is known before one is written.
     assert run.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in run.step.parameters)
@@ -153,25 +158,9 @@ async def test_a_full_disk_costs_a_log_line_and_is_tried_again(make_run, monkeyp
     await run.save(5, 5.0)
     await run.save(6, 6.0)
     assert run.names() == {"ckpt-1-4", "ckpt-1-6"}
-
-
-async def test_where_no_thread_can_be_started_it_is_tried_again(make_run, monkeypatch, caplog):
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    run = make_run()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        assert not await run.save(1)
-    assert caplog.text.rstrip().endswith("can't start new thread; no other one is found")
-    assert await run.save(2)
-
-
-async def test_old_ones_that_cannot_be_removed_do_not_undo_the_new_one(
-    make_run, monkeypatch, caplog
-):
+    # Old ones that cannot be removed do not undo the new one.
     monkeypatch.setattr(saver, "prune", Mock(side_effect=CheckpointError("cannot remove old")))
-    assert await make_run().save(1)
+    assert await run.save(7)
     assert "cannot remove old" in caplog.text
 
 

@@ -165,30 +165,27 @@ def test_without_a_schema_the_first_actor_brings_it():
     assert len(learner.schemas) == 1
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
+def test_a_first_schema_that_comes_to_nothing_is_refused():
+    for fault, says in (
         (SpacesError("no recurrent state"), "no recurrent state"),
         (CheckpointError("ckpt-1-70 does not fit"), "ckpt-1-70 does not fit"),
         (None, "the model differs"),
-    ],
-)
-def test_a_first_schema_that_comes_to_nothing_is_refused(fault, says):
-    learner = learner_of(is_open=False)
+    ):
+        learner = learner_of(is_open=False)
 
-    def build(schema):
-        if fault is not None:
-            raise fault
-        # The layout of some models is known only when they are built.
-        learner.open()
+        def build(schema, fault=fault, learner=learner):
+            if fault is not None:
+                raise fault
+            # The layout of some models is known only when they are built.
+            learner.open()
 
-    learner.on_schema = build
-    actor = HandActor(learner)
-    actor.layout = NOBODY
-    actor.join()
-    assert says in refusal(actor)
-    assert len(learner.table) == 0
-    assert (learner.sessions.schema is None) == (fault is not None)
+        learner.on_schema = build
+        actor = HandActor(learner)
+        actor.layout = NOBODY
+        actor.join()
+        assert says in refusal(actor)
+        assert len(learner.table) == 0, says
+        assert (learner.sessions.schema is None) == (fault is not None), says
 
 
 def test_an_actor_without_a_model_is_told_the_layout_of_the_weights():
