@@ -39,11 +39,12 @@ the learner's own update step in a loop over one batch, without a service. The b
 by hand and has its batch ready: rewards clipped, frames unfolded, nothing checked or reported. Both
 make the same weights of the same batch, which a test compares.
 
-An update of a small MLP is some hundreds of small operations, so what the update step does besides
-the bare loop's shows: of each batch it makes discounts, scaled rewards and the count of valid rows,
-copies the observations out of a slot, where columns lie apart, selects valid rows in each term of
-the loss before it computes, so that nothing that a masked row holds reaches a gradient, and keeps
-the terms apart for the report. It also looks at the loss and the norm before it steps.
+Of CartPole the update is written out in numpy (docs/adr/0028), which the bare loop is not: torch
+dispatches some two hundred small operations there. What the update step does besides shows in
+Pong's: of each batch it makes discounts, scaled rewards and the count of valid rows, copies the
+observations out of a slot, where columns lie apart, selects valid rows in each term of the loss
+before it computes, so that nothing that a masked row holds reaches a gradient, and keeps the terms
+apart for the report. It also looks at the loss and the norm before it steps.
 
 On a GPU waits for copies are at most what is told. `nvidia-smi dmon` tells of the GPU itself while
 the service is measured, and of PCIe by short looks once a second. One player feeds the service:
@@ -52,11 +53,9 @@ where the learner waits for batches for more than a moment, the ratio is that of
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.
 
-The service adds to an update of the MLP, by the clocks of its thread in a profile, a tenth
-between updates (the next batch, the snapshot of weights that each update publishes, what the event
-loop is told), a seventh of waiting for the interpreter, which the event loop has meanwhile, and
-some processor time of the update itself. To an update of the CNN it adds a snapshot of 6.7 MB, and
-batches that no cache knows yet.
+The service adds to an update of the MLP what the event loop does meanwhile: each of the two threads
+waits while the other holds the interpreter's lock. To an update of the CNN it adds a snapshot of
+6.7 MB, and batches that no cache knows yet.
 """
 
 

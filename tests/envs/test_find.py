@@ -53,8 +53,8 @@ GAME = "If it is one of Atari's games, it is ALE/{}-v5."
 
 def test_an_unknown_name_is_an_error_that_helps(monkeypatch):
     # Another test may have imported ale_py, which registers older names of its games.
-    for env_id in [each for each in gymnasium.registry if each.startswith(("Pong", "SpaceInv"))]:
-        monkeypatch.delitem(gymnasium.registry, env_id)
+    for env_id in [each for each in registry if each.startswith(("Pong", "SpaceInv"))]:
+        monkeypatch.delitem(registry, env_id)
     for env_id, text in (
         ("CartPoe-v1", "Did you mean: `CartPole`?"),
         ("CartPole-v7", "versioned environments: [ `v0`, `v1` ]."),
