@@ -39,12 +39,12 @@ the learner's own update step in a loop over one batch, without a service. The b
 by hand and has its batch ready: rewards clipped, frames unfolded, nothing checked or reported. Both
 make the same weights of the same batch, which a test compares.
 
-Of CartPole the update is written out in numpy (docs/adr/0028), which the bare loop is not: torch
-dispatches some two hundred small operations there. What the update step does besides shows in
-Pong's: of each batch it makes discounts, scaled rewards and the count of valid rows, copies the
-observations out of a slot, where columns lie apart, selects valid rows in each term of the loss
-before it computes, so that nothing that a masked row holds reaches a gradient, and keeps the terms
-apart for the report. It also looks at the loss and the norm before it steps.
+CartPole's update is written out in numpy (docs/adr/0028), and the bare loop is torch's, which
+dispatches some two hundred small operations. The update step has more to do, as Pong's shows: it
+makes discounts, scaled rewards and the count of valid rows of each batch, copies the observations
+out of a slot, where columns lie apart, selects valid rows in each term of the loss before it
+computes, so that nothing that a masked row holds reaches a gradient, and keeps the terms apart for
+the report. It also looks at the loss and the norm before it steps.
 
 On a GPU waits for copies are at most what is told. `nvidia-smi dmon` tells of the GPU itself while
 the service is measured, and of PCIe by short looks once a second. One player feeds the service:

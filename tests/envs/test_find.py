@@ -4,7 +4,6 @@ import sys
 from functools import partial
 from importlib.metadata import EntryPoint
 
-import gymnasium
 import gymnasium as gym
 import pytest
 from gymnasium.envs.registration import registry
