@@ -169,6 +169,12 @@ class ActorService:
                 raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
             raise MismatchError(plain(str(with_id(error, env.id)))) from error
+        if wanted == "auto" and (columns := setup.envs.num_envs) != num_envs:
+            close_quietly(setup.envs)
+            raise MismatchError(
+                f"actor.num_envs (auto) does not go for {columns // num_envs} agents: the learner "
+                "wants a whole number there, or --num-envs here"
+            )
         obs, action, model = setup.envs.obs_spec, setup.envs.action_spec, settings.model
         state = recurrent_state(model.core, model.core_size)
         schema = Schema(obs, action, settings.trajectory.rows, state, policies.names)

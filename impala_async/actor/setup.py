@@ -188,7 +188,7 @@ def choose_setup(
 ) -> Setup:
     """The setup whose columns cost least, told in the log with what was measured. The `usual` one
     is closed here if another is better. Where columns may become more, they are at most `most`."""
-    tried = _Tried(usual, settings, schema, make_policy, look_up)
+    tried = _Tried(usual, settings, schema, make_policy, look_up, is_growing=bool(most))
     is_chosen = False
     try:
         tried.enter(usual)
@@ -200,15 +200,15 @@ def choose_setup(
     except (EnvError, MismatchError) as error:
         if isinstance(error, MismatchError) and not tried.told:  # no policy can be built here
             raise
-        # A fault in this process is met again by the sampler, which tells it as all others.
-        logger.warning("actor.sampler auto tries no more: %s", error)
+        # A fault of the setup that is taken is met again by the sampler, which tells it.
+        logger.warning("no other setup is tried: %s", error)
         is_chosen = True
     finally:
         for envs in tried.opened:
             if not is_chosen or envs is not tried.best.envs:
                 close_quietly(envs)
     logger.info(
-        "actor.sampler %s takes %s with %d columns; ms for a step of all of them: %s",
+        "actor.sampler %s takes %s with %d columns; ms for a step of all columns: %s",
         *(settings.actor.sampler, tried.best, tried.best.envs.num_envs),
         ", ".join(tried.told) or "not measured",
     )
@@ -225,9 +225,12 @@ class _Tried:
         schema: Schema,
         make_policy: Callable[[str], AnyPolicy],
         look_up: LookUp,
+        *,
+        is_growing: bool,
     ) -> None:
         self.best, self.opened, self.told = usual, [usual.envs], list[str]()
         self._found = Measured(float("inf"), 0.0, 0.0)
+        self._is_growing, self._growth = is_growing, 1.0
         self._settings, self._schema = settings, schema
         self._make_policy, self._look_up = make_policy, look_up
 
@@ -238,7 +241,7 @@ class _Tried:
             return False
         found = measure(setup, self._schema, self._make_policy(setup.device), self._look_up)
         num_columns, num_before = setup.envs.num_envs, self.best.envs.num_envs
-        of = "" if num_columns == num_before else f" of {num_columns} columns"
+        of = f" of {num_columns} columns" if self._is_growing else ""
         self.told.append(f"{setup}{of} {1000 * found.round_s:.3g}")
         if found.round_s / num_columns >= MARGIN * self._found.round_s / num_before:
             return False
@@ -254,17 +257,27 @@ class _Tried:
                 settings.actor, settings.env, num_envs, settings.policies, self._look_up
             )
             self.opened.append(wider.envs)
+            before = self.best.envs
             if not self.enter(wider._replace(device=device)):
                 break
+            self.opened.remove(before)
+            close_quietly(before)
+        num_best = self.best.envs.num_envs
+        if not self._found.is_waiting:
+            return num_best
         # Those that wait cost nothing but a process each.
-        return min(most, MOST_WAITING) if self._found.is_waiting else self.best.envs.num_envs
+        num_envs = max(num_best, min(most, MOST_WAITING))
+        self._growth = num_envs / num_best
+        return num_envs
 
     def enter_others(self, num_envs: int) -> None:
         """Try a GPU, and workers, where they may win."""
         actor, settings = self._settings.actor, self._settings
         if actor.device == "auto" and self._found.act_s > QUICK_ACT_S and count_gpus():
             self.enter(self.best._replace(device="cuda"))
-        if num_workers := _count_worthwhile(self._found, actor, num_envs, self.told):
+        round_s, env_s, act_s = (self._growth * seconds for seconds in self._found[:3])
+        found = Measured(round_s, env_s, act_s, self._found.is_waiting)
+        if num_workers := _count_worthwhile(found, actor, num_envs, self.told):
             of = settings.env, num_envs, num_workers, settings.policies, self._look_up
             self.opened.append(WorkerEnvs(*of))
             self.enter(Setup("parallel", self.opened[-1], self.best.device))

@@ -58,8 +58,9 @@ class ActorSection(Section):
         return 1 if self.num_envs == "auto" else self.num_envs
 
     def broken_rules(self) -> Iterator[str]:
-        num_envs = MAX_COLUMNS if self.num_envs == "auto" else self.num_envs
-        if self.num_workers is not None and self.num_workers > num_envs:
+        if self.num_envs == "auto":
+            return
+        if self.num_workers is not None and self.num_workers > self.num_envs:
             yield (
                 f"num_workers ({self.num_workers}) must not exceed num_envs ({self.num_envs}): "
                 "each worker steps at least one"

@@ -26,20 +26,22 @@ from impala_async.training.optimizer import global_norm
 from impala_async.training.rewards import sums_of
 
 Array = NDArray[np.float32]
+LOWEST = np.finfo(np.float32).min
 NAMES = ("loss/policy", "loss/value", "loss/entropy", "policy/entropy")
 
 
 def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
     """Whether it holds for these, and pays: numpy has one thread here."""
     model = policy.model
-    is_small = type(model.policy_torso) is MLPTorso and model.core is None
+    # A torso of the user's own may freeze layers, or use them in any other way.
+    is_mlp = policy.is_torso_ours and type(model.policy_torso) is MLPTorso and model.core is None
     is_float32 = policy.device.type == "cpu" and model.precision == torch.float32
     is_covered = policy.only_choice is not None and section.name == "impala"
-    return is_small and is_float32 and is_covered and torch.get_num_threads() == 1
+    return is_mlp and is_float32 and is_covered and torch.get_num_threads() == 1
 
 
 class ByHand:
-    """Computes gradients as the update step does, which tells the inputs of a loss."""
+    """Computes gradients as the update step does, whose `transitions_of` are the loss's inputs."""
 
     def __init__(
         self,
@@ -59,11 +61,14 @@ class ByHand:
         valid_BS = np.zeros(values_BS.shape, np.bool_)
         valid_BT = valid_BS[:, :-1]
         valid_BT[:] = batch.mask_BT.numpy()
-        log_probs_NA, probs_NA, entropies_N = _categorical(logits_NA)
+        log_probs_NA, probs_NA = _categorical(logits_NA)
         # Where the choices lie among all.
         first_BS = np.arange(0, logits_NA.size, logits_NA.shape[1]).reshape(values_BS.shape)
         chosen_BT = first_BS[:, :-1] + batch.actions[self._choice].numpy()
         chosen_log_probs_BT = np.where(valid_BT, log_probs_NA.reshape(-1)[chosen_BT], np.float32(0))
+        # Or the 0 * -inf of an impossible choice would be NaN. NaN itself passes through.
+        np.maximum(log_probs_NA, LOWEST, out=log_probs_NA)
+        entropies_N = -_row_sums(probs_NA * log_probs_NA)
 
         inputs = self._transitions_of(batch, of)
         targets_TB, advantages_TB = self._returns(chosen_log_probs_BT, values_BS, inputs)
@@ -84,7 +89,7 @@ class ByHand:
         value_scale = self._section.value_cost * scale
         self._net.backward(gradient_NA, errors_BS.reshape(-1, 1) * np.float32(-value_scale))
 
-        sum_entropy = float(entropies_N @ valid_BS.reshape(-1))
+        sum_entropy = float(entropies_N[valid_BS.reshape(-1)].sum())
         policy = -float(np.vdot(chosen_log_probs_BT, weights_BS[:, :-1]))
         value = 0.5 * value_scale * float(np.vdot(errors_BS, errors_BS))
         entropy = -cost * sum_entropy
@@ -116,16 +121,19 @@ class ByHand:
         return targets_TB, advantages_TB
 
 
-def _categorical(logits_NA: Array) -> tuple[Array, Array, Array]:
-    """The logarithms of probabilities, the probabilities and the entropies."""
-    # A product with ones adds columns up in a fraction of the time of a sum.
-    ones_A = np.ones(logits_NA.shape[1], np.float32)
+def _categorical(logits_NA: Array) -> tuple[Array, Array]:
+    """The logarithms of probabilities, and the probabilities."""
     log_probs_NA = logits_NA - logits_NA.max(1, keepdims=True)
     probs_NA = np.exp(log_probs_NA)
-    sums_N = probs_NA @ ones_A
+    sums_N = _row_sums(probs_NA)
     log_probs_NA -= np.log(sums_N)[:, None]
     probs_NA /= sums_N[:, None]
-    return log_probs_NA, probs_NA, -((probs_NA * log_probs_NA) @ ones_A)
+    return log_probs_NA, probs_NA
+
+
+def _row_sums(numbers_NA: Array) -> Array:
+    # A product with ones adds columns up in a fraction of the time of a sum.
+    return numbers_NA @ np.ones(numbers_NA.shape[1], np.float32)
 
 
 class _Linear:
@@ -171,7 +179,7 @@ class _Net:
 
     def __init__(self, model: ActorCritic) -> None:
         self._model = model
-        torsos = [t for t in (model.policy_torso, model.value_torso) if isinstance(t, MLPTorso)]
+        torsos = [cast(MLPTorso, t) for t in (model.policy_torso, model.value_torso) if t]
         self._torsos = [
             [_Linear(cast(nn.Linear, layer), torso.activate) for layer in torso.layers]
             for torso in torsos

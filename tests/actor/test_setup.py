@@ -280,3 +280,11 @@ def test_steps_that_wait_have_as_many_columns_as_workers(choose, monkeypatch):
     for most in (24, 100):
         choose(SLOW, num_cores=1, most=most)
     assert made == [(24, 24), (32, 32)]
+
+    # The promise to so many columns is compared with the time that so many would take here.
+    def measure(setup, *_):
+        return Measured(*[1e-4 * setup.envs.num_envs] * 2, 0.0, is_waiting=True)
+
+    monkeypatch.setattr(making, "measure", measure)
+    choose(POLE, num_cores=1, most=32)
+    assert made[2:] == [(32, 32)]

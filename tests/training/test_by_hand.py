@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from impala_async.config.run import AlgorithmSection, ModelSection
+from impala_async.models.torso import MLPTorso
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.by_hand import ByHand, is_plain
@@ -84,11 +85,28 @@ def test_what_is_not_finite_is_found_as_torch_finds_it(make_pair, make_batch, va
     assert mine.not_finite == theirs.not_finite
 
 
+def test_a_choice_that_is_impossible_has_no_part_in_the_entropy(make_pair, make_batch):
+    steps = make_pair({}, {})
+    with torch.no_grad():
+        for step in steps:
+            step.policy.model.policy_head.bias[:2] = torch.tensor([3e38, -3e38])
+    mine, theirs = (step.run(make_batch(), ALIVE_B, 0) for step in steps)
+    assert mine.stats["policy/entropy"] == theirs.stats["policy/entropy"] == 0
+    assert mine.not_finite == theirs.not_finite
+
+
 def test_a_batch_without_a_valid_row_changes_nothing(make_pair, make_batch):
     step, _ = make_pair({}, {})
     before = remembered(step)
     assert not step.run(make_batch(), torch.zeros_like(ALIVE_B), 0).num_updates
     assert is_same(before, remembered(step))
+
+
+def frozen_mlp(obs, section):
+    """A torso of the user's own, if it is built of ours."""
+    torso = MLPTorso(obs, section)
+    torso.layers[0].requires_grad_(False)
+    return torso
 
 
 def test_other_networks_choices_and_algorithms_are_for_torch(schema):
@@ -103,6 +121,7 @@ def test_other_networks_choices_and_algorithms_are_for_torch(schema):
 
     assert fits()
     assert not fits(section=AlgorithmSection(name="ppo"))
+    assert not fits(name=f"{__name__}:frozen_mlp")
     assert not fits(Schema(floats, two, 6))
     assert not fits(Schema(image, schema.action, 6), name="small_cnn")
     policy = Policy(schema, ModelSection(), seed=0)
