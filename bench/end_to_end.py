@@ -182,7 +182,7 @@ def bare_pong() -> Sample:
 
 
 def _memory(name: str, samples: list[Sample], at_most: float) -> list[Figure]:
-    rss = figure_of(f"{name}: memory of learner and two actors, RSS",
+    rss = figure_of(f"{name}: memory of learner and actors, RSS",
               samples, "rss_gb", unit="GB", at_most=at_most)  # fmt: skip
     if not all(each["pss_gb"] for each in samples):
         return [rss]

@@ -25,7 +25,7 @@ def test_a_limit_of_cartpole_is_missed():
         ("start_s", 5.1, "launch to the first update"),
         ("last_s", 9.1, "launch to 475"),
         ("is_solved", 0.0, "share of the seeds that reached 475"),
-        ("rss_gb", 1.1, "memory of learner and two actors, RSS"),
+        ("rss_gb", 1.1, "memory of learner and actors, RSS"),
     ):
         changed = [{**GOOD, key: value}]
         figures = cartpole_figures([{"per_s": 60_000.0}], changed, changed)
