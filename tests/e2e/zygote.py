@@ -57,6 +57,8 @@ OURS = ("impala_async.", "bench.")
 ROOT = Path(__file__).resolve().parents[2]
 # Where an interpreter finds modules that is told nothing.
 OWN_PATHS = []
+# From sys/prctl.h.
+PR_SET_PDEATHSIG = 1
 Started = subprocess.Popen
 _SIGNATURE = inspect.signature(subprocess.Popen._execute_child)
 _start = subprocess.Popen._execute_child
@@ -191,6 +193,8 @@ def main(fd):
             asking.send(str(pid).encode())
             for descriptor in descriptors:
                 os.close(descriptor)
+    # A test that is killed leaves nobody behind.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     _become(job, descriptors)
     _run(job)
 
