@@ -7,7 +7,7 @@ a change that should leave learning as it is leaves every weight as it was, to t
     ... the change ...
     python -m bench.digests --compare before.json
 
-The exit code is 1 if a case differs. Digests hold for one machine and one version of torch.
+The exit code is 1 if a case differs. Digests hold for one machine, device and version of torch.
 """
 
 import argparse
@@ -38,7 +38,7 @@ LEARNED = ("loss/total", "loss/policy", "loss/value", "loss/entropy", "grad/norm
 
 EVERYWHERE = (
     *("pace.mode=lockstep", "train.num_actors=2", "actor.num_envs=4", "actor.sampler=serial"),
-    *("trajectory.rows=20", "learner.device=cpu", "stop.env_steps=4000"),
+    *("trajectory.rows=20", "stop.env_steps=4000"),
 )
 POLE = ("env.id=CartPole-v1",)
 HIDDEN = ("env.id=bench.learning.envs:no_velocities", "model.core_size=32")
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     num_wrong = 0
     for name in args.names:
         begun = time.monotonic()
-        outcome, wrong = attempt(CASES[name])
+        outcome, wrong = attempt([*CASES[name], f"learner.device={args.device}"])
         if outcome:
             content["cases"][name] = outcome
             if recorded is not None:
@@ -133,6 +133,7 @@ def asked_for(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--write", type=Path, metavar="FILE", help="record the outcomes there")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="with those recorded there")
+    parser.add_argument("--device", default="cpu", help="the learner's (cpu)")
     parser.add_argument("--only", metavar="WORD", default="", help="cases whose name holds it")
     args = parser.parse_args(argv)
     args.names = [name for name in CASES if args.only in name]

@@ -68,9 +68,13 @@ def test_a_training_that_fails_is_not_recorded_and_another_torch_is_said(compare
     assert "recorded with another torch: 1.0, here it is " in said
 
 
-def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_a_cpu():
+def test_every_algorithm_has_a_case_and_every_case_is_lockstep_on_the_device_asked_for(monkeypatch):
     configs = [load_config(None, [*EVERYWHERE, *settings]) for settings in CASES.values()]
     assert {config.algorithm.name for config in configs} == set(ALGORITHMS)
     assert {config.pace.lag for config in configs} == {0, 1}
     assert all(config.pace.is_lockstep for config in configs)
-    assert {config.learner.device for config in configs} == {"cpu"}
+    asked = []
+    monkeypatch.setattr(digests, "train", lambda settings: asked.append(settings[-1]) or {})
+    main(["--only", "ppo, gru"])
+    main(["--only", "ppo, gru", "--device", "cuda"])
+    assert asked == ["learner.device=cpu", "learner.device=cuda"]
