@@ -24,7 +24,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import Watch, tell_stderr, with_id
 from impala_async.errors import EnvError, Exit, SpacesError
-from impala_async.schema import ActionSpec, ObsSpec, Schema
+from impala_async.schema import POLICY, ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ def try_steps(envs: EnvBatch) -> None:
     obs = envs.reset(0)
     check_numbers(envs, obs)
     is_told = _tell_outside(envs, obs)
-    _check_legal(envs, obs, np.ones(envs.num_envs, np.bool_))
+    # Agents that are yet to come show 0, but for who plays them.
+    shown = [a.reshape(envs.num_envs, -1).any(1) for name, a in obs.items() if name != POLICY]
+    _check_legal(envs, obs, np.any(shown, axis=0))
     ends_at = time.monotonic() + BUDGET_S
     for _ in range(NUM_STEPS):
         step = envs.step(random_actions(envs.action_spec, obs, envs.num_envs, rng))

@@ -49,7 +49,11 @@ def find_env(env_id: str) -> str | Factory:
     _load_namespace(name)
     if registered(name) is None and module is not None:
         close = close_name(name, module, registration.registry)
-        raise EnvError(f"{env_id}: {module.__name__} neither has nor registers {name!r}.{close}")
+        why = f"{module.__name__} neither has nor registers {name!r}.{close}"
+        if entry is not None:
+            kind = type(entry).__name__
+            why = f"wants a class, or a function that makes a new one each time, got a {kind}"
+        raise EnvError(f"{env_id}: {why}")
     if registered(name) is None:
         _explain_unknown(name)
     return name

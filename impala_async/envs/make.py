@@ -89,6 +89,10 @@ def _build(
         else:
             made.extend(make_env(section) for _ in range(num_envs))
             build = batch_of(made[0], section.id)
+            if len({id(getattr(env, "unwrapped", env)) for env in made}) < num_envs:
+                raise EnvError(
+                    f"{section.id} made one environment twice: wants a new one each time"
+                )
         if policies.names:
             if build is not AgentEnvs:
                 raise EnvError(
@@ -208,6 +212,8 @@ def _why_no_vector(section: EnvSection) -> str | None:
     spec = registered(found)
     if spec is None or spec.vector_entry_point is None:
         return "has no vector code of its own (no vector_entry_point)"
+    if section.kwargs.get("max_episode_steps") == -1:
+        return "has max_episode_steps = -1 for none, as gymnasium.make alone understands it"
     if is_atari(found) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None

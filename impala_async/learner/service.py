@@ -124,7 +124,7 @@ class LearnerService:
             reports=Inbox(self._loop, self._on_reading),
             captures=Inbox(self._loop, self._on_captured),
             stops=Inbox(self._loop, self.stop),
-            run_path=self._folder.path,
+            run_path=self._folder.whole,
             watchdog=self._watchdog,
         )
         self._reporter = Reporter(

@@ -41,6 +41,8 @@ def default_run_path(config: RunConfig) -> Path:
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Code of the user's own, imported later, may change the current folder.
+        self.whole = path = path.absolute()
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.checkpoint_bytes = 0
@@ -119,7 +121,7 @@ class RunFolder:
         try:
             if self._has_begun:
                 self._config.stat()
-            self._is_gone = not os.path.samestat(os.fstat(self._hold), self.path.stat())
+            self._is_gone = not os.path.samestat(os.fstat(self._hold), self.whole.stat())
         except (FileNotFoundError, NotADirectoryError):
             self._is_gone = True
         except OSError:  # a disk that fails, or may not be read, is there
@@ -132,15 +134,15 @@ class RunFolder:
     def withdraw(self, *, with_logs: bool = False) -> None:
         """The run never began: leave nothing that would stand in the way of the next try. A run of
         an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
-        has_result = (self.path / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
+        has_result = (self.whole / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
             for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
                 self.remove(name)
-                self.remove(beside(self.path / name).name)
-            for log in self.path.glob("actors/*.log"):
+                self.remove(beside(self.whole / name).name)
+            for log in self.whole.glob("actors/*.log"):
                 if with_logs or log.stat().st_size == 0:
                     self.remove(f"actors/{log.name}")
-            for folder in (self.checkpoints, self.path / "actors", self.path):
+            for folder in (self.checkpoints, self.whole / "actors", self.whole):
                 with contextlib.suppress(OSError):  # something is left in it
                     folder.rmdir()
         self._is_new = False  # once: somebody else may take the place
@@ -212,20 +214,20 @@ class RunFolder:
 
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""
-        path = self.path / name
+        path = self.whole / name
         if self.is_gone():
             raise FileNotFoundError(errno.ENOENT, "its folder is gone", str(path))
         write_whole(path, f"{json.dumps(content, indent=2)}\n".encode(), mode)
         return path
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        return find_object(self.path / name)
+        return find_object(self.whole / name)
 
     def remove(self, name: str) -> None:
         if self._is_gone:
             return
         try:
-            (self.path / name).unlink(missing_ok=True)
+            (self.whole / name).unlink(missing_ok=True)
         except OSError as error:
             logger.warning("%s cannot be removed: %s", self.path / name, error.strerror)
 

@@ -119,20 +119,20 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     if summary["mean_return"] is not None:
         mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
         title += f": mean return {mean_return}"
-    picture = folder.path / "learning_curve.png"
+    picture = "learning_curve.png"
     try:
         reports = [each for each in read_reports(folder.metrics) if INTERVAL_RETURN in each]
         if not reports:
             return "no report to draw"
         with told_of("ending: drawing the learning curve, with matplotlib", logger.info):
             drawn = draw_learning_curve(reports, title, goal)
-        write_whole(picture, drawn)
+        write_whole(folder.whole / picture, drawn)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"
     # matplotlib reads files and variables of the user's, and fails in its own ways.
     except Exception as error:
         return f"cannot be drawn: {one_line(error)}"
-    return str(picture)
+    return str(folder.path / picture)
 
 
 def read_reports(path: Path) -> list[dict[str, float]]:

@@ -14,11 +14,13 @@ from gymnasium.spaces import Box, Dict, MultiDiscrete
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
+from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.describe import NUM_STEPS, describe, random_actions, read_answer, try_steps
 from impala_async.envs.vector import SerialEnvs, WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, policy_leaf
 from tests.columns import flat_schema
+from tests.envs.test_agents import Lives
 
 ROOT = Path(__file__).resolve().parents[2]
 CARTPOLE = flat_schema(4, 2, rows=1)
@@ -140,6 +142,19 @@ def test_a_sound_environment_is_played_through_the_ends_of_episodes_by_legal_act
     assert len(env.actions) == NUM_STEPS - NUM_STEPS // 11
     assert {first for first, _ in env.actions} == {1}
     assert {second for _, second in env.actions} == {0, 2}
+
+
+def test_an_agent_that_comes_later_has_no_legal_action_yet():
+    space = Dict(x=Box(0, 9, (3,), np.float32), action_mask=Box(0, 1, (2,), np.int8))
+    mask = np.int8([0, 1])
+
+    def masked(world, obs):
+        obs.update({agent: {"x": x, "action_mask": mask} for agent, x in obs.items()})
+
+    world = Lives((9, 9), starts=[0, 2], change=masked)
+    world.observation_space = lambda agent: space
+    for policies in (ONE_POLICY, PoliciesSection(names=("main", "other"))):
+        try_steps(AgentEnvs([world], EnvSection(id="Lives"), policies))
 
 
 class WholeNumber(Patient):

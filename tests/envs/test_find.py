@@ -69,6 +69,10 @@ def test_an_unknown_name_is_an_error_that_helps(monkeypatch):
         ("CartPole-v5", "versioned environments: [ `v0`, `v1` ]."),
         (f"{PROBES}:Countng", "Did you mean: `Counting`?"),
         (f"{PROBES}:Nothing-v0", "neither has nor registers 'Nothing-v0'."),
+        (
+            f"{PROBES}:__name__",
+            "wants a class, or a function that makes a new one each time, got a str",
+        ),
         ("no_such:Thing-v0", "; Python looks for no_such among what is installed"),
         (":Thing", "Empty module name"),
         ("my/odd:Ok", "write my.odd:Ok, and have it in the current folder or on PYTHONPATH"),

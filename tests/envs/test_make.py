@@ -113,6 +113,17 @@ def test_those_made_so_far_are_closed_when_a_later_one_fails():
     assert Closing.closed == Closing.made
 
 
+def test_one_environment_is_not_stepped_in_two_columns(module):
+    only = Counting()
+    module.only = lambda: only
+    one = section(f"{MODULE}:only")
+    limit = Named(name="gymnasium.wrappers:TimeLimit", kwargs={"max_episode_steps": 9})
+    wrapped = one.model_copy(update={"wrappers": (limit,)})
+    for each in (one, wrapped):
+        build_envs("serial", each, 1).close()
+        assert f"{MODULE}:only made one environment twice: wants a new" in fails(each)
+
+
 class TakesCtrlC(Counting):
     """Takes a signal for itself, as simulators do."""
 
@@ -170,6 +181,12 @@ def test_each_sampler_steps_what_it_can():
         found, envs = build_usual(section(env_id), 2)
         assert found == stepped["auto"]
         envs.close()
+
+
+def test_no_time_limit_is_none_for_every_sampler():
+    endless = section("CartPole-v1", max_episode_steps=-1)
+    assert isinstance(build_envs("auto", endless, 2), SerialEnvs)
+    assert "set actor.sampler to serial or auto" in fails(endless, "vector")
 
 
 def no_metadata(num_envs):

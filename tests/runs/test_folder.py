@@ -70,6 +70,19 @@ def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder, resu
     assert resumed.run_id == run_id
 
 
+def test_a_relative_folder_stays_where_it_was_when_the_current_one_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(Path("run"))
+    folder.begin(CONFIG)
+    monkeypatch.chdir("/")
+    assert not folder.is_gone()
+    folder.write_json("x.json", {"a": 1})
+    assert RunFolder(tmp_path / "run").read_json("x.json") == folder.read_json("x.json") == {"a": 1}
+    assert folder.path == Path("run"), "as it was named, to tell"
+    folder.withdraw()
+    assert [each.name for each in (tmp_path / "run").iterdir()] == ["x.json"]
+
+
 def test_the_arguments_of_an_environment_are_private_from_the_first_byte(resumed):
     config = resumed.path / "config.json"
     assert mode(config) == 0o600
