@@ -19,14 +19,17 @@ Answer = TypeVar("Answer")
 
 # All that somebody may send before it is known: a hello, a schema, and as much again.
 STRANGER_BYTES = 2 << 16
-# All strangers together may have so much under way. Each of them needs a thousandth of it.
+# All strangers together may have so much under way. Each of them needs a thousandth of it. A share
+# of what came before counts too: ZeroMQ keeps all that a handshake says.
 STRANGERS_BYTES = 1 << 19
+KEPT_SHARE = 32
 MAX_STRANGERS = 1000
 MANY_DESCRIPTORS = 65536
 # Why one is cut off: it is a connection that ...
 SENT_TOO_MANY_FRAMES = "sent a message of too many frames"
 SENT_TOO_MUCH = "sent more than credit allows"
 SENT_BEFORE = "sent much and had not joined"
+CLAIMED_MUCH = "claimed a routing id longer than 255 bytes"
 NEVER_JOINED = "never joined, as too many did not"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
@@ -153,7 +156,9 @@ class Connections:
                 if allowed is not None:
                     connection.accepted_bytes = received
             if allowed is None:
-                allowed, under_way[fd] = STRANGER_BYTES, received - connection.heard_bytes
+                kept = (received - connection.accepted_bytes) // KEPT_SHARE
+                under_way[fd] = max(received - connection.heard_bytes, kept)
+                allowed = STRANGER_BYTES
             if received - connection.accepted_bytes > allowed:
                 doubtful.add(fd)
         # Those of whom most is under way go, until all strangers together have sent little.

@@ -21,7 +21,7 @@ def connect(url, route=b""):
     host, _, port = url.removeprefix("tcp://").rpartition(":")
     raw = socket.create_connection((host, int(port)), timeout=10.0)
     ready = READY + b"\x08Identity" + len(route).to_bytes(4, "big") + route
-    raw.sendall(GREETING + b"\x04" + bytes([len(ready)]) + ready)
+    raw.sendall(GREETING + b"\x06" + len(ready).to_bytes(8, "big") + ready)
     received = b""
     while len(received) < len(GREETING) + 2:
         more = raw.recv(4096)

@@ -120,6 +120,9 @@ def test_strangers_have_little_under_way_alone_and_together(router, dial, monkey
     look(router, 5, {})
     assert [is_over(raw) for raw in (quiet, *bombs)] == [False, False, False, True]
     assert router.connections.cut_off == {SENT_BEFORE: 2}
+    # Some of it is kept.
+    monkeypatch.setattr(module, "KEPT_SHARE", 1)
+    look_until_over(router, quiet, {})
 
 
 def test_who_dials_ends_a_message_without_end_and_connects_again(ends, monkeypatch):

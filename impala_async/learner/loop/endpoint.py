@@ -16,7 +16,13 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import Counters
-from impala_async.wire.connections import DOES_NOT_READ, REPLACED, SAID_HELLO, SENT_TOO_MANY_FRAMES
+from impala_async.wire.connections import (
+    CLAIMED_MUCH,
+    DOES_NOT_READ,
+    REPLACED,
+    SAID_HELLO,
+    SENT_TOO_MANY_FRAMES,
+)
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     Data,
@@ -38,6 +44,8 @@ MAX_QUOTED = 200
 # Over one connection, until they are forgotten: an actor says it once or twice a second, and a
 # learner that stood still hears them all at once.
 MAX_HELLOS = 200
+# ZMTP's own limit, which ZeroMQ does not enforce. Each session keeps the id of its connection.
+MAX_ROUTE_BYTES = 255
 BAD = "bad/"
 BAD_REASONS = tuple(name.removeprefix(BAD) for name in REGISTRY if name.startswith(BAD))
 WIRE_COUNTS = ("wire/messages", "wire/unroutable", *(BAD + reason for reason in BAD_REASONS))
@@ -129,6 +137,9 @@ class Endpoint:
     def _take(self, route: bytes, header: memoryview, size: int) -> None:
         message = None
         try:
+            if len(route) > MAX_ROUTE_BYTES:
+                self._turn_out(route, CLAIMED_MUCH)
+                return
             message = self._read_header(header, size)
             if isinstance(message, Hello):
                 self.hellos[route] += 1

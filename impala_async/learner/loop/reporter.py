@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import psutil
 
 from impala_async.learner.slots import Episodes
@@ -33,13 +32,17 @@ class EpisodeStats:
     def __init__(self) -> None:
         self.count = 0
         self._returns: deque[float] = deque(maxlen=RETURN_EPISODES)
-        self._interval: list[tuple[float, float]] = []
+        # Episodes of the interval, and the sums of their returns and lengths. A list would fill the
+        # memory where one says that each step ends an episode.
+        self._interval = (0, 0.0, 0)
 
     def take(self, episodes: Episodes) -> None:
         self.count += len(episodes)
         totals = episodes["total"].tolist()
         self._returns.extend(totals)
-        self._interval.extend(zip(totals, episodes["length"].tolist(), strict=True))
+        number, total, steps = self._interval
+        steps += sum(episodes["length"].tolist())
+        self._interval = number + len(totals), total + math.fsum(totals), steps
 
     @property
     def mean_return(self) -> float | None:
@@ -51,9 +54,10 @@ class EpisodeStats:
         return math.fsum(self._returns) / len(self._returns) if self._returns else None
 
     def report(self) -> dict[str, object]:
-        """The present values; the interval's list starts anew."""
-        means = np.mean(self._interval, axis=0).tolist() if self._interval else [None, None]
-        self._interval.clear()
+        """The present values; the interval's sums start anew."""
+        number, total, steps = self._interval
+        means = (total / number, steps / number) if number else (None, None)
+        self._interval = (0, 0.0, 0)
         return {
             "mean_return": self._mean_so_far(),
             "mean_return_100": self.mean_return,

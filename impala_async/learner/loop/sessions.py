@@ -53,6 +53,8 @@ HANG_EVERY_S = 10.0
 HANG_NAMES = ("hang_s", "hang_in", "hang_first", "hang_last")
 # Nothing takes longer than an hour in one trajectory.
 LONGEST_MS = 3.6e6
+# To look at a schema may take 0.3 us a byte: all that are not ours have a thirtieth of the loop.
+LOOK_S_PER_BYTE = 1e-5
 # The reader of a difference is on either side.
 HERE, THERE = "at the learner", "at the actor"
 
@@ -158,6 +160,7 @@ class Sessions:
         self._log = PeerLog()
         self._last_death: str | None = None
         self._counters = Counters(f"sessions/{how}" for how in ("expired", "refused", "closed"))
+        self._look_at = -math.inf
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
 
     def open(self, schema: Schema, layout: WeightsLayout) -> None:
@@ -181,7 +184,7 @@ class Sessions:
             if peer is None:
                 raise ProtocolError("unknown_session")
             peer.data_route = route
-            return self._agree(peer, message, rest)
+            return self._agree(peer, message, rest, now)
         return [] if peer is None else self._part(peer, route, message)
 
     def hear_pull(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
@@ -254,17 +257,17 @@ class Sessions:
             report["actor/hang"] = line(now - since)
         return report
 
-    def _agree(self, peer: Peer, spec: Spec, rest: Router) -> list[Answer]:
+    def _agree(self, peer: Peer, spec: Spec, rest: Router, now: float) -> list[Answer]:
         size = rest.receive_into(self._schema_buffer)
         if size == NO_FRAME or rest.has_more_frames:
             raise ProtocolError("wrong_frame_count", "Spec comes with one frame more, its schema")
         if size > MAX_SCHEMA_BYTES:
             raise ProtocolError("wrong_size", f"a schema of {size} bytes")
         frame = bytes(self._schema_buffer[:size])
-        try:
-            schema = Schema.from_json(frame)
-        except SpacesError as error:
-            raise ProtocolError("malformed_header", str(error)) from None
+        digest = digest_of(frame)
+        schema = self._read_schema(frame, digest, now)
+        if schema is None:
+            return self._put_off(peer, "too many schemas that are not the learner's come in")
         if self.is_closing:
             return []
         if peer.columns and (spec.columns, spec.streams) != (peer.columns, peer.streams):
@@ -272,7 +275,7 @@ class Sessions:
             raise ProtocolError("not_allowed_now", "a second Spec that differs from the first")
         fault = self._misfit(schema, spec)
         # It is that of the text, however it is written.
-        if fault is None and spec.schema_digest != digest_of(frame):
+        if fault is None and spec.schema_digest != digest:
             fault = "the schema is not the one of its digest"
         if fault is None and self.schema is None:
             fault = self._decide_schema(peer, schema, spec)
@@ -281,15 +284,29 @@ class Sessions:
             return self._refuse(peer.data_route, reject("mismatch", fault))
         is_new = not peer.columns
         if not self.table.join(peer, spec.columns, spec.streams, gives_way=bool(spec.gives_way)):
-            self.table.end(peer)
-            refusal = reject("hello_again", "its place is taken", 0.0)
-            return [Answer(peer.data_route, [pack(refusal)])]
+            return self._put_off(peer, "its place is taken")
         if is_new:
             self._note_join(peer)
         answer = self.grant(peer)
         if spec.layout_digest == NO_LAYOUT and self._layout is not None:
             answer = answer._replace(frames=[*answer.frames, self._layout.to_json()])
         return [answer]
+
+    def _read_schema(self, frame: bytes, digest: bytes, now: float) -> Schema | None:
+        """None where others have been looked at for so long that this one must wait."""
+        if self.schema is not None and digest == self.schema.digest:
+            return self.schema
+        if now < self._look_at:
+            return None
+        self._look_at = now + len(frame) * LOOK_S_PER_BYTE
+        try:
+            return Schema.from_json(frame)
+        except SpacesError as error:
+            raise ProtocolError("malformed_header", str(error)) from None
+
+    def _put_off(self, peer: Peer, why: str) -> list[Answer]:
+        self.table.end(peer)
+        return [Answer(peer.data_route, [pack(reject("hello_again", why, 0.0))])]
 
     def _note_join(self, peer: Peer) -> None:
         self._log.say(logging.INFO, "actor %d joined with %d columns", peer.rank, peer.columns)

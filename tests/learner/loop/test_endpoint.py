@@ -13,7 +13,7 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.loop.endpoint import BAD_REASONS, MAX_IN_VAIN, WIRE_COUNTS, Endpoint
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.report import Counters, merge
-from impala_async.wire.connections import REPLACED
+from impala_async.wire.connections import CLAIMED_MUCH, REPLACED
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     MAX_INLINE_BYTES,
@@ -202,6 +202,15 @@ async def test_who_never_reads_is_cut_off(bench, cut):
         for _ in range(MAX_IN_VAIN):
             bench.endpoint.send(route, [bytes(1 << 20)])
         assert cut[0] == (route, "did not read")
+
+
+async def test_a_long_routing_id_is_cut_off_unheard(bench, cut):
+    for size, taken in (255, bench.heard), (256, cut):
+        with raw_peer.connect(bench.router.connectable_url(), b"r" * size) as raw:
+            raw.sendall(raw_peer.message(pack(Get(ID, 1, 7))))
+            await until(partial(len, taken), "it is taken")
+    assert len(bench.heard) == 1
+    assert [(len(route), why) for route, why in cut] == [(256, CLAIMED_MUCH)]
 
 
 async def test_after_the_close_nothing_is_read(bench):

@@ -5,6 +5,7 @@ import errno
 import itertools
 import statistics
 import time
+import tracemalloc
 
 import numpy as np
 
@@ -39,6 +40,17 @@ def test_the_mean_return_needs_a_hundred_episodes_and_an_interval_has_its_own_me
     resumed.restore(**stats.save())  # the form in which a checkpoint has it
     resumed.take(episodes((100.0, 1)))
     assert (resumed.count, resumed.mean_return) == (201, 50.5)
+
+
+def test_an_interval_of_many_episodes_takes_no_memory():
+    stats, many = EpisodeStats(), episodes(*[(1e15, 1)] * 1000)
+    tracemalloc.start()
+    for _ in range(50):
+        stats.take(many)
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 100_000
+    assert np.isclose(stats.report()["episodes/return_mean"], 1e15)
 
 
 class Sink:

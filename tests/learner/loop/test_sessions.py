@@ -149,6 +149,7 @@ def test_who_does_not_fit_is_told_the_field_and_both_values(is_open):
     cases += [(HandActor(learner), "the model differs")]
     cases[-1][0].layout = NOBODY
     for actor, says in cases:
+        learner.now += 1.0
         actor.hello()
         actor.spec()
         assert says in refusal(actor)
@@ -160,6 +161,7 @@ def test_without_a_schema_the_first_actor_brings_it():
     learner = learner_of(is_open=False)
     HandActor(learner).join()
     assert (learner.schemas, learner.sessions.schema) == ([SCHEMA], SCHEMA)
+    learner.now += 1.0
     other = HandActor(learner, schema=WIDER).join()
     assert "(2,) at the learner, (3,) at the actor" in refusal(other)
     assert len(learner.schemas) == 1
@@ -217,22 +219,41 @@ def test_a_broken_spec_is_told_decides_nothing_and_may_be_repeated():
     actor = HandActor(learner)
     actor.hello()
     for frames, reason in BROKEN:
+        learner.now += 1.0
         spec = Spec(actor.session, SCHEMA.digest, LAYOUT, 1, 1)
         assert actor.say(spec, *frames) == reason, frames
     assert learner.schemas == []
+    learner.now += 1.0
     assert actor.spec() == ""
     assert len(actor.grants) == 1
+
+
+def written_otherwise(actor, text, digest=None):
+    actor.hello()
+    actor.say(Spec(actor.session, digest or hashlib.sha256(text).digest()[:16], LAYOUT, 1, 1), text)
 
 
 def test_a_schema_may_be_written_in_any_way_and_has_the_digest_of_its_text():
     learner = learner_of()
     text = json.dumps(json.loads(SCHEMA.to_json()), indent=2).encode()
     actor, liar = HandActor(learner), HandActor(learner)
-    for each, digest in ((actor, hashlib.sha256(text).digest()[:16]), (liar, NOBODY)):
-        each.hello()
-        each.say(Spec(each.session, digest, LAYOUT, 1, 1), text)
+    written_otherwise(actor, text)
+    learner.now += 1.0
+    written_otherwise(liar, text, NOBODY)
     assert len(actor.grants) == 1
     assert "digest" in refusal(liar)
+
+
+def test_schemas_that_are_not_ours_come_again_where_they_are_many_and_ours_is_known():
+    learner, text = learner_of(), SCHEMA.to_json().ljust(MAX_SCHEMA_BYTES)
+    first, second, ours = (HandActor(learner) for _ in range(3))
+    written_otherwise(first, text)
+    written_otherwise(second, text)
+    assert "too many schemas" in refusal(second, "hello_again")
+    assert ours.join().grants
+    learner.now += 0.7
+    written_otherwise(second, text)
+    assert all(each.grants for each in (first, second))
 
 
 def test_a_second_spec_cannot_widen_the_credit_of_the_first():
