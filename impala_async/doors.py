@@ -189,7 +189,7 @@ def packaged_configs() -> dict[str, Path]:
 def _config_file(name: str) -> Path:
     path, packaged = typed_path(name), packaged_configs()
     # Its reader says that it is not there.
-    near = [] if path.exists() else difflib.get_close_matches(path.stem, packaged, n=1)
+    near = [] if os.path.exists(path) else difflib.get_close_matches(path.stem, packaged, n=1)
     if near and name not in packaged:
         raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
     return packaged[name] if near else path

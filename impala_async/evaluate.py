@@ -1,6 +1,7 @@
 """The evaluate door: greedy episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -67,8 +68,8 @@ def _evaluate(args: argparse.Namespace) -> int:
 def _locate(path: Path) -> "tuple[RunFolder, Path | None]":
     from impala_async.runs.folder import RunFolder
 
-    if not path.exists():
-        raise CheckpointError(f"{path}: there is no such folder")
+    if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
+        raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
     whole = path.resolve()
     for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
         if folder.exists() and whole in (folder.path, folder.checkpoints):

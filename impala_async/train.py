@@ -45,12 +45,12 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     if not (run.verdict or run.has_begun or folder.exists()):
         # Actors have said no more in their logs than that they were ended.
         folder.withdraw(with_logs=True)
-    if run.verdict or folder.read_json("summary.json") != before:
+    if run.verdict or folder.peek_json("summary.json") not in (None, before):
         return code
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing,
     # and withdrawn a new run. Code of one's own may have ended it on the spot (os._exit).
     is_left = folder.exists() and not (args.resume or run.has_begun)
-    is_cut = code == Exit.DONE and (is_left or folder.read_json("service.json") is not None)
+    is_cut = code == Exit.DONE and (is_left or folder.peek_json("service.json") is not None)
     is_told = code in (Exit.CONFIG, Exit.INTERRUPTED) and not (run.has_begun or is_left)
     if is_cut or not (is_told or code == Exit.DONE):
         doors.tell_death(code, folder, "train")

@@ -252,6 +252,7 @@ def test_the_command_and_all_configs_are_packaged_and_found_by_name(tmp_path, mo
         assert f"no file {name}; did you mean cartpole?" in capsys.readouterr().err
     # It may be meant to be there: whoever reads it says that it is not.
     assert parse("--config", "nosuch.toml").config == Path("nosuch.toml")
+    assert parse("--config", 300 * "n").config == Path(300 * "n")  # nor can it be looked for
 
 
 def test_without_a_config_an_env_gets_generic_settings(tmp_path, monkeypatch):

@@ -185,6 +185,12 @@ def test_the_summary_of_an_earlier_start_is_none(ends, caplog):
     assert "the learner ended with exit code 70" in caplog.text
 
 
+def test_a_summary_that_cannot_be_read_keeps_the_exit_code_of_the_learner(ends, caplog):
+    ends(75, lambda folder: (write_down(folder), Path("here/summary.json").mkdir()))
+    started("--run-dir", "here", code=75)
+    assert f"the learner ended with exit code 75{LOST}" in caplog.text
+
+
 def test_a_learner_that_ended_on_the_spot_while_it_served_is_no_success(ends, caplog):
     ends(0, lambda folder: (write_down(folder), folder.announce("tcp://a:1", "tcp://a:2", 1)))
     started("--run-dir", "here", code=2)

@@ -259,7 +259,13 @@ class WorkerEnvs:
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
         nums_columns = (num_columns for *_, num_columns in spaces)
         *firsts, self.num_envs = accumulate(nums_columns, initial=0)
-        self._shared = SharedColumns.over(memory, self.obs_spec, self.action_spec, self.num_envs)
+        try:
+            self._shared = SharedColumns.over(
+                memory, self.obs_spec, self.action_spec, self.num_envs
+            )
+        except OSError as error:  # to the kernel it is a file, which `ulimit -f` limits
+            why = f"the memory that {len(self._workers)} env workers share cannot be had"
+            raise EnvError(f"{why}: {error.strerror}", is_death=True) from None
         self._steps = [self._shared.read(brought) for brought in range(1 << len(Step._fields))]
         for worker, first in zip(self._workers, firsts, strict=True):
             worker.place = self._shared.columns(first, self.num_envs).place

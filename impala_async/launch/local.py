@@ -151,7 +151,7 @@ class LocalRun:
 
     def _serves(self) -> bool:
         """Whether the learner takes actors. The file of an earlier one was removed before."""
-        return (self._run_dir / "service.json").exists()
+        return os.path.exists(self._run_dir / "service.json")  # unlike Path.exists, on a bad disk
 
     def _look_after(self, actor: _Actor) -> None:
         if actor.process is None:

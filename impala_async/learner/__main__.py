@@ -99,7 +99,7 @@ def _serve(
 
         earlier = folder.read_json("summary.json")
         code = uvloop.run(serve())
-        summary = None if folder.is_gone() else folder.read_json("summary.json")
+        summary = None if folder.is_gone() else folder.peek_json("summary.json")
         if summary is not None and summary != earlier:
             _show(summary, folder, config.stop.mean_return, code, is_resumed=args.resume)
         return code

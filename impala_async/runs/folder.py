@@ -57,7 +57,8 @@ class RunFolder:
         """Raise ConfigError where no new run may begin."""
         if self.exists():
             raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
-        found = [*self.path.glob("[!.]*"), *self.checkpoints.glob("[!.]*")]
+        with _writing(self.path):  # where it may not be looked into
+            found = [*self.path.glob("[!.]*"), *self.checkpoints.glob("[!.]*")]
         if others := sorted(path.name for path in found if path.name not in PREPARED):
             raise ConfigError(
                 f"--run-dir: {self.path} holds other files ({others[0]}) and no run: name a new or "
@@ -195,7 +196,7 @@ class RunFolder:
 
     def check_resumable(self) -> None:
         """Raise ConfigError or CheckpointError for what no learner could go on with."""
-        if not self.exists():
+        if find_bytes(self._config) is None:
             why = f"{self.path} holds no run (there is no config.json in it)"
             raise CheckpointError(f"--run-dir: {why}")
         self._last_epoch()
@@ -222,6 +223,12 @@ class RunFolder:
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         return find_object(self.whole / name)
+
+    def peek_json(self, name: str) -> dict[str, Any] | None:
+        """The same when a run is over, which has its exit code: None if it cannot be read."""
+        with contextlib.suppress(CheckpointError):
+            return self.read_json(name)
+        return None
 
     def remove(self, name: str) -> None:
         if self._is_gone:

@@ -110,6 +110,16 @@ def test_one_that_cannot_be_started_is_no_bug_and_ends_the_others(monkeypatch):
     assert started[0].poll() is not None
 
 
+def test_memory_that_cannot_be_had_is_no_bug(monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EFBIG, "File too large")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(EnvError, match="2 env workers share cannot be had: File too") as caught:
+        WorkerEnvs(section("Counting"), 2, 2)
+    assert caught.value.is_death
+
+
 def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
     seen = []
 

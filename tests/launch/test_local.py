@@ -1,5 +1,6 @@
 """Real processes behind fake doors: the folder that they start in holds a package of that name."""
 
+import errno
 import functools
 import json
 import os
@@ -225,6 +226,18 @@ def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(monkeypa
     assert run("wait_for(lambda: count('actor') == 2)", actor) == 0
     cannot = "actor 0 cannot be started again yet: cannot start a process: Too many open files"
     assert caplog.messages[1:] == [f"{cannot}; still trying"]
+
+
+def test_a_run_folder_that_cannot_be_read_for_now_ends_nothing(monkeypatch):
+    look = os.stat
+
+    def stale(path, **how):
+        if Path(path).name == "service.json":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return look(path, **how)
+
+    monkeypatch.setattr(os, "stat", stale)
+    assert run("wait_for(lambda: count('actor') == 1)") == 0
 
 
 @pytest.mark.parametrize("code", [77, 78])

@@ -204,6 +204,16 @@ def test_where_nothing_can_be_made_or_written_the_flag_is_wrong(tmp_path, monkey
         RunFolder(tmp_path / "run").begin(CONFIG)
 
 
+def test_a_folder_that_cannot_be_looked_into_is_told(tmp_path):
+    folder = RunFolder(tmp_path / (300 * "n"))
+    with pytest.raises(ConfigError, match=r"--run-dir: cannot write to .*: File name too long"):
+        folder.check_new()
+    with pytest.raises(CheckpointError, match=r"config\.json: cannot be read: File name too long"):
+        folder.check_resumable()
+    # When a run is over it has its exit code.
+    assert folder.peek_json("summary.json") is None
+
+
 def test_to_resume_there_must_be_a_run_with_its_checkpoints(folder):
     with pytest.raises(CheckpointError, match="holds no run"):
         RunFolder(folder.path.parent).check_resumable()
