@@ -121,7 +121,9 @@ class Peer:
 
     @property
     def outstanding_messages(self) -> int:
-        return self.watermark.num_unsettled_below(self.granted)
+        mark = self.watermark
+        # At each deal all peers are asked, and where there are many most have none.
+        return mark.num_unsettled_below(self.granted) if self.granted > mark.below else 0
 
     @property
     def kept_columns(self) -> int:
