@@ -73,6 +73,8 @@ class RunFolder:
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            # A process that foreign code forks may outlive this one.
+            os.register_at_fork(after_in_child=self.let_go)
             try:
                 fcntl.flock(self._hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

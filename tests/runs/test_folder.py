@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import stat
 from functools import partial
 from pathlib import Path
@@ -230,6 +231,22 @@ def test_a_folder_belongs_to_one_learner_and_is_free_when_that_has_gone(folder):
     # It says of no learner that has gone.
     assert folder.read_json("service.json") is None
     second.begin(CONFIG)
+
+
+def test_a_process_that_foreign_code_forks_does_not_hold_the_folder(folder):
+    """It lives on when the learner has gone."""
+    is_forked, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(tell, b".")
+        signal.pause()
+    try:
+        os.read(is_forked, 1)
+        folder.let_go()
+        RunFolder(folder.path).check_free()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("how", ["removed", "renamed", "emptied", "another is there"])
