@@ -208,6 +208,8 @@ def _why_no_vector(section: EnvSection) -> str | None:
     spec = registered(found)
     if spec is None or spec.vector_entry_point is None:
         return "has no vector code of its own (no vector_entry_point)"
+    if section.kwargs.get("render_mode") == "human":
+        return "has vector code that shows nothing, and env.kwargs.render_mode is human"
     if is_atari(found) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None
