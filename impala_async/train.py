@@ -42,6 +42,8 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     before = folder.read_json("summary.json")
     run = LocalRun(flags, folder.path)
     code = run.run(config.train.num_actors)
+    if code == Exit.CONFIG and folder.path.exists() and folder.is_taken():
+        return code  # by another one at the same moment, as the learner has said
     if not (run.verdict or run.has_begun or folder.exists()):
         # Actors have said no more in their logs than that they were ended.
         folder.withdraw(with_logs=True)

@@ -273,8 +273,10 @@ def test_without_a_config_an_env_gets_generic_settings(tmp_path, monkeypatch):
 @pytest.fixture
 def run_dir(tmp_path):
     """The folder of a run with a changed seed."""
-    RunFolder(tmp_path / "run").begin(load_config(packaged_configs()["cartpole"], ["seed=7"]))
-    return tmp_path / "run"
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(load_config(packaged_configs()["cartpole"], ["seed=7"]))
+    folder.let_go()
+    return folder.path
 
 
 def resume(run_dir, *settings):

@@ -172,9 +172,24 @@ def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsy
     folder.begin(load_config(packaged_configs()["cartpole"]))
     before = sorted(Path("here").iterdir())
     assert train.main(["--resume", "--run-dir", "here"]) == 2
-    assert "here is in use by another learner" in capsys.readouterr().err
+    assert "here is in use by a run of another learner" in capsys.readouterr().err
     assert FakeRun.made == []
     assert sorted(Path("here").iterdir()) == before
+
+
+def test_a_folder_that_another_learner_took_at_the_same_moment_is_not_advised_to_resume(
+    ends, caplog
+):
+    other, log = RunFolder(Path("here")), Path("here/actors/actor-0.log")
+
+    def lose(folder):
+        other.begin(load_config(packaged_configs()["cartpole"]))
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("its own\n")
+
+    ends(2, lose)
+    started("--run-dir", "here", code=2)
+    assert (caplog.messages, log.exists()) == ([], True)
 
 
 def test_the_summary_of_an_earlier_start_is_none(ends, caplog):

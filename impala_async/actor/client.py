@@ -163,6 +163,9 @@ class Client:
         before = time.monotonic()
         while self.side.outbox.num_unsent or not self._free:
             self.pump(POLL_S)
+            if self.timers:
+                wait_ms = 1000 * (time.monotonic() - before)
+                self.timers["send_wait_ms"] = max(self.timers["send_wait_ms"], wait_ms)
             # While this actor comes back, that is told.
             waited_s = time.monotonic() - max(before, self.side.told_at)
             if waited_s > EVERY_S:

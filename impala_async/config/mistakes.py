@@ -4,6 +4,7 @@ The names that Stable-Baselines3, CleanRL, PufferLib, Sample Factory and RLlib h
 are not accepted, but answered with ours. One like `gamma`, which is a key of ours, needs no entry.
 """
 
+import contextlib
 import difflib
 import json
 import math
@@ -108,6 +109,10 @@ def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> list[str]:
     got = shown(given)
     is_meant = key in NAMED_BY and isinstance(given, str | int)
     hint = f"; did you mean {key}.{NAMED_BY[key]}={got}?" if is_meant else ""
+    if isinstance(given, str) and " number" in what:
+        with contextlib.suppress(ValueError):
+            float(given)
+            hint = "; a number has no quotes"
     return [f"{start}{what}, got {got}{hint}"]
 
 

@@ -32,12 +32,18 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_odd(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic reads true as 1 and 1 as true, which nobody means, and takes any number."""
+        """pydantic reads true as 1, 1 as true and "1" as 1, which nobody means, and takes any
+        number."""
         kinds = set(_within(cls.model_fields[str(info.field_name)].annotation))
         items = value if isinstance(value, list) else [value]
         is_truth = any(isinstance(item, bool) for item in items)
         is_other = kinds & {bool, int, float} and value is not None and is_truth != (bool in kinds)
-        if is_other or not all(_is_plain(item, 0) for item in items if isinstance(item, int | str)):
+        is_text = isinstance(value, str) and not kinds & {str, value} and kinds & {int, float}
+        if (
+            is_other
+            or is_text
+            or not all(_is_plain(item, 0) for item in items if isinstance(item, int | str))
+        ):
             raise ValueError  # without words: it is told as any value of a wrong type is
         return value
 

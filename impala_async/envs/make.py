@@ -214,6 +214,8 @@ def _why_no_vector(section: EnvSection) -> str | None:
         return "has no vector code of its own (no vector_entry_point)"
     if section.kwargs.get("max_episode_steps") == -1:
         return "has max_episode_steps = -1 for none, as gymnasium.make alone understands it"
+    if section.kwargs.get("render_mode") == "human":
+        return "has vector code that shows nothing, and env.kwargs.render_mode is human"
     if is_atari(found) and section.preprocess == "off":
         return "has vector code that preprocesses, and env.preprocess is off"
     return None

@@ -56,8 +56,10 @@ class OwnEnvs:
         section = section or EnvSection(id=env_name(envs[0]))
         self.name, self.num_envs = section.id, num_columns
         self._envs = list(envs)
-        self._stepping = Blame(self.name, "in step", num_envs)
-        self._resetting = Blame(self.name, "in reset", num_envs)
+        # A fault may be that of a wrapper.
+        whose = f"wrapped {self.name}" if section.wrappers else self.name
+        self._stepping = Blame(whose, "in step", num_envs)
+        self._resetting = Blame(whose, "in reset", num_envs)
         with Blame(self.name, "to say what its spaces are"):
             observation_space, action_space = spaces_of(envs[0])
         self._spaces = Spaces(observation_space, action_space, section)

@@ -7,6 +7,7 @@ import argparse
 import errno
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # As many as a learner opens by itself, and some for its first actors.
 LEAST_DESCRIPTORS = 64
+# Below it torch may load, and abort the process later. The actors of `train` have the same limit.
+LEAST_ADDRESSES_KB = 1 << 20
 PROBE_TIMEOUT_S = 120.0
 # The event loop and the learner thread wait no longer for each other while either runs Python; with
 # Python's own 5 ms a small model's updates are a twentieth slower (bench.learner).
@@ -67,6 +70,7 @@ def _serve(
         starting.enter_context(
             doors.start_told_of("torch is loaded, the environment tried, the learner built")
         )
+        _check_addresses()
         starting.enter_context(_enough_descriptors())
         recorder = None
         if args.record is not None:
@@ -103,6 +107,15 @@ def _serve(
         if summary is not None and summary != earlier:
             _show(summary, folder, config.stop.mean_return, code, is_resumed=args.resume)
         return code
+
+
+def _check_addresses() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit >> 10 < LEAST_ADDRESSES_KB:
+        raise ConfigError(
+            f"the address space of this process is limited to {limit >> 10} KB; a learner and each "
+            f"actor need {LEAST_ADDRESSES_KB}: raise ulimit -v"
+        )
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
         # The others are not what takes so long.
         return f"straggler: {finding}"
     if not is_known:
-        return f"waiting: {finding}, no actor has said yet what takes its time"
+        return f"waiting: {finding}, no actor says what takes its time"
     stage, where = _ACTOR_STAGES[longest]
     share = _percent(times[longest] / (sum(times.values()) + found.get(_WEIGHTS_WAIT_MS, 0.0)))
     finding += f", an actor spends {share} of its time {where}"

@@ -166,14 +166,17 @@ class ChosenSinks:
 
 
 def _feed(name: str, sink: Sink, waiting: "queue.Queue[Report | None]") -> None:
-    try:
+    def write_all() -> None:
         while (report := waiting.get()) is not None:
-            with UserCode(f"{_KEY}: {name}", "to take a report"):
-                sink.write(report)
-        with UserCode(f"{_KEY}: {name}", "to close"):
-            sink.close()
-    except ConfigError as error:
-        _LOG.error("%s; it gets no more reports, and training goes on", error)
+            sink.write(report)
+
+    # One that fails is closed at once.
+    for where, work in (("to take a report", write_all), ("to close", sink.close)):
+        try:
+            with UserCode(f"{_KEY}: {name}", where):
+                work()
+        except ConfigError as error:
+            _LOG.error("%s; it gets no more reports, and training goes on", error)
 
 
 class TensorBoardSink:

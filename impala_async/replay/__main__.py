@@ -1,6 +1,7 @@
 """The replay door: a recording into a learner of the recorded settings, without environments."""
 
 import argparse
+import logging
 import signal
 import time
 from collections.abc import Sequence
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING
 from impala_async import doors
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
+from impala_async.output import told_of
 from impala_async.processes import Lifeline, answer_requests, interrupt, leave, undone, without_echo
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex
     from impala_async.runs.folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 SETTINGS = "replay.json"
 CONNECT_S = 60.0
@@ -109,7 +113,8 @@ def _start_and_play(
                 player.run()
                 grace_s = GRACE_S if player.is_finished else 0.0
     finally:
-        end_in_time([learner], grace_s, asked_s=LEARNER_END_S)
+        with told_of("ending: waiting for the learner", logger.info):
+            end_in_time([learner], grace_s, asked_s=LEARNER_END_S)
         code = exit_code(learner.returncode)
         lifeline.close()
     if code > Exit.INTERRUPTED:  # a signal that it could not tell of itself

@@ -56,6 +56,8 @@ class RunFolder:
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
         """Raise ConfigError where no new run may begin."""
         if self.exists():
+            self.hold()  # where another learner has it, that is the reason
+            self.let_go()
             raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
         with _writing(self.path):  # where it may not be looked into
             found = [*self.path.glob("[!.]*"), *self.checkpoints.glob("[!.]*")]
@@ -76,15 +78,27 @@ class RunFolder:
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            # A process that foreign code forks may outlive this one.
+            os.register_at_fork(after_in_child=self.let_go)
             try:
                 fcntl.flock(self._hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                whose = _holder(self._hold)
                 self.let_go()
                 raise ConfigError(
-                    f"--run-dir: {self.path} is in use by another learner (service.json there "
-                    "says which, while it serves): let it end first, or name another folder"
+                    f"--run-dir: {self.path} is in use by a run of another learner{whose}: let it "
+                    "end first, or name another folder"
                 ) from None
         self._is_new, self._has_begun = not self.exists(), False
+
+    def is_taken(self) -> bool:
+        """Whether another learner has the folder."""
+        try:
+            self.hold()
+        except ConfigError:
+            return True
+        self.let_go()
+        return False
 
     def begin(self, config: RunConfig) -> None:
         """Take the folder, and write down the settings and the id of a new run.
@@ -244,6 +258,17 @@ class RunFolder:
         if not isinstance(content.get("config"), dict) or not is_id:
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
         return content
+
+
+def _holder(fd: int) -> str:
+    """The process that holds the lock of a folder, as a clause, where the system tells it."""
+    inode = str(os.fstat(fd).st_ino)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, pid, place, *_ = line.split()
+            if kind == "FLOCK" and place.rpartition(":")[2] == inode:
+                return f" (process {pid})"
+    return ""
 
 
 @contextlib.contextmanager

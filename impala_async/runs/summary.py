@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# A value in the table that is wider goes on in the next line.
+MOST_WIDE = 66
 ENV_STEPS, INTERVAL_RETURN = "env_steps_trained", "episodes/return_mean"
 
 
@@ -109,7 +112,11 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
     if summary["advice"] is not None:
         rows["what may help"] = summary["advice"]
     width = max(map(len, rows))
-    lines = [f"  {name:<{width}}  {value}" for name, value in rows.items()]
+    indent = "\n" + " " * (width + 4)
+    lines = [
+        f"  {name:<{width}}  {indent.join(wrap(str(value), MOST_WIDE))}"
+        for name, value in rows.items()
+    ]
     return "\n".join([f"{summary['env_id']}: ended ({summary['exit_reason']})", *lines])
 
 

@@ -145,7 +145,7 @@ class Grant(NamedTuple):
 
     session: Id
     granted: Count
-    settled: Count
+    settled: Annotated[int, _uint(2**61)]
     epoch: Epoch
     update: Count
     verdicts: Annotated[list[list[int]], _verdicts]

@@ -111,8 +111,9 @@ class Peer:
     # Whether it came when it was called the last time.
     heeds_calls: bool = False
     verdicts: list[list[int]] = field(default_factory=list)
-    # The last that it told: its timers; since when an environment hangs, as a line that is a
+    # The last that it told: when, its timers; since when an environment hangs, as a line that is a
     # function of the seconds, and when that is told again.
+    beat_at: float = 0.0
     timers: dict[str, float] = field(default_factory=dict)
     hang: tuple[float, Callable[[float], str], float] | None = None
     # In lockstep: the update of its first weights, once it is decided.
@@ -120,7 +121,9 @@ class Peer:
 
     @property
     def outstanding_messages(self) -> int:
-        return self.watermark.num_unsettled_below(self.granted)
+        mark = self.watermark
+        # At each deal all peers are asked, and where there are many most have none.
+        return mark.num_unsettled_below(self.granted) if self.granted > mark.below else 0
 
     @property
     def kept_columns(self) -> int:

@@ -3,6 +3,7 @@ received into buffers that the caller owns, so a trajectory lands where it stays
 
 import ctypes
 import errno
+import math
 import os
 import socket
 import time
@@ -37,6 +38,8 @@ _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIV
 _LAST_WORD_MS = 200
 # A connection that broke is made again at once; a learner that is not there is not hammered at.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 10, 250
+# ZeroMQ does not dial again where nonsense came, as of another service there: then we do.
+REDIAL_S = 1.0
 # So often a dealer looks at how much came, and no wait for another descriptor is longer.
 _LOOK_EVERY_S = 0.1
 _DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -237,6 +240,7 @@ class Dealer:
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
         self._socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
+        self._url, self._redial_at = url, math.inf
         self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
@@ -300,6 +304,11 @@ class Dealer:
             if (now := time.monotonic()) >= self._look_at:
                 self._look_at = now + _LOOK_EVERY_S
                 self._connections.look(self._allowances)
+            if now >= self._redial_at:
+                self._redial_at = math.inf
+                with suppress(zmq.ZMQError):  # there is nothing that could be ended
+                    self._socket.disconnect(self._url)
+                self._socket.connect(self._url)
             return None
         self._connections.is_first(b"")
         return [frame.buffer for frame in frames]
@@ -318,6 +327,10 @@ class Dealer:
 
     def _follow(self, event: int) -> None:
         # Another thread tells of this one, perhaps after the handshake.
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._redial_at = math.inf
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._redial_at = time.monotonic() + REDIAL_S
         if event != zmq.EVENT_CONNECTED:
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._is_greeted = False

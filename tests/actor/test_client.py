@@ -71,6 +71,17 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, capl
     assert scene.learner.data.drain() == []
 
 
+def test_a_wait_for_credit_is_told_while_it_lasts(scene):
+    actor, session = scene.at_work(heartbeat_s=0.1)
+    actor.client.timers["send_wait_ms"] = 1.0
+    actor.do(actor.unroll)
+    taken = actor.begin(actor.client.take)
+    while scene.learner.weights.find(Heartbeat).message.timers.get("send_wait_ms", 0.0) < 100.0:
+        pass
+    session.grant(1)
+    taken.result(WITHIN_S)
+
+
 def test_an_actor_whose_messages_do_not_fit_into_memory_says_what_to_lower(scene):
     actor = scene.actor()
     with pytest.raises(MismatchError, match=r"wants \d+\.0 GiB of .* lower trajectory\.rows"):

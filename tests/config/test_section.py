@@ -27,6 +27,7 @@ def test_what_is_refused():
     for settings in (
         *({"cuont": 1}, {"rate": math.nan}, {"rate": math.inf}, {"count": True}, {"rate": False}),
         *({"is_on": 1}, {"is_on": "yes"}, {"is_on": None}, {"sizes": [True]}, {"count": [True]}),
+        *({"count": "1"}, {"rate": "0.5"}),
     ):
         with pytest.raises(ValidationError):
             Sample(**settings)

@@ -189,6 +189,14 @@ def test_no_time_limit_is_none_for_every_sampler():
     assert "set actor.sampler to serial or auto" in fails(endless, "vector")
 
 
+def test_vector_code_shows_nothing_so_single_environments_are_taken_to_be_seen():
+    seen = section("CartPole-v1", render_mode="human")
+    assert isinstance(build_envs("auto", seen, 2), SerialEnvs)
+    assert "vector code that shows nothing, and env.kwargs.render_mode is human: set" in fails(
+        seen, "vector"
+    )
+
+
 def no_metadata(num_envs):
     env = CountingVector(num_envs)
     env.metadata = {}
@@ -289,6 +297,15 @@ def test_a_wrapper_that_fails_is_named_and_the_environment_closed(wrapper, text)
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(Closing.closed) == 1
+
+
+def spell(env):
+    return gym.wrappers.TransformReward(env, str)
+
+
+def test_a_fault_in_a_step_may_be_that_of_a_wrapper():
+    with pytest.raises(EnvError, match=r"^wrapped .*: reward in step: wants a number, got '1"):
+        first_step(EnvSection(id=SINGLE, wrappers=[named("spell")]))
 
 
 def test_wrappers_go_around_single_environments_alone():

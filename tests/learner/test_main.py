@@ -47,6 +47,7 @@ doors.run_door = run_door
 runpy.run_module("impala_async.learner", run_name="__main__")
 """
 NEEDS = "a learner needs 64 and two for each actor: raise ulimit -n"
+WIDE = "a learner and each actor need 1048576: raise ulimit -v"
 
 
 def ended(*command, **how):
@@ -62,11 +63,14 @@ def start(path):
 
 def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
     """A real limit, which no process may raise again."""
-    command = f"ulimit -n 48; exec {sys.executable} -m impala_async.learner --run-dir run"
-    says = f"error: only 48 files and sockets may be open in this process; {NEEDS}\n"
-    told = ended("sh", "-c", f"{command} --set env.id=CartPole-v1", cwd=tmp_path)
-    assert told == (2, "", says)
-    assert os.listdir(tmp_path) == []
+    start = f"exec {sys.executable} -m impala_async.learner --run-dir run"
+    for limit, says in (
+        ("-n 48", f"only 48 files and sockets may be open in this process; {NEEDS}"),
+        ("-v 550000", f"the address space of this process is limited to 550000 KB; {WIDE}"),
+    ):
+        command = f"ulimit {limit}; {start} --set env.id=CartPole-v1"
+        assert ended("sh", "-c", command, cwd=tmp_path) == (2, "", f"error: {says}\n")
+        assert os.listdir(tmp_path) == []
 
 
 def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descriptors(

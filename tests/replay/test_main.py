@@ -152,11 +152,11 @@ def test_a_learner_that_is_killed_is_told_of_with_the_way_on(monkeypatch, caplog
     assert told.endswith("to go on: impala-async learner --resume --run-dir here")
 
 
-def test_it_tells_of_a_learner_that_takes_long_to_start(monkeypatch):
+def test_it_tells_of_a_learner_that_takes_long_to_start_or_to_end(monkeypatch):
     waits, seen = [], []
 
     @contextmanager
-    def told_of(what):
+    def told_of(what, tell=None):
         waits.append(what)
         yield
         waits.pop()
@@ -165,10 +165,16 @@ def test_it_tells_of_a_learner_that_takes_long_to_start(monkeypatch):
         seen.extend(waits)
         return {"data_url": "tcp://127.0.0.1:7"}
 
+    def end(*learner, asked_s):
+        seen.extend(waits)
+        FakeLearner.end(*learner, asked_s)
+
     monkeypatch.setattr("impala_async.doors.start_told_of", told_of)
+    monkeypatch.setattr(replay, "told_of", told_of)
+    monkeypatch.setattr(replay, "end_in_time", end)
     monkeypatch.setattr(RunFolder, "read_json", read)
     assert replay.main([recording()]) == 0
-    assert seen == ["torch is loaded, the learner built"]
+    assert seen == ["torch is loaded, the learner built", "ending: waiting for the learner"]
 
 
 def test_an_echo_of_ctrl_c_is_no_second_one(monkeypatch, capsys):

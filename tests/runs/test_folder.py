@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import stat
 from functools import partial
 from pathlib import Path
@@ -181,7 +182,9 @@ def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path):
         with pytest.raises(ConfigError, match=says):
             RunFolder(tmp_path).check_new()
         (tmp_path / other).unlink()
-    RunFolder(tmp_path).begin(CONFIG)
+    begun = RunFolder(tmp_path)
+    begun.begin(CONFIG)
+    begun.let_go()
     kept = {"checkpoints", "config.json", "actors", "lost+found"}
     assert {name for name in os.listdir(tmp_path) if name[0] != "."} == kept
     with pytest.raises(ConfigError, match="already holds a run"):
@@ -244,8 +247,9 @@ def test_to_resume_there_must_be_a_run_with_its_checkpoints(folder):
 def test_a_folder_belongs_to_one_learner_and_is_free_when_that_has_gone(folder):
     folder.announce("tcp://h:1", "tcp://h:2", 1)
     second = RunFolder(folder.path)
-    for take in (second.check_free, lambda: second.begin(CONFIG)):
-        with pytest.raises(ConfigError, match=r"another learner .*while it serves.*: let it end"):
+    says = rf"in use by a run of another learner \(process {os.getpid()}\): let it end"
+    for take in (second.check_free, second.check_new, lambda: second.begin(CONFIG)):
+        with pytest.raises(ConfigError, match=says):
             take()
     assert folder.read_json("service.json") is not None
     folder.let_go()
@@ -253,6 +257,22 @@ def test_a_folder_belongs_to_one_learner_and_is_free_when_that_has_gone(folder):
     # It says of no learner that has gone.
     assert folder.read_json("service.json") is None
     second.begin(CONFIG)
+
+
+def test_a_process_that_foreign_code_forks_does_not_hold_the_folder(folder):
+    """It lives on when the learner has gone."""
+    is_forked, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(tell, b".")
+        signal.pause()
+    try:
+        os.read(is_forked, 1)
+        folder.let_go()
+        RunFolder(folder.path).check_free()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("how", ["removed", "renamed", "emptied", "another is there"])

@@ -107,6 +107,9 @@ def test_a_summary_as_a_table():
     resumed = table_of(whole, is_resumed=True).splitlines()
     marked = [line.split()[0] for line in resumed if ", this start " in line]
     assert marked == ["seconds", "env", "lag,", "what"]
+    # A long advice goes on below, where it began.
+    *_, last = table_of(whole | {"advice": ADVICE["environment"]}).splitlines()
+    assert last == " " * 30 + "actor.num_envs with as many actor.num_workers, cores or not"
     # A run without updates, and one with a frame skip.
     nothing = {"mean_return": None, "lag_quantiles": [], "advice": None, "frames_per_s": 600.0}
     shown = table_of(summary_of() | nothing)

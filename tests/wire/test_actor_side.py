@@ -170,7 +170,9 @@ def test_silence_ends_a_session_once_the_lease_is_over():
 
 
 def test_what_a_learner_says_must_make_sense():
-    for message in (grant_of(1, 2), welcome_of(heartbeat_s=LEASE_S + 1)):
+    # A hello that holds nothing below a later seq would be none.
+    beyond = grant_of(2**62, 2**61 + 1)
+    for message in (grant_of(1, 2), beyond, welcome_of(heartbeat_s=LEASE_S + 1)):
         with pytest.raises(ProtocolError):
             read_answer(pack(message))
     silent = read_answer(pack(reject("full", "  ")))

@@ -102,7 +102,7 @@ def test_what_others_wrote_is_one_line():
 
 def test_the_largest_headers_fit():
     seqs = [[2**62, len(wire.VERDICTS) - 1]] * wire.MAX_VERDICTS
-    grant = Grant(C, 2**62, 2**62, 2**31, 2**62, seqs)
+    grant = Grant(C, 2**62, 2**61, 2**31, 2**62, seqs)
     welcome = Welcome(
         *(B, 2**31, C, 2**31, 65535, "ä" * 255, "ä" * 255, "ä" * 255, A, 1e11, 1e11, 4096),
     )
@@ -174,7 +174,7 @@ FIELDS = {
         *(SPAN, SPAN, COLUMNS),
     ],
     "Spec": [ID, ID, ID, COLUMNS, COLUMNS, uint(1)],
-    "Grant": [ID, COUNT, COUNT, EPOCH, COUNT, VERDICTS, uint(2**62, NO_SEQ)],
+    "Grant": [ID, COUNT, uint(2**61), EPOCH, COUNT, VERDICTS, uint(2**62, NO_SEQ)],
     "Reject": [uint(255), text(2000), NUMBER],
     "Data": [ID, COUNT, EPOCH, COUNT, uint(65535, 1), COLUMNS, uint(1), uint(2**28), BODY],
     "Get": [ID, EPOCH, COUNT],

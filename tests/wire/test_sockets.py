@@ -302,6 +302,23 @@ def test_a_connection_that_broke_ends_a_wait_and_is_greeted_over_again(ends, rou
         assert waiting.result(DEADLINE_S) is None
 
 
+def test_a_port_that_answers_with_nonsense_is_dialled_again_as_a_learner_may_come(
+    ends, monkeypatch
+):
+    monkeypatch.setattr(sockets, "REDIAL_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        url = f"tcp://127.0.0.1:{service.getsockname()[1]}"
+        dealer = ends.dealer(url)
+        connection, _ = service.accept()
+        with connection, suppress(ConnectionError):
+            connection.sendall(b"\xff" * 64)
+            while connection.recv(4096):
+                pass
+    router = ends.router(url)
+    until(lambda: dealer.receive(0.0) or dealer.greet([b"hello"]))
+    assert take(router)[1] == b"hello"
+
+
 @pytest.mark.parametrize("num_sockets", [1, 2])
 def test_a_dealer_that_cannot_be_made_leaves_nothing_open(num_sockets):
     context = zmq.Context()

@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 MAX_SCHEMA_BYTES = 65536
 MAX_LINES_PER_S = 20
 HANG_EVERY_S = 10.0
+# The times of an actor whose heartbeats stay away for so many of them are out of date.
+SILENT_HEARTBEATS = 2.5
 HANG_NAMES = ("hang_s", "hang_in", "hang_first", "hang_last")
 # Nothing takes longer than an hour in one trajectory.
 LONGEST_MS = 3.6e6
@@ -249,8 +251,11 @@ class Sessions:
             "actor/last_death": self._last_death,
             "actor/hang": None,
         }
+        # Times that a silent actor told are not those of now.
+        oldest = now - SILENT_HEARTBEATS * self.welcome.heartbeat_s
+        fresh = [peer.timers for peer in live if peer.beat_at >= oldest]
         for name in ACTOR_TIMERS:
-            values = [peer.timers[name] for peer in live if name in peer.timers]
+            values = [timers[name] for timers in fresh if name in timers]
             report[f"actor/{name}"] = median(values) if values else None
         if hangs := [peer.hang for peer in live if peer.hang is not None]:
             since, line, _ = min(hangs, key=lambda hang: hang[0])
@@ -341,6 +346,7 @@ class Sessions:
 
     def _note_beat(self, peer: Peer, timers: Mapping[str, float], now: float) -> None:
         """A heartbeat says how long things took, and that an environment hangs."""
+        peer.beat_at = now
         peer.timers = {
             name: float(ms)
             for name, ms in timers.items()

@@ -330,6 +330,11 @@ def test_what_actors_say_of_their_time_is_reported_as_medians():
     actors[3].say(Bye(actors[3].session, 2))
     actors[1].hello()
     assert learner.report()["actor/env_time_ms"] == 1.0
+    # The times of one without heartbeats are out of date, also while its trajectories come.
+    learner.now = 6.0
+    actors[0].send()
+    assert learner.report()["actor/env_time_ms"] is None
+    assert beat(actors[0], env_time_ms=2.0)["actor/env_time_ms"] == 2.0
 
 
 HANG = {"hang_s": 12.4, "hang_in": 0, "hang_first": 3, "hang_last": 3}
