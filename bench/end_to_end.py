@@ -9,22 +9,29 @@ import importlib.util
 import itertools
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.vector import SyncVectorEnv
 
 from bench.door import run
 from bench.one_run import CONFIGS, ENDLESS, one_run, steps_per_s
 from bench.paired import Figure, Sample, figure, figure_of, in_turns, new_parser, publish, ratio
-from bench.processes import PeakMemory
+from bench.processes import PeakMemory, cpu_s
 from bench.samplers import Case, bare_rate
+from impala_async.actor.setup import make_setup
 from impala_async.config.env import EnvSection
+from impala_async.config.load import load_config
+from impala_async.policy import Policy
+from impala_async.schema import Schema
 
 CARTPOLE, PONG = CONFIGS / "cartpole.toml", CONFIGS / "pong_impala.toml"
 NUM_BARE_ENVS = 16
+# Processor time is that between the first and the last of these that are younger.
+CPU_WARM_S = 2.0
 BARE_S, PONG_BARE_S = 2.0, 5.0
 CARTPOLE_S, PONG_S, PONG_MEMORY_S = 10.0, 60.0, 20.0
 # These of a Pong run are not counted.
@@ -42,6 +49,10 @@ file's time when the last of them was written, which is after the goal was met. 
 
 Bare is random actions, one process, every row counted, those that reset too: CartPole through
 gymnasium's `SyncVectorEnv`, Pong as one environment in the wrappers of the papers.
+
+Processor time is that of `train` and all below it, of all their threads, from two seconds after the
+first update on, over the env steps trained meanwhile. With acting, bare is gymnasium's own vector
+code of as many environments as the config has, stepped by the same policy in one process.
 
 Memory is the greatest sum over the learner, both actors and what they start, looked at twice a
 second: RSS counts pages that they share for each of them, PSS once (looked at every two seconds).
@@ -75,7 +86,7 @@ def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
     seeds = itertools.count()
 
     def at_speed() -> Sample:
-        settings = [*ENDLESS, f"stop.wall_s={CARTPOLE_S}"]
+        settings = [*ENDLESS, f"stop.wall_s={CARTPOLE_S}", f"learner.report_every_s={LOOK_EVERY_S}"]
         return train(CARTPOLE, settings, "CartPole at full speed", verdicts)
 
     def to_goal() -> Sample:
@@ -84,6 +95,7 @@ def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
 
     sides = {
         "bare": bare_cartpole,
+        "acting": acting_cartpole,
         "at speed": at_speed,
         "to 475": to_goal,
     }
@@ -105,11 +117,16 @@ def pong(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
     return pong_figures(*in_turns(sides, rounds).values())
 
 
-def cartpole_figures(bare: list[Sample], speed: list[Sample], goal: list[Sample]) -> list[Figure]:
+def cartpole_figures(
+    bare: list[Sample], acting: list[Sample], speed: list[Sample], goal: list[Sample]
+) -> list[Figure]:
     return [
         figure_of("CartPole: trained env steps/s", speed, "per_s", at_least=100_000),
         figure_of(f"bare SyncVectorEnv of {NUM_BARE_ENVS} on one core: rows/s", bare, "per_s"),
         ratio("CartPole: trained over bare", speed, bare, "per_s"),
+        figure_of("CartPole: processor time per trained env step", speed, "cpu_us", unit="µs"),
+        ratio("the same over that of bare vector code with acting", speed, acting, "cpu_us",
+            at_most=2.5),
         figure_of("CartPole: launch to the first update", [*speed, *goal], "start_s", unit="s",
             at_most=5),
         figure_of("CartPole: launch to 475", goal, "last_s", unit="s", at_most=9),
@@ -142,9 +159,14 @@ def train(
     """One training, from its launch to its end. Its speed counts from `after_s` on."""
     with one_run(config, settings) as run:
         peak = PeakMemory(run.pid)
+        spent: list[tuple[float, int]] = []
         for _ in run.moments(LOOK_EVERY_S):
-            if is_watched:
-                peak.look()
+            if not is_watched:
+                continue
+            peak.look()
+            report = run.last_report()
+            if report and (report["learner/wall_s"] or 0.0) > CPU_WARM_S:
+                spent.append((cpu_s(run.pid), report["env_steps_trained"]))
         end_s = time.time() - run.launched_at
         summary = run.summary()
         verdicts[name] = summary["bottleneck"]
@@ -157,6 +179,7 @@ def train(
             "is_solved": float(summary["exit_reason"] == "mean_return"),
             "rss_gb": peak.rss_bytes / GB,
             "pss_gb": peak.pss_bytes / GB,
+            "cpu_us": cpu_us(spent),
         }
 
 
@@ -174,11 +197,40 @@ def bare_cartpole() -> Sample:
     return {"per_s": num_steps * NUM_BARE_ENVS / spent_s}
 
 
+def acting_cartpole() -> Sample:
+    """The vector code that the actor steps, with a policy that acts, nothing else."""
+    config = load_config(CARTPOLE, [])
+    num_envs = config.actor.num_envs
+    assert isinstance(num_envs, int)
+    envs = gymnasium.make_vec(config.env.id, num_envs, vectorization_mode="vector_entry_point")
+    with closing(
+        make_setup(config.actor, config.env, num_envs, config.policies, lambda: None).envs
+    ) as ours:
+        schema = Schema(ours.obs_spec, ours.action_spec, config.trajectory.rows)
+    policy = Policy(schema, config.model, seed=0)
+    generator = torch.Generator()
+    obs, _ = envs.reset(seed=0)
+    begun_s, num_steps = time.process_time(), 0
+    while (spent_s := time.process_time() - begun_s) < BARE_S:
+        chosen = policy.act({"": obs}, {}, generator)
+        obs, *_ = envs.step(chosen.actions[""])
+        num_steps += num_envs
+    envs.close()
+    return {"cpu_us": 1e6 * spent_s / num_steps}
+
+
 def bare_pong() -> Sample:
     """One environment, stepped alone."""
     with ExitStack() as stack:
         rate = bare_rate(Case("Pong", EnvSection(id="ALE/Pong-v5"), 1, needs="ale_py"), stack)
         return {"per_s": rate(PONG_BARE_S)}
+
+
+def cpu_us(spent: list[tuple[float, int]]) -> float:
+    """Per trained step, between the first and the last of these processor seconds and steps."""
+    if len(spent) < 2 or spent[-1][1] == spent[0][1]:
+        return 0.0
+    return 1e6 * (spent[-1][0] - spent[0][0]) / (spent[-1][1] - spent[0][1])
 
 
 def _memory(name: str, samples: list[Sample], at_most: float) -> list[Figure]:

@@ -45,6 +45,18 @@ class PeakMemory:
             self._num_looks += 1
 
 
+def cpu_s(train_pid: int) -> float:
+    """Processor seconds so far of `train` and all that runs below it now."""
+    spent_s = 0.0
+    with suppress(*GONE):
+        train = psutil.Process(train_pid)
+        for process in (train, *train.children(recursive=True)):
+            with suppress(*GONE):
+                times = process.cpu_times()
+                spent_s += times.user + times.system
+    return spent_s
+
+
 def held_by_each(train_pid: int) -> dict[int, Held]:
     """Look at `train` and all below it, by their ids."""
     held: dict[int, Held] = {}

@@ -2,10 +2,18 @@
 
 import pytest
 
-from bench.end_to_end import CARTPOLE, cartpole_figures, pong_figures, train
+from bench.end_to_end import (
+    CARTPOLE,
+    acting_cartpole,
+    cartpole_figures,
+    cpu_us,
+    pong_figures,
+    train,
+)
 
 GOOD = {"per_s": 120_000.0, "start_s": 4.0, "last_s": 6.0, "end_s": 7.0, "is_solved": 1.0}
-GOOD |= {"rss_gb": 0.9, "pss_gb": 0.6}
+GOOD |= {"rss_gb": 0.9, "pss_gb": 0.6, "cpu_us": 7.0}
+ACTING = {"cpu_us": 3.0}
 
 
 @pytest.mark.e2e
@@ -26,15 +34,17 @@ def test_a_limit_of_cartpole_is_missed():
         ("last_s", 9.1, "launch to 475"),
         ("is_solved", 0.0, "share of the seeds that reached 475"),
         ("rss_gb", 1.1, "memory of learner and actors, RSS"),
+        ("cpu_us", 7.6, "the same over that of bare vector code with acting"),
     ):
         changed = [{**GOOD, key: value}]
-        figures = cartpole_figures([{"per_s": 60_000.0}], changed, changed)
-        assert [each.name for each in figures if not each.is_held] == [f"CartPole: {missed}"]
+        figures = cartpole_figures([{"per_s": 60_000.0}], [ACTING], changed, changed)
+        (told,) = (each.name for each in figures if not each.is_held)
+        assert told.removeprefix("CartPole: ") == missed
 
 
 def test_shares_and_ratios_are_of_their_rounds():
     goal = [*[GOOD] * 4, {**GOOD, "is_solved": 0.0}]
-    figures = cartpole_figures([{"per_s": 60_000.0}] * 5, [GOOD] * 5, goal)
+    figures = cartpole_figures([{"per_s": 60_000.0}] * 5, [ACTING] * 5, [GOOD] * 5, goal)
     (share,) = (each for each in figures if not each.is_held)
     assert ("share" in share.name, share.median) == (True, 0.8)
     bare = [{"per_s": 1000.0}, {"per_s": 4000.0}, {"per_s": 2000.0}]
@@ -45,3 +55,10 @@ def test_shares_and_ratios_are_of_their_rounds():
     for pss_gb, num_rows in ((0.6, 1), (0.0, 0)):
         figures = pong_figures([GOOD], [GOOD], [{**GOOD, "pss_gb": pss_gb}])
         assert sum("PSS" in each.name for each in figures) == num_rows
+
+
+def test_processor_time_is_that_of_the_steps_between_two_looks(monkeypatch):
+    assert cpu_us([(1.0, 1000), (9.0, 5000), (3.0, 2000)]) == 2000.0
+    assert cpu_us([(1.0, 1000)]) == cpu_us([(1.0, 7), (2.0, 7)]) == 0.0
+    monkeypatch.setattr("bench.end_to_end.BARE_S", 0.02)
+    assert 0.5 < acting_cartpole()["cpu_us"] < 1000
