@@ -153,6 +153,9 @@ class VectorEnvs(OwnEnvs):
         self.autoreset = modes[0]
         look = attrgetter("single_observation_space", "single_action_space")
         super().__init__([env], section, look, env.num_envs, env.num_envs)
+        if type(env).__module__.startswith("gymnasium.envs."):
+            # Their space is the policy's, and to be asked about each step is a seventh of one.
+            env.action_space.contains = _holds_all  # type: ignore[assignment]
         self._idle: NDArray[np.bool_] | None = None
         """Those that the next step only resets."""
 
@@ -208,6 +211,10 @@ class VectorEnvs(OwnEnvs):
                 f"infos['final_obs'] of every column that ended: {error}"
             ) from error
         return rows.arrays
+
+
+def _holds_all(actions: Any) -> bool:
+    return True
 
 
 class WithHistory:

@@ -181,6 +181,27 @@ def test_spread_seeds_leave_room_for_columns():
 # -------------------- vector envs
 
 
+def test_gymnasiums_own_vector_code_does_not_ask_in_each_step_what_the_policy_promises():
+    asked = []
+
+    def number_asked(env):
+        env.action_space.contains, asked[:] = lambda actions: asked.append(actions) or True, []
+        envs = VectorEnvs(env)
+        envs.reset(0)
+        envs.step(acts(0, 1))
+        envs.close()
+        return len(asked)
+
+    assert number_asked(gym.make_vec("CartPole-v1", 2, "vector_entry_point")) == 0
+
+    class Own(CountingVector):
+        def step(self, actions):
+            assert self.action_space.contains(actions)
+            return super().step(actions)
+
+    assert number_asked(Own(2)) == 1
+
+
 def test_the_resetting_mode_is_read_from_the_metadata():
     env = CountingVector(2)
     for mode in (Mode.NEXT_STEP, Mode.SAME_STEP, "NextStep", "SameStep"):
