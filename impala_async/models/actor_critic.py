@@ -38,7 +38,7 @@ class ActorCritic(nn.Module):
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
         floats = [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
-        self._normal_leaves = floats if section.normalize_obs else []
+        self._normal_leaves = [] if section.normalize_obs is False else floats
         if section.normalize_obs and not floats:
             raise SpacesError("model.normalize_obs: the observation has no vector of floats")
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)

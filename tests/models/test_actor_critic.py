@@ -136,6 +136,8 @@ def test_nothing_to_normalise_is_refused(shape):
     dtype = "float32" if shape else "int64"
     with pytest.raises(SpacesError, match=r"model\.normalize_obs: .* no vector of floats"):
         build(ObsSpec((ArraySpec("", shape, dtype),)), normalize_obs=True)
+    assert not len(build(ObsSpec((ArraySpec("", shape, dtype),)), normalize_obs=None).normalizers)
+    assert len(build(OBS, normalize_obs=None).normalizers)
 
 
 # -------------------- precision

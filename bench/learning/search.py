@@ -1,0 +1,180 @@
+"""The search for defaults: settings that want nothing of a task but its spaces, tried on many.
+
+    python -m bench.learning.search CANDIDATES.toml --out RESULTS.jsonl
+    python -m bench.learning.search CANDIDATES.toml --out RESULTS.jsonl --tasks held-out
+
+A file of candidates names the settings of each, as `train --set` takes them:
+
+    [wide]
+    set = ["actor.num_envs=32", "learner.batch_columns=32"]
+
+where `{env_steps}` stands for the steps of a task. Each is trained on each task, with each seed, by
+`impala_async.train` with nothing set but those, `env.id` and `stop.env_steps`. The mean return of
+the last 100 episodes counts. A result is a line of the file, and what has one is not trained again:
+the search may be ended and go on at any time. Candidates are compared by their ranks: by the median
+of the seeds in each task, then by the mean over tasks, so that no task counts for more since its
+returns are larger.
+"""
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from bench.door import run
+from bench.one_run import ENDLESS, one_run
+
+LIMIT_S = 3600.0
+LOOK_EVERY_S = 0.2
+# Tables of learning and tests have the first ones.
+SEEDS = "1000-1002"
+
+Returns: TypeAlias = dict[tuple[str, str], dict[int, float]]
+"""Those of a candidate and a task, by seed."""
+
+
+class Task(NamedTuple):
+    """An environment, and the steps that it is trained for."""
+
+    env_id: str
+    env_steps: int
+    needs: str = "gymnasium"
+
+
+TRAINING = (
+    Task("CartPole-v1", 150_000),
+    Task("Acrobot-v1", 150_000),
+    Task("Pendulum-v1", 300_000),
+    Task("MountainCarContinuous-v0", 200_000),
+    Task("FrozenLake-v1", 300_000),
+    Task("Taxi-v3", 500_000),
+    Task("LunarLander-v3", 600_000, "Box2D"),
+    Task("minatar:MinAtar/Breakout-v1", 1_500_000, "minatar"),
+    Task("minatar:MinAtar/SpaceInvaders-v1", 1_000_000, "minatar"),
+    Task("InvertedPendulum-v5", 200_000, "mujoco"),
+    Task("Hopper-v5", 1_000_000, "mujoco"),
+    Task("HalfCheetah-v5", 1_000_000, "mujoco"),
+)
+# Nobody looks at these before a choice is made.
+HELD_OUT = (
+    Task("MountainCar-v0", 500_000),
+    Task("Blackjack-v1", 200_000),
+    Task("CliffWalking-v1", 300_000),
+    Task("FrozenLake8x8-v1", 500_000),
+    Task("LunarLanderContinuous-v3", 500_000, "Box2D"),
+    Task("BipedalWalker-v3", 2_000_000, "Box2D"),
+    Task("minatar:MinAtar/Asterix-v1", 1_500_000, "minatar"),
+    Task("minatar:MinAtar/Freeway-v1", 1_500_000, "minatar"),
+    Task("InvertedDoublePendulum-v5", 1_000_000, "mujoco"),
+    Task("Walker2d-v5", 1_000_000, "mujoco"),
+    Task("Swimmer-v5", 1_000_000, "mujoco"),
+    Task("Reacher-v5", 500_000, "mujoco"),
+)
+TASKS = {"training": TRAINING, "held-out": HELD_OUT}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train what has no result yet, and print the table."""
+    args = _parsed(argv)
+    tasks = [task for task in TASKS[args.tasks] if args.only.lower() in task.env_id.lower()]
+    lacking = {task.needs for task in tasks if importlib.util.find_spec(task.needs) is None}
+    if lacking:
+        print(f"skipped: tasks that need {', '.join(sorted(lacking))}", file=sys.stderr)
+    tasks = [task for task in tasks if task.needs not in lacking]
+    returns = read(args.out)
+    # Seeds come last, so that a search that is ended early has tried all on something.
+    for seed in args.seeds:
+        for task in tasks:
+            for name, settings in args.candidates.items():
+                if seed not in returns[name, task.env_id]:
+                    found = train(task, seed, settings)
+                    returns[name, task.env_id][seed] = found
+                    line = {"candidate": name, "task": task.env_id, "seed": seed, "return": found}
+                    with args.out.open("a") as file:
+                        file.write(f"{json.dumps({**line, 'set': settings})}\n")
+                    print(line, file=sys.stderr, flush=True)
+    print(table(returns, list(args.candidates), [task.env_id for task in tasks]))
+    return 0
+
+
+def train(task: Task, seed: int, settings: Sequence[str]) -> float:
+    """The mean return of the last 100 episodes; RuntimeError if the training fails."""
+    given = (f"env.id={task.env_id}", f"seed={seed}", f"stop.env_steps={task.env_steps}")
+    filled = [text.replace("{env_steps}", str(task.env_steps)) for text in settings]
+    with one_run(None, [*ENDLESS, *filled, *given]) as training:
+        for _ in training.moments(LOOK_EVERY_S, LIMIT_S):
+            pass
+        found: float | None = training.summary()["mean_return_100"]
+    # No episode has ended: as bad as a task can go, which has no number.
+    return float("-inf") if found is None else found
+
+
+def read(path: Path) -> Returns:
+    """The results so far."""
+    returns: Returns = defaultdict(dict)
+    if path.exists():
+        for line in map(json.loads, path.read_text().splitlines()):
+            returns[line["candidate"], line["task"]][line["seed"]] = line["return"]
+    return returns
+
+
+def mean_ranks(returns: Returns, names: Sequence[str], tasks: Sequence[str]) -> dict[str, float]:
+    """The mean over tasks that all have tried of a candidate's place, of which 1 is the best; who
+    is equal shares the mean of the places."""
+    places: dict[str, list[float]] = {name: [] for name in names}
+    for task in tasks:
+        if not all(returns[name, task] for name in names):
+            continue
+        medians = {name: statistics.median(returns[name, task].values()) for name in names}
+        for name, median in medians.items():
+            above = sum(other > median for other in medians.values())
+            equal = sum(other == median for other in medians.values())
+            places[name].append(1 + above + (equal - 1) / 2)
+    return {name: statistics.fmean(found) for name, found in places.items() if found}
+
+
+def table(returns: Returns, names: Sequence[str], tasks: Sequence[str]) -> str:
+    """Medians of the seeds for each task, and the mean ranks below."""
+    rows = [["task", *names], ["---"] * (1 + len(names))]
+    for task in tasks:
+        cells = (returns[name, task].values() for name in names)
+        rows.append([task, *(f"{statistics.median(c):.4g}" if c else "-" for c in cells)])
+    ranks = mean_ranks(returns, names, tasks)
+    rows.append(["mean rank", *(f"{ranks[n]:.2f}" if n in ranks else "-" for n in names)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def candidates_in(path: str) -> dict[str, list[str]]:
+    """The settings of each candidate, by its name."""
+    found: Mapping[str, dict[str, list[str]]] = tomllib.loads(Path(path).read_text())
+    return {name: section["set"] for name, section in found.items()}
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.learning.search",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("candidates", type=candidates_in, metavar="CANDIDATES.toml")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the results")
+    parser.add_argument("--tasks", choices=TASKS, default="training", help="(training)")
+    parser.add_argument("--only", metavar="TEXT", default="", help="tasks whose id holds this text")
+    parser.add_argument("--seeds", type=_seeds, default=_seeds(SEEDS), metavar="A-B",
+                        help=f"({SEEDS})")  # fmt: skip
+    return parser.parse_args(argv)
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+if __name__ == "__main__":
+    run(main)
