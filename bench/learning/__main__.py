@@ -5,6 +5,7 @@ import importlib.util
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench.door import run
@@ -24,11 +25,19 @@ def main() -> int:
                         help="bring learning.md and learning.json there up to date")  # fmt: skip
     parser.add_argument("--resume", action="store_true",
                         help="train only the seeds that the page of --write lacks")  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE",
+                        help="train with this beside what a case sets; for no page")  # fmt: skip
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run folders there")
     args = parser.parse_args()
     if args.resume and args.write is None:
         parser.error("--resume goes on with the page of --write DIR")
-    cases = [case for case in CASES if _is_asked_for(case, args)]
+    if args.set and args.write is not None:
+        parser.error("--set changes the cases, and pages are of the cases as they are")
+    cases = [
+        replace(case, overrides=(*case.overrides, *args.set))
+        for case in CASES
+        if _is_asked_for(case, args)
+    ]
     if not cases:
         parser.error(f"--only: no case of this suite is called {args.only!r}")
     folder = args.keep or Path(tempfile.mkdtemp(prefix="impala-async-bench-"))

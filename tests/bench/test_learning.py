@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from bench.learning import __main__ as door
 from bench.learning import envs
 from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.table import is_held, measured, write
@@ -51,6 +52,24 @@ def test_environments_reward_what_they_say():
     obs, _ = masked.reset(seed=0)
     with pytest.raises(AssertionError, match="not legal"):
         masked.step(np.int64(np.argmin(obs["action_mask"])))
+
+
+def test_settings_beside_those_of_a_case_are_for_no_page(monkeypatch, tmp_path, capsys):
+    trained = []
+
+    def note(case, seed, folder):
+        trained.append((case.overrides[-1], seed))
+        return replace(PASSED, seed=seed)
+
+    monkeypatch.setattr(door, "train", note)
+    flags = ["bench.learning", "--only", "Acrobot", "--seeds", "2", "--set", "actor.num_envs=32"]
+    monkeypatch.setattr("sys.argv", flags)
+    assert door.main() == 0
+    assert trained == [("actor.num_envs=32", 0), ("actor.num_envs=32", 1)]
+    monkeypatch.setattr("sys.argv", [*flags, "--write", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        door.main()
+    assert "--set changes the cases" in capsys.readouterr().err
 
 
 def test_a_floor_is_held_by_as_many_seeds_as_it_says():
