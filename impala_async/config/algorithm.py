@@ -58,7 +58,7 @@ class AlgorithmSection(Section):
     entropy_cost_end: float | None = Field(None, ge=0)
     """Weight at the schedule's end; none: flat."""
     schedule_env_steps: int | None = Field(None, gt=0)
-    """Env steps trained at which the schedules reach their end."""
+    """Env steps trained at which the schedules reach their end; none: stop.env_steps."""
     value_cost: float = Field(0.5, ge=0)
     """Weight of the value loss."""
     grad_clip: float | None = Field(40.0, gt=0)
@@ -118,6 +118,10 @@ class AlgorithmSection(Section):
         return "vtrace" in self._may_return
 
     @property
+    def has_schedule(self) -> bool:
+        return self.lr_end is not None or self.entropy_cost_end is not None
+
+    @property
     def has_clip(self) -> bool:
         """Whether a clip of the ratio of policies bounds what several passes can do."""
         return self.name not in ("impala", "a2c")
@@ -145,12 +149,8 @@ class AlgorithmSection(Section):
                 f"returns ({self.returns}) do not go with name ({self.name}), whose returns are "
                 f"{self._may_return[0]}: drop it, or set name = {fix}"
             )
-        has_end = self.lr_end is not None or self.entropy_cost_end is not None
-        if has_end != (self.schedule_env_steps is not None):
-            yield (
-                "schedule_env_steps does nothing without lr_end or entropy_cost_end, nor these "
-                "without it: set both, or none"
-            )
+        if self.schedule_env_steps is not None and not self.has_schedule:
+            yield "schedule_env_steps does nothing without lr_end or entropy_cost_end: set one"
         if self.reward_scale == 0:
             yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
         if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:

@@ -132,6 +132,11 @@ class RunConfig(Section):
     def broken_rules(self) -> Iterator[str]:
         yield from self._idle_keys()
         yield from self.broken_columns()
+        if self.algorithm.has_schedule and self.schedule_env_steps is None:
+            yield (
+                "algorithm.lr_end and algorithm.entropy_cost_end want an end: set "
+                "algorithm.schedule_env_steps, or stop.env_steps, which it is otherwise"
+            )
         learner, num_minibatches = self.learner, self.algorithm.num_minibatches
         if num_minibatches > learner.batch_columns:
             yield (
@@ -187,9 +192,16 @@ class RunConfig(Section):
             )
 
     @property
+    def schedule_env_steps(self) -> int | None:
+        """Where schedules of rates end, if there are any: with the run, if nothing else says."""
+        if not self.algorithm.has_schedule:
+            return None
+        return self.algorithm.schedule_env_steps or self.stop.env_steps
+
+    @property
     def idle_from(self) -> int | None:
         """The env step from which on the run goes on without learning; none if it ends by then."""
-        zero_at, end = self.algorithm.schedule_env_steps, self.stop.env_steps
+        zero_at, end = self.schedule_env_steps, self.stop.env_steps
         if self.algorithm.lr_end != 0 or zero_at is None:
             return None
         return zero_at if end is None or end > zero_at else None
@@ -225,7 +237,7 @@ class RunConfig(Section):
             )
 
     def _schedule_warnings(self, env_steps: int) -> Iterator[str]:
-        stop, zero_at, horizon = self.stop, self.idle_from, self.algorithm.schedule_env_steps
+        stop, zero_at, horizon = self.stop, self.idle_from, self.schedule_env_steps
         # A goal may be reached before.
         has_goal = stop.mean_return is not None or stop.updates is not None
         if horizon is not None and env_steps >= horizon:

@@ -97,11 +97,13 @@ def build_step(
             "model.name: images go flat into mlp, as it is not set; set it to nature_cnn, "
             "impala_resnet or small_cnn for convolutions, or to mlp if that is meant"
         )
+    schedule = {"schedule_env_steps": config.schedule_env_steps}
+    algorithm = config.algorithm.model_copy(update=schedule)
     if policies.names:
-        return TeamStep(policy, config.algorithm, policies, seed=seed), precision
+        return TeamStep(policy, algorithm, policies, seed=seed), precision
     (alone,) = policy.members.values()
     is_graphed = device.type == "cuda"
-    return UpdateStep(alone, config.algorithm, seed=seed, is_graphed=is_graphed), precision
+    return UpdateStep(alone, algorithm, seed=seed, is_graphed=is_graphed), precision
 
 
 def pick_device(name: str) -> torch.device:

@@ -39,8 +39,6 @@ def test_what_an_algorithm_does_unless_told_otherwise():
 
 def test_what_does_not_go_together_and_what_does():
     for broken, says, mend in (
-        ({"entropy_cost_end": 0.1}, "these without it: set both", {"schedule_env_steps": 7}),
-        ({"lr_end": 0}, "these without it: set both", {"schedule_env_steps": 7}),
         ({"schedule_env_steps": 7}, "without lr_end or entropy_cost_end", {"lr_end": 0}),
         ({"reward_scale": 0}, "wants a number that is not 0, got 0.0", {"reward_scale": -0.5}),
         ({"kl_coeff": 1.0, "target_update_every_updates": 1}, "does nothing wh", {"tau": 0.5}),

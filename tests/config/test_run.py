@@ -166,6 +166,20 @@ def test_a_rate_of_0_before_the_end_and_a_schedule_that_is_over_are_told():
         assert not warnings or says in warnings[0]
 
 
+def test_schedules_end_with_the_run_if_nothing_else_says():
+    for settings, ends_at in (
+        ("stop.env_steps=700", None),
+        ("stop.env_steps=700 algorithm.lr_end=0", 700),
+        ("stop.env_steps=700 algorithm.entropy_cost_end=0", 700),
+        ("stop.env_steps=700 algorithm.lr_end=0 algorithm.schedule_env_steps=500", 500),
+        ("algorithm.lr_end=0 algorithm.schedule_env_steps=500", 500),
+    ):
+        assert config_of(settings).schedule_env_steps == ends_at
+    assert config_of("stop.env_steps=700 algorithm.lr_end=0").idle_from is None
+    says = "want an end: set algorithm.schedule_env_steps, or stop.env_steps"
+    assert says in complaint("stop.mean_return=5 algorithm.lr_end=0")
+
+
 GAE = "returns by GAE take it for new: set pace.mode to lockstep and pace.lag to 0"
 LAGGED = f"{LOCKSTEP} pace.lag=1"
 FIVE = "learner.num_passes=5"

@@ -22,6 +22,7 @@ from impala_async.learner.handoff import Progress
 from impala_async.learner.loader import HostLoader
 from impala_async.policy import Policy
 from impala_async.schema import ArraySpec, ObsSpec, policy_leaf, recurrent_state
+from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.columns import flat_schema
@@ -113,6 +114,16 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep():
 def test_the_layout_is_known_before_the_model_is_built():
     config = config_of(small_schema())
     assert find_layout(config.model, small_schema()) == step_of().policy.layout.digest
+
+
+def test_a_schedule_without_an_end_ends_with_the_run():
+    schema, columns = small_schema(), torch.ones(4, dtype=torch.bool)
+    config = config_of(schema, algorithm={"lr": 1e-3, "lr_end": 0}, stop={"env_steps": 1000})
+    step, _ = build_step(config, schema, CPU)
+    sizes = schema.layout.obs_bytes, schema.layout.small_bytes
+    batch = Batch.in_planes(schema, *(torch.zeros(4, size, dtype=torch.uint8) for size in sizes))
+    rates = [step.run(batch, columns, done).stats["algorithm/lr"] for done in (0, 250, 1000)]
+    assert rates == pytest.approx([1e-3, 7.5e-4, 0])
 
 
 def test_images_go_flat_into_an_mlp_by_choice_or_with_a_warning(caplog):
