@@ -1,7 +1,6 @@
 """The evaluate door: greedy episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
     from impala_async.envs.batch import EnvBatch
     from impala_async.policy import AnyPolicy
-    from impala_async.runs.folder import RunFolder
 
 NUM_ENVS = 8
 MAX_STEPS = 100_000
@@ -47,10 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
+    from impala_async.runs.folder import locate
+
     for flag, _, least, _ in FLAGS:
         if (value := getattr(args, flag.replace("-", "_"))) < least:
             raise ConfigError(f"--{flag}: wants a whole number from {least} up, got {value}")
-    folder, named = _locate(args.path)
+    folder, named = locate(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
@@ -65,32 +65,13 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _locate(path: Path) -> "tuple[RunFolder, Path | None]":
-    from impala_async.runs.folder import RunFolder
-
-    if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
-        raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
-    whole = path.resolve()
-    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
-        if folder.exists() and whole in (folder.path, folder.checkpoints):
-            return folder, None
-        if folder.exists() and whole.parent == folder.checkpoints:
-            return folder, whole
-    raise CheckpointError(
-        f"{path}: wants the folder of a run, its checkpoints, or one of them "
-        "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
-    )
-
-
 def _play(
     config: "RunConfig", checkpoints: Path, named: Path | None, args: argparse.Namespace
 ) -> list[Played]:
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
-        from impala_async.training.checkpoint import open_checkpoint, whole_checkpoints
+        from impala_async.training.checkpoint import checkpoint_of
 
-        checkpoint = open_checkpoint(named) if named else next(whole_checkpoints(checkpoints), None)
-    if checkpoint is None:
-        raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
+        checkpoint = checkpoint_of(checkpoints, named)
     # From here on there is something to close.
     answer_requests(without_echo(interrupt))
     per_column = -(-args.episodes // NUM_ENVS)

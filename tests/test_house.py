@@ -36,7 +36,9 @@ FLOORS = {
     **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
     # It starts a learner as `launch` does, and speaks to it as an actor does.
     "replay": UPPER_PROCESSES,
+    "loaded": PROCESSES,
 }
+UPWARD_FILES = {"__init__.py": "it loads what users' programs name when they ask for it"}
 # Root modules that anybody may run, and what these share.
 DOORS = {"__main__", "doors", "train", "replay", "evaluate"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
@@ -90,6 +92,7 @@ WHOLE_CONFIG_FILES = {  # "room/module.py": reason. The doors need no entry.
     "learner/service.py": "it builds what the run is made of",
     "runs/folder.py": "it writes the whole config down, and names a folder after the run",
     "runs/summary.py": "a summary is of the whole run",
+    "loaded.py": "it builds what a run acts with",
 }
 # Where a plain ValueError is raised: nobody of ours may catch it as if it said more.
 VALUE_ERROR_FILES = {  # "room/module.py": reason. Rooms below need no entry.
@@ -270,7 +273,10 @@ def inner_imports(house):
                 yield module, target, imported.line
 
 
-@law("a module imports only lower floors or its own room, and launch only the ground floor")
+@law(
+    "a module imports only lower floors or its own room, and launch only the ground floor",
+    UPWARD_FILES,
+)
 def lower_floors(house):
     for module, target, line in inner_imports(house):
         is_above = target.floor > module.floor and not (module.is_door and target.floor == ROOF)

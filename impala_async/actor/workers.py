@@ -37,11 +37,10 @@ from impala_async.actor.env_worker import (
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step
-from impala_async.envs.describe import read_answer
+from impala_async.envs.describe import Look, read_answer
 from impala_async.envs.faults import RUNNING, TOO_LONG, WHERES, Blame
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.processes import Lifeline
-from impala_async.schema import ActionSpec, ObsSpec
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ class Worker:
             raise self._fault()
         return reply[0]
 
-    def hear_look(self) -> tuple[str, AutoresetMode, tuple[ObsSpec, ActionSpec, int]]:
+    def hear_look(self) -> tuple[str, AutoresetMode, Look]:
         """The name and the autoreset mode of what it has made, its spaces and columns."""
         self.hear()
         try:
@@ -253,11 +252,11 @@ class WorkerEnvs:
         """Only what the workers have made says what goes into the memory."""
         names, modes, spaces = zip(*[worker.hear_look() for worker in self._workers], strict=True)
         self.name, self.autoreset = names[0], modes[0]
-        self.obs_spec, self.action_spec, _ = spaces[0]
-        for worker, (*specs, _) in zip(self._workers, spaces, strict=True):
-            if specs != [self.obs_spec, self.action_spec]:
+        self.obs_spec, self.action_spec, _, self.gym_spaces = spaces[0]
+        for worker, look in zip(self._workers, spaces, strict=True):
+            if (look.obs, look.action) != (self.obs_spec, self.action_spec):
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
-        nums_columns = (num_columns for *_, num_columns in spaces)
+        nums_columns = (look.num_columns for look in spaces)
         *firsts, self.num_envs = accumulate(nums_columns, initial=0)
         try:
             self._shared = SharedColumns.over(

@@ -72,6 +72,8 @@ class EnvBatch(Protocol):
     obs_spec: ObsSpec
     action_spec: ActionSpec
     boxes: Mapping[str, Any]
+    gym_spaces: Mapping[str, Any]
+    """Both spaces as the environment has them (`space_text`)."""
     autoreset: AutoresetMode
 
     def reset(self, seed: int, first_env: int = 0) -> Obs: ...

@@ -11,9 +11,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +50,7 @@ def describe(
 def look_of(envs: EnvBatch) -> dict[str, Any]:
     """An answer: the spaces, and how many columns there are, one for each agent."""
     spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
-    return {**spaces, "num_columns": envs.num_envs}
+    return {**spaces, "num_columns": envs.num_envs, "gym": envs.gym_spaces}
 
 
 def try_steps(envs: EnvBatch) -> None:
@@ -135,14 +136,23 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> No
             )
 
 
-def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
-    """The spaces and the number of columns that a child wrote; EnvError if it failed, and how."""
+class Look(NamedTuple):
+    """The spaces of a batch as ours and as gymnasium's, and the number of its columns."""
+
+    obs: ObsSpec
+    action: ActionSpec
+    num_columns: int
+    gym_spaces: Mapping[str, Any]
+
+
+def read_answer(answer: bytes) -> Look:
+    """Read what a child wrote; EnvError if it failed, and how."""
     try:
         raw = json.loads(answer)
         if isinstance(raw, dict) and "error" in raw:
             raise EnvError(str(raw["error"]))
+        gym_spaces, num_columns = raw["gym"], int(raw["num_columns"])
         whole = json.dumps({**raw, "rows": 1, "state": []}).encode()
-        num_columns = int(raw["num_columns"])
         schema = Schema.from_json(whole)
     except SpacesError as error:
         raise EnvError(f"its spaces are refused: {error}") from error
@@ -151,7 +161,7 @@ def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
             "the process that tried the environment answered nonsense, probably as it forked, and "
             f"both went on, or wrote there itself: {answer[:80].decode(errors='replace')!r}"
         ) from error
-    return schema.obs, schema.action, num_columns
+    return Look(schema.obs, schema.action, num_columns, gym_spaces)
 
 
 def main() -> int:

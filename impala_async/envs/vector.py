@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from impala_async.config.env import EnvSection
 from impala_async.envs.batch import BOOL, FLOAT, Actions, EnvBatch, Obs, ObsRows, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
+from impala_async.envs.space_text import as_json
 from impala_async.envs.spaces import Spaces
 from impala_async.errors import EnvError
-from impala_async.schema import ArraySpec, ObsSpec
+from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
 LAST_ACTION = "last_action"
@@ -63,6 +64,10 @@ class OwnEnvs:
         with Blame(self.name, "to say what its spaces are"):
             observation_space, action_space = spaces_of(envs[0])
         self._spaces = Spaces(observation_space, action_space, section)
+        self.gym_spaces: Mapping[str, Any] = {
+            "observation": as_json(observation_space),
+            "action": as_json(action_space),
+        }
         self.obs_spec, self.action_spec = self._spaces.obs_spec, self._spaces.action_spec
         self.boxes: Mapping[str, Any] = self._spaces.boxes
         self._rows = ObsRows(self._spaces.leaves, num_columns)
@@ -217,6 +222,20 @@ def _holds_all(actions: Any) -> bool:
     return True
 
 
+def last_actions(spec: ActionSpec) -> dict[str, ArraySpec]:
+    """The parts of an action, by the names of the leaves that show the last one."""
+    return {
+        f"{LAST_ACTION}/{part.name}" if part.name else LAST_ACTION: part.array
+        for part in spec.parts
+    }
+
+
+def history_leaves(shown: Mapping[str, ArraySpec], *, has_reward: bool) -> list[ArraySpec]:
+    """The leaves behind those of an observation."""
+    added = [replace(part, name=name) for name, part in shown.items()]
+    return [*added, ArraySpec(LAST_REWARD, (), "float32")] if has_reward else added
+
+
 class WithHistory:
     """A batch that also shows the last action and reward, as leaves: 0 where an episode begins."""
 
@@ -224,13 +243,9 @@ class WithHistory:
         self._envs = envs
         self.name, self.num_envs, self.autoreset = envs.name, envs.num_envs, envs.autoreset
         self.action_spec, self.boxes = envs.action_spec, envs.boxes
-        self._shown = {
-            f"{LAST_ACTION}/{part.name}" if part.name else LAST_ACTION: part.array
-            for part in (envs.action_spec.parts if has_action else ())
-        }
-        added = [replace(part, name=name) for name, part in self._shown.items()]
-        if has_reward:
-            added.append(ArraySpec(LAST_REWARD, (), "float32"))
+        self.gym_spaces = envs.gym_spaces
+        self._shown = last_actions(envs.action_spec) if has_action else {}
+        added = history_leaves(self._shown, has_reward=has_reward)
         self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
         self._added: Obs = {
             leaf.name: np.zeros((envs.num_envs, *leaf.shape), leaf.dtype) for leaf in added

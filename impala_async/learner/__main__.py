@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -86,7 +86,9 @@ def _serve(
         from impala_async.learner.service import LearnerService
 
         restored = load_newest(folder) if args.resume else None
-        schema = probe() if probe else None
+        schema = None
+        if probe is not None:
+            schema, folder.gym_spaces = probe()
         sinks = _sinks(config, folder, console, restored)
 
         async def serve() -> int:
@@ -135,9 +137,10 @@ def _enough_descriptors() -> Iterator[None]:
         raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
 
 
-def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
+def begin_probe(config: "RunConfig") -> "Callable[[], tuple[Schema, Mapping[str, Any]]]":
     """Start a child that makes the environment once and describes it, so that it is never imported
-    here. The result waits for the schema, or raises EnvError with the child's one line."""
+    here. The result waits for the schema and for gymnasium's spaces, or raises EnvError with the
+    child's one line."""
     env = config.env
     # It is its own: a learner may have none, and ends without a word when it is killed.
     lifeline = processes.Lifeline()
@@ -153,7 +156,7 @@ def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
     child.stdin.write(json.dumps(asked).encode())
     child.stdin.close()
 
-    def wait() -> "Schema":
+    def wait() -> "tuple[Schema, Mapping[str, Any]]":
         try:
             child.wait(PROBE_TIMEOUT_S)
             # Two answers, where it forked and both processes went on, are read as well.
@@ -176,14 +179,14 @@ def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
     return wait
 
 
-def _schema_of(config: "RunConfig", answer: bytes) -> "Schema":
+def _schema_of(config: "RunConfig", answer: bytes) -> "tuple[Schema, Mapping[str, Any]]":
     from impala_async.envs.describe import read_answer
     from impala_async.envs.faults import with_id
     from impala_async.schema import Schema, recurrent_state
 
     env_id, model = config.env.id, config.model
     try:
-        obs, action, num_columns = read_answer(answer)
+        obs, action, num_columns, gym_spaces = read_answer(answer)
         state = recurrent_state(model.core, model.core_size)
         schema = Schema(obs, action, config.trajectory.rows, state, config.policies.names)
         _ = schema.layout
@@ -193,7 +196,7 @@ def _schema_of(config: "RunConfig", answer: bytes) -> "Schema":
         raise EnvError(f"env.id: {env_id}: {error}") from None
     if broken := list(config.broken_columns(num_columns)):
         raise ConfigError("\n".join(broken))
-    return schema
+    return schema, gym_spaces
 
 
 def _sinks(

@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 PREPARED = ("actors", "replay.json", "checkpoints", "lost+found")
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE = 0o600
+SPACES = "spaces.json"
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""
 
@@ -36,6 +37,22 @@ UNSAVED = "checkpoint_not_written"
 def default_run_path(config: RunConfig) -> Path:
     name = config.env.id.replace("/", "_").replace(":", "_")
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def locate(path: Path) -> "tuple[RunFolder, Path | None]":
+    """The run folder that a user has named, and the checkpoint, if it was one in it."""
+    if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
+        raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
+    whole = path.resolve()
+    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
+        if folder.exists() and whole in (folder.path, folder.checkpoints):
+            return folder, None
+        if folder.exists() and whole.parent == folder.checkpoints:
+            return folder, whole
+    raise CheckpointError(
+        f"{path}: wants the folder of a run, its checkpoints, or one of them "
+        "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
+    )
 
 
 class RunFolder:
@@ -52,6 +69,8 @@ class RunFolder:
         self._saved = path / "last_checkpoint"
         self._hold: int | None = None
         self._is_new = self._has_begun = self._is_gone = False
+        self.gym_spaces: Mapping[str, Any] | None = None
+        """Those of the environment, for who acts with the policy later, if they are known."""
 
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
         """Raise ConfigError where no new run may begin."""
@@ -118,6 +137,9 @@ class RunFolder:
         """The learner is built: a resumed run goes on, so its settings are now the new ones."""
         if not self._is_new:
             self._write_settings(config, self.run_id.hex())
+        if self.gym_spaces is not None:
+            with _writing(self.path):
+                self.write_json(SPACES, {**self.gym_spaces})
 
     def _write_settings(self, config: RunConfig, run_id: str) -> None:
         content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
@@ -151,7 +173,7 @@ class RunFolder:
         an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
         has_result = (self.whole / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
-            for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
+            for name in ("config.json", "epoch", "metrics.jsonl", "service.json", SPACES):
                 self.remove(name)
                 self.remove(beside(self.whole / name).name)
             for log in self.whole.glob("actors/*.log"):

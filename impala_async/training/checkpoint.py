@@ -165,6 +165,14 @@ def highest_epoch(directory: Path) -> int:
     return max((version.epoch for version, _ in _found(directory)), default=0)
 
 
+def checkpoint_of(directory: Path, named: Path | None) -> TrainingState:
+    """The one that is named, or the newest whole one; CheckpointError if there is none."""
+    checkpoint = open_checkpoint(named) if named else next(whole_checkpoints(directory), None)
+    if checkpoint is None:
+        raise CheckpointError(f"{directory} holds no whole checkpoint yet")
+    return checkpoint
+
+
 def open_checkpoint(path: Path) -> TrainingState:
     """The checkpoint in this folder; raises CheckpointError if it is none, or damaged."""
     name = _NAME.fullmatch(path.resolve().name)

@@ -71,11 +71,15 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, capl
     assert scene.learner.data.drain() == []
 
 
-def test_a_wait_for_credit_is_told_while_it_lasts(scene):
+def test_a_long_wait_for_credit_is_told_while_it_lasts(scene, monkeypatch):
     actor, session = scene.at_work(heartbeat_s=0.1)
     actor.client.timers["send_wait_ms"] = 1.0
     actor.do(actor.unroll)
     taken = actor.begin(actor.client.take)
+    for _ in range(3):
+        timers = scene.learner.weights.find(Heartbeat).message.timers
+        assert timers.get("send_wait_ms", 1.0) == 1.0
+    monkeypatch.setattr("impala_async.actor.client.LONG_WAIT_S", 0.1)
     while scene.learner.weights.find(Heartbeat).message.timers.get("send_wait_ms", 0.0) < 100.0:
         pass
     session.grant(1)

@@ -15,8 +15,10 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import zmq
+from gymnasium.spaces import Discrete
 
 from bench.probes import Counting
+from impala_async.envs.space_text import from_json
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import __main__ as door
 from impala_async.schema import policy_leaf, recurrent_state
@@ -117,7 +119,8 @@ def children(monkeypatch):
 
 def test_the_child_describes_the_spaces_and_ends(children):
     num_open = len(os.listdir("/proc/self/fd"))
-    schema = begin(f"{PROBES}:ActionReward", kwargs={"num_actions": 5})()
+    schema, gym_spaces = begin(f"{PROBES}:ActionReward", kwargs={"num_actions": 5})()
+    assert from_json(gym_spaces["action"]) == Discrete(5)
     assert len(os.listdir("/proc/self/fd")) == num_open
     assert schema == flat_schema(1, 5, rows=7)
     assert [child.poll() for child in children] == [0]
@@ -141,7 +144,7 @@ def test_an_environment_whose_daemon_lives_on_is_described(monkeypatch, capfd):
     """It holds what its parent answers to, and the answer counts."""
     monkeypatch.setattr(door, "PROBE_TIMEOUT_S", 45.0)
     try:
-        assert begin(f"{__name__}:Daemon")().rows == 7
+        assert begin(f"{__name__}:Daemon")()[0].rows == 7
     finally:
         daemons = re.findall(r"daemon (\d+)", capfd.readouterr().err)
         for daemon in map(int, daemons):
@@ -241,7 +244,7 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path):
 
 def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core():
     sections = {"policies": {"names": ("main", "other")}, "model": {"core": "lstm"}}
-    schema = begin("tests.envs.test_agents:Lives", **sections)()
+    schema, _ = begin("tests.envs.test_agents:Lives", **sections)()
     assert schema.policies == ("main", "other")
     assert schema.obs.leaves[-1] == policy_leaf(schema.policies)
     assert schema.state == recurrent_state("lstm", 256)
