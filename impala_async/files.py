@@ -8,11 +8,12 @@ import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from impala_async.errors import CheckpointError
+from impala_async.errors import CheckpointError, ConfigError
 
 PUBLIC = 0o666
 MOST_BYTES = 32 << 20
@@ -50,6 +51,16 @@ def sync(folder: Path) -> None:
 def beside(path: Path) -> Path:
     """The path where this process first writes the file."""
     return path.with_name(f".{path.name}.{os.getpid()}")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context in which an OSError is told as that of the run folder that a user has named."""
+    try:
+        yield
+    except OSError as error:
+        where, why = error.filename or path, error.strerror or error
+        raise ConfigError(f"--run-dir: cannot write to {where}: {why}") from None
 
 
 def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:

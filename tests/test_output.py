@@ -1,6 +1,7 @@
 """A terminal or a pipe that nobody reads holds up no writer; waits are told of."""
 
 import io
+import logging
 import os
 import re
 import sys
@@ -12,7 +13,9 @@ import pytest
 from impala_async import output
 from impala_async.doors import run_door
 from impala_async.output import (
+    EVERY_S,
     MOST_WAITING,
+    SeldomLog,
     Unhurried,
     Wait,
     flush_output,
@@ -141,3 +144,17 @@ def test_work_is_done_where_nobody_can_tell_of_it(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(KeyError, match="the work"), told_of("working", print):
         raise KeyError("the work")
+
+
+def test_of_each_kind_of_line_one_is_said_in_ten_seconds(caplog):
+    caplog.set_level(logging.INFO)
+    now = 100.0
+    log = SeldomLog(logging.getLogger("some"), lambda: now)
+    for number in range(3):
+        log.warning("refused: %d", number)
+        log.info("looking")
+    assert caplog.messages == ["refused: 0", "looking"]
+    now += EVERY_S
+    log.warning("refused: %d", 7)
+    assert caplog.messages[2:] == ["refused: 7"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]

@@ -15,13 +15,13 @@ from typing import Literal
 
 import psutil
 
-from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
+from impala_async.actor.joining import best_urls, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config.learner import is_loopback
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError
-from impala_async.output import AFTER_S, EVERY_S
+from impala_async.output import AFTER_S, EVERY_S, SeldomLog
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire.actor_side import ActorSide

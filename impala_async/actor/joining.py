@@ -1,15 +1,13 @@
 """The first and the last words between an actor and a learner: hello, welcome or refusal, goodbye.
 
-Runs on: sampler thread; `read` and `SeldomLog` on the link thread too
+Runs on: sampler thread; `read` on the link thread too
 """
 
 import logging
-import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgpack
 from pydantic import ValidationError
@@ -17,7 +15,7 @@ from pydantic import ValidationError
 from impala_async import __version__
 from impala_async.config.run import ActorSettings
 from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
-from impala_async.output import EVERY_S, Wait
+from impala_async.output import SeldomLog, Wait
 from impala_async.wire.actor_side import Handshake, read_answer
 from impala_async.wire.local_link import is_socket, read_nonce
 from impala_async.wire.messages import (
@@ -45,21 +43,6 @@ OUTDATED = (
     "alive?"
 )
 MAX_FAULT_CHARS = 200
-
-
-class SeldomLog(logging.LoggerAdapter[logging.Logger]):
-    """Says of each kind of line, which is its text before any arguments, one in ten seconds."""
-
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(logger)
-        self._clock = clock
-        self._said_at: dict[object, float] = {}
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        now = self._clock()
-        if now - self._said_at.get(msg, -math.inf) >= EVERY_S:
-            self._said_at[msg] = now
-            self.logger.log(level, msg, *args, **kwargs)
 
 
 class Inquiry:

@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from impala_async.actor.joining import SeldomLog, read
+from impala_async.actor.joining import CONNECT_POLL_S, read
 from impala_async.envs.faults import hang_now
 from impala_async.errors import ProtocolError
+from impala_async.output import SeldomLog
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire.messages import (
     SLOWEST_BYTES_PER_S,
@@ -27,7 +28,6 @@ from impala_async.wire.messages import (
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import Context, Dealer
 
-CONNECT_POLL_S = 0.02
 # Messages between two looks at whether it is time for a heartbeat, or to end.
 MAX_AT_ONCE = 100
 # Beside weights: what else comes at their port is small.

@@ -12,6 +12,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from statistics import median
 from typing import NamedTuple
@@ -215,33 +216,29 @@ def choose_setup(
     return tried.best
 
 
+@dataclass(eq=False)
 class _Tried:
     """The best setup of those that were tried, and what is told of each."""
 
-    def __init__(
-        self,
-        usual: Setup,
-        settings: ActorSettings,
-        schema: Schema,
-        make_policy: Callable[[str], AnyPolicy],
-        look_up: LookUp,
-        *,
-        is_growing: bool,
-    ) -> None:
-        self.best, self.opened, self.told = usual, [usual.envs], list[str]()
-        self._found = Measured(float("inf"), 0.0, 0.0)
-        self._is_growing, self._growth = is_growing, 1.0
-        self._settings, self._schema = settings, schema
-        self._make_policy, self._look_up = make_policy, look_up
+    best: Setup
+    settings: ActorSettings
+    schema: Schema
+    make_policy: Callable[[str], AnyPolicy]
+    look_up: LookUp
+    is_growing: bool
+
+    def __post_init__(self) -> None:
+        self.opened, self.told = [self.best.envs], list[str]()
+        self._found, self._growth = Measured(float("inf"), 0.0, 0.0), 1.0
 
     def enter(self, setup: Setup) -> bool:
         """Measure it; whether it is the best so far."""
-        if (setup.envs.obs_spec, setup.envs.action_spec) != (self._schema.obs, self._schema.action):
+        if (setup.envs.obs_spec, setup.envs.action_spec) != (self.schema.obs, self.schema.action):
             self.told.append(f"{setup} looks other")
             return False
-        found = measure(setup, self._schema, self._make_policy(setup.device), self._look_up)
+        found = measure(setup, self.schema, self.make_policy(setup.device), self.look_up)
         num_columns, num_before = setup.envs.num_envs, self.best.envs.num_envs
-        of = f" of {num_columns} columns" if self._is_growing else ""
+        of = f" of {num_columns} columns" if self.is_growing else ""
         self.told.append(f"{setup}{of} {1000 * found.round_s:.3g}")
         if found.round_s / num_columns >= MARGIN * self._found.round_s / num_before:
             return False
@@ -250,11 +247,11 @@ class _Tried:
 
     def widen(self, num_envs: int, most: int) -> int:
         """Try ever more columns while they pay; how many there may be now."""
-        settings, device = self._settings, self.best.device
+        settings, device = self.settings, self.best.device
         while num_envs < most and self._found.round_s < SHORT_ROUND_S:
             num_envs = min(2 * num_envs, most)
             wider = make_setup(
-                settings.actor, settings.env, num_envs, settings.policies, self._look_up
+                settings.actor, settings.env, num_envs, settings.policies, self.look_up
             )
             self.opened.append(wider.envs)
             before = self.best.envs
@@ -272,13 +269,13 @@ class _Tried:
 
     def enter_others(self, num_envs: int) -> None:
         """Try a GPU, and workers, where they may win."""
-        actor, settings = self._settings.actor, self._settings
+        actor, settings = self.settings.actor, self.settings
         if actor.device == "auto" and self._found.act_s > QUICK_ACT_S and count_gpus():
             self.enter(self.best._replace(device="cuda"))
         round_s, env_s, act_s = (self._growth * seconds for seconds in self._found[:3])
         found = Measured(round_s, env_s, act_s, self._found.is_waiting)
         if num_workers := _count_worthwhile(found, actor, num_envs, self.told):
-            of = settings.env, num_envs, num_workers, settings.policies, self._look_up
+            of = settings.env, num_envs, num_workers, settings.policies, self.look_up
             self.opened.append(WorkerEnvs(*of))
             self.enter(Setup("parallel", self.opened[-1], self.best.device))
 

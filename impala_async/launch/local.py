@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from impala_async.errors import SHELL_SIGNAL, ConfigError, Exit, how_it_ended
+from impala_async.files import writing
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP, Lifeline, answer_requests, signals_kept, without_echo
 
@@ -72,13 +73,10 @@ class _Actor:
         return code
 
     def start(self, run_dir: Path, lifeline: Lifeline) -> None:
-        try:
+        with writing(self.log_path):
             self.log_path.parent.mkdir(exist_ok=True)
             # To read as well: that waits for nobody at the other end of a pipe.
             log = self.log_path.open("a+b", buffering=0)
-        except OSError as error:
-            why = f"cannot write to {self.log_path}: {error.strerror}"
-            raise ConfigError(f"--run-dir: {why}") from None
         with log:
             if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
                 raise ConfigError(f"--run-dir: {self.log_path}: is no regular file: remove it")

@@ -1,4 +1,3 @@
-import logging
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,9 +7,9 @@ import msgpack
 import pytest
 
 from impala_async.actor import joining
-from impala_async.actor.joining import Inquiry, SeldomLog, best_urls, find_learner, say_goodbye
+from impala_async.actor.joining import Inquiry, best_urls, find_learner, say_goodbye
 from impala_async.errors import MismatchError, UnreachableError
-from impala_async.output import EVERY_S, Wait
+from impala_async.output import SeldomLog, Wait
 from impala_async.wire.actor_side import Handshake
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -189,20 +188,6 @@ def test_goodbye_waits_for_an_answer_and_not_for_long(scene, dealer, monkeypatch
         if last_word is not None:
             bye.answer(last_word)
         said.result(WITHIN_S / 2)
-
-
-def test_of_each_kind_of_line_one_is_said_in_ten_seconds(caplog):
-    caplog.set_level(logging.INFO)
-    now = 100.0
-    log = SeldomLog(logging.getLogger("some"), lambda: now)
-    for number in range(3):
-        log.warning("refused: %d", number)
-        log.info("looking")
-    assert caplog.messages == ["refused: 0", "looking"]
-    now += EVERY_S
-    log.warning("refused: %d", 7)
-    assert caplog.messages[2:] == ["refused: 7"]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
 def test_a_silent_learner_is_told_from_none(monkeypatch):

@@ -68,9 +68,17 @@ class ActorServer:
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
         settings_frame = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
-        self._filler = _make_filler(config, lineage, on_episodes, on_loss)
+        self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
-        self.table = _make_table(config, run_id, lineage)
+        is_lockstep = config.pace.is_lockstep
+        self.table = SessionTable(
+            run_id=run_id,
+            lineage=lineage,
+            lease_s=config.learner.lease_s,
+            max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
+            new_id=lambda: secrets.token_bytes(16),
+            num_ranks=config.train.num_actors if is_lockstep else None,
+        )
         # Before any actor is heard: what it sent to an earlier start must be known by then.
         if accounts is not None:
             self.ledger.restore(accounts["ledger"])
@@ -244,6 +252,21 @@ class ActorServer:
             max_columns=learner.batch_columns,
         )
 
+    def _make_filler(
+        self, on_episodes: Callable[[Episodes], None], on_loss: Callable[[], None]
+    ) -> SlotFiller:
+        pace, num_ranks = self._config.pace, self._config.train.num_actors
+        if not pace.is_lockstep:
+            return SlotFiller(on_episodes)
+        return LockstepFiller(
+            on_episodes,
+            num_ranks=num_ranks,
+            width=self._config.learner.batch_columns // num_ranks,
+            lag=pace.lag,
+            first_update=self._lineage.forks[self._lineage.epoch],
+            on_loss=on_loss if pace.on_loss == "stop" else None,
+        )
+
     def _bind(self, schema: Schema | None) -> list[Router]:
         bind, link, routers = self._config.bind, self._link, list[Router]()
         size = MAX_MESSAGE_BYTES
@@ -262,37 +285,6 @@ class ActorServer:
                 link.close()
                 raise ConfigError(f"bind.{name}: {error}") from None
         return routers
-
-
-def _make_table(config: RunConfig, run_id: bytes, lineage: Lineage) -> SessionTable:
-    is_lockstep = config.pace.is_lockstep
-    return SessionTable(
-        run_id=run_id,
-        lineage=lineage,
-        lease_s=config.learner.lease_s,
-        max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
-        new_id=lambda: secrets.token_bytes(16),
-        num_ranks=config.train.num_actors if is_lockstep else None,
-    )
-
-
-def _make_filler(
-    config: RunConfig,
-    lineage: Lineage,
-    on_episodes: Callable[[Episodes], None],
-    on_loss: Callable[[], None],
-) -> SlotFiller:
-    if not config.pace.is_lockstep:
-        return SlotFiller(on_episodes)
-    num_ranks = config.train.num_actors
-    return LockstepFiller(
-        on_episodes,
-        num_ranks=num_ranks,
-        width=config.learner.batch_columns // num_ranks,
-        lag=config.pace.lag,
-        first_update=lineage.forks[lineage.epoch],
-        on_loss=on_loss if config.pace.on_loss == "stop" else None,
-    )
 
 
 def _largest_body(columns: int, schema: Schema) -> int:
