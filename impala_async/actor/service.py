@@ -14,13 +14,7 @@ import torch
 
 from impala_async.actor.client import POLL_S, Client, NewRun, RunFinished
 from impala_async.actor.sampler import Sampler, sampler_for
-from impala_async.actor.setup import (
-    FIRST_COLUMNS,
-    Setup,
-    choose_setup,
-    close_quietly,
-    make_setup,
-)
+from impala_async.actor.setup import FIRST_COLUMNS, Setup, Trials, close_quietly, make_setup
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import Watch, with_id
@@ -181,10 +175,9 @@ class ActorService:
         if actor.sampler == "auto" and settings.pace.is_lockstep:
             logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
         elif "auto" in (actor.sampler, wanted):
-            make_policy, grows = partial(_build_policy, schema, settings), wanted == "auto"
-            setup = choose_setup(
-                setup, settings, num_envs, schema, make_policy, self._look_up, most * grows
-            )
+            make_policy, most = partial(_build_policy, schema, settings), most * (wanted == "auto")
+            trials = Trials(setup, settings, schema, make_policy, self._look_up, most)
+            setup = trials.choose(num_envs)
         return setup, schema
 
     def _look_up(self) -> None:

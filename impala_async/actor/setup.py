@@ -178,58 +178,50 @@ def _count_sleeps() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-def choose_setup(
-    usual: Setup,
-    settings: ActorSettings,
-    num_envs: int,
-    schema: Schema,
-    make_policy: Callable[[str], AnyPolicy],
-    look_up: LookUp,
-    most: int = 0,
-) -> Setup:
-    """The setup whose columns cost least, told in the log with what was measured. The `usual` one
-    is closed here if another is better. Where columns may become more, they are at most `most`."""
-    tried = _Tried(usual, settings, schema, make_policy, look_up, is_growing=bool(most))
-    is_chosen = False
-    try:
-        tried.enter(usual)
-        if most:
-            num_envs = tried.widen(num_envs, most)
-        if settings.actor.sampler == "auto":
-            tried.enter_others(num_envs)
-        is_chosen = True
-    except (EnvError, MismatchError) as error:
-        if isinstance(error, MismatchError) and not tried.told:  # no policy can be built here
-            raise
-        # A fault of the setup that is taken is met again by the sampler, which tells it.
-        logger.warning("no other setup is tried: %s", error)
-        is_chosen = True
-    finally:
-        for envs in tried.opened:
-            if not is_chosen or envs is not tried.best.envs:
-                close_quietly(envs)
-    logger.info(
-        "actor.sampler %s takes %s with %d columns; ms for a step of all columns: %s",
-        *(settings.actor.sampler, tried.best, tried.best.envs.num_envs),
-        ", ".join(tried.told) or "not measured",
-    )
-    return tried.best
-
-
 @dataclass(eq=False)
-class _Tried:
+class Trials:
     """The best setup of those that were tried, and what is told of each."""
 
     best: Setup
+    """The usual one at first."""
     settings: ActorSettings
     schema: Schema
     make_policy: Callable[[str], AnyPolicy]
     look_up: LookUp
-    is_growing: bool
+    most: int = 0
+    """Where columns may become more, they are at most so many."""
 
     def __post_init__(self) -> None:
         self.opened, self.told = [self.best.envs], list[str]()
         self._found, self._growth = Measured(float("inf"), 0.0, 0.0), 1.0
+
+    def choose(self, num_envs: int) -> Setup:
+        """The setup whose columns cost least, told in the log with what was measured. The usual one
+        is closed here if another is better."""
+        is_chosen = False
+        try:
+            self.enter(self.best)
+            if self.most:
+                num_envs = self.widen(num_envs)
+            if self.settings.actor.sampler == "auto":
+                self.enter_others(num_envs)
+            is_chosen = True
+        except (EnvError, MismatchError) as error:
+            if isinstance(error, MismatchError) and not self.told:  # no policy can be built here
+                raise
+            # A fault of the setup that is taken is met again by the sampler, which tells it.
+            logger.warning("no other setup is tried: %s", error)
+            is_chosen = True
+        finally:
+            for envs in self.opened:
+                if not is_chosen or envs is not self.best.envs:
+                    close_quietly(envs)
+        logger.info(
+            "actor.sampler %s takes %s with %d columns; ms for a step of all columns: %s",
+            *(self.settings.actor.sampler, self.best, self.best.envs.num_envs),
+            ", ".join(self.told) or "not measured",
+        )
+        return self.best
 
     def enter(self, setup: Setup) -> bool:
         """Measure it; whether it is the best so far."""
@@ -238,16 +230,16 @@ class _Tried:
             return False
         found = measure(setup, self.schema, self.make_policy(setup.device), self.look_up)
         num_columns, num_before = setup.envs.num_envs, self.best.envs.num_envs
-        of = f" of {num_columns} columns" if self.is_growing else ""
+        of = f" of {num_columns} columns" if self.most else ""
         self.told.append(f"{setup}{of} {1000 * found.round_s:.3g}")
         if found.round_s / num_columns >= MARGIN * self._found.round_s / num_before:
             return False
         self.best, self._found = setup, found
         return True
 
-    def widen(self, num_envs: int, most: int) -> int:
+    def widen(self, num_envs: int) -> int:
         """Try ever more columns while they pay; how many there may be now."""
-        settings, device = self.settings, self.best.device
+        settings, device, most = self.settings, self.best.device, self.most
         while num_envs < most and self._found.round_s < SHORT_ROUND_S:
             num_envs = min(2 * num_envs, most)
             wider = make_setup(

@@ -16,13 +16,7 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import Counters
-from impala_async.wire.connections import (
-    CLAIMED_MUCH,
-    DOES_NOT_READ,
-    REPLACED,
-    SAID_HELLO,
-    SENT_TOO_MANY_FRAMES,
-)
+from impala_async.wire import connections
 from impala_async.wire.messages import (
     MAX_HEADER_BYTES,
     Data,
@@ -76,7 +70,7 @@ class Endpoint:
     def say(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
             if answer.replaces:
-                self.connections.cut(answer.replaces, REPLACED)
+                self.connections.cut(answer.replaces, connections.REPLACED)
             if not self.send(answer.route, answer.frames) and answer.instead:
                 self.send(answer.route, answer.instead)
 
@@ -87,7 +81,7 @@ class Endpoint:
         if not was_sent:
             self.counters.add("wire/unroutable")
             if self.router.num_unsent[route] >= MAX_IN_VAIN:
-                self.connections.cut(route, DOES_NOT_READ)
+                self.connections.cut(route, connections.DOES_NOT_READ)
         self.look_again()
         return was_sent
 
@@ -101,7 +95,7 @@ class Endpoint:
         """End the connections over which too much comes, or nothing leaves for so long; whether
         the next look should be soon."""
         for route in self.router.find_stuck(patience_s):
-            self.connections.cut(route, DOES_NOT_READ)
+            self.connections.cut(route, connections.DOES_NOT_READ)
         return self.connections.look(allowances)
 
     def look_again(self) -> None:
@@ -138,13 +132,13 @@ class Endpoint:
         message = None
         try:
             if len(route) > MAX_ROUTE_BYTES:
-                self._turn_out(route, CLAIMED_MUCH)
+                self._turn_out(route, connections.CLAIMED_MUCH)
                 return
             message = self._read_header(header, size)
             if isinstance(message, Hello):
                 self.hellos[route] += 1
             if self.hellos[route] > MAX_HELLOS:
-                self._turn_out(route, SAID_HELLO)
+                self._turn_out(route, connections.SAID_HELLO)
             else:
                 self.say(self.hear(route, message, self.router, time.monotonic()))
         except ProtocolError as error:
@@ -158,7 +152,7 @@ class Endpoint:
             self.send(route, [pack(refusal)])
         finally:
             if not self._discard():
-                self._turn_out(route, SENT_TOO_MANY_FRAMES)
+                self._turn_out(route, connections.SENT_TOO_MANY_FRAMES)
 
     def _turn_out(self, route: bytes, why: str) -> None:
         """End the connection of a peer that is there to be told so: where it has hung up with its
