@@ -6,17 +6,8 @@ import pytest
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
+from impala_async.wire import messages as wire
 from impala_async.wire import session
-from impala_async.wire.messages import (
-    MAX_TEXT_BYTES,
-    MAX_VERDICTS,
-    REJECT_CODES,
-    VERDICTS,
-    Reject,
-    pack,
-    plain,
-    unpack,
-)
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import (
     MAX_OVER_ONE_CONNECTION,
@@ -42,7 +33,7 @@ from tests.wire.tables import (
 def refusal_of(table, actor, **changes):
     """The code and the rest of it."""
     answer = table.hello(hello_of(actor, **changes), b"route", 0.0)
-    return REJECT_CODES[answer.code], answer.text, answer.retry_after_s
+    return wire.REJECT_CODES[answer.code], answer.text, answer.retry_after_s
 
 
 def work(table, actor, now=0.0):
@@ -116,10 +107,10 @@ def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_ze
 
 @pytest.mark.parametrize("text", ["a\ud800b", "é" * 2000, "x" * 5000, "\ud800" * 3000])
 def test_any_text_can_be_a_refusal(text):
-    answer = unpack(pack(reject("mismatch", text)))
-    assert len(answer.text.encode()) <= MAX_TEXT_BYTES
-    assert answer.text[:1] == plain(text[0])[:1]
-    assert reject("full", "as it is", 5.0) == Reject(1, "as it is", 5.0)
+    answer = wire.unpack(wire.pack(reject("mismatch", text)))
+    assert len(answer.text.encode()) <= wire.MAX_TEXT_BYTES
+    assert answer.text[:1] == wire.plain(text[0])[:1]
+    assert reject("full", "as it is", 5.0) == wire.Reject(1, "as it is", 5.0)
 
 
 # -------------------- leases
@@ -184,14 +175,14 @@ def test_a_refusal_settles_and_is_told_once_and_no_more_than_fit(table):
     table.deal(4, now=0.0)
     assert send(table, peer, 0, Version(3, 1)) == "stale"
     grant = peer.grant(NOW)
-    assert (grant.settled, grant.verdicts) == (1, [[0, VERDICTS.index("stale")]])
+    assert (grant.settled, grant.verdicts) == (1, [[0, wire.VERDICTS.index("stale")]])
     assert (grant.session, grant.epoch, grant.update) == (peer.session, *NOW)
     assert peer.grant(NOW).verdicts == []
-    for seq in range(MAX_VERDICTS + 5):
+    for seq in range(wire.MAX_VERDICTS + 5):
         table.settle(peer, seq, "invalid")
     grant = peer.grant(NOW)
-    assert (len(grant.verdicts), grant.settled) == (MAX_VERDICTS, MAX_VERDICTS + 5)
-    assert unpack(pack(grant)) == grant
+    assert (len(grant.verdicts), grant.settled) == (wire.MAX_VERDICTS, wire.MAX_VERDICTS + 5)
+    assert wire.unpack(wire.pack(grant)) == grant
 
 
 # -------------------- ranks

@@ -17,16 +17,7 @@ from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import Counters
 from impala_async.wire import connections
-from impala_async.wire.messages import (
-    MAX_HEADER_BYTES,
-    Data,
-    Frame,
-    Hello,
-    Message,
-    Spec,
-    pack,
-    unpack,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 
@@ -53,7 +44,7 @@ class Endpoint:
     router: Router
     counters: Counters
     """They are of WIRE_COUNTS, and others may share them."""
-    hear: Callable[[bytes, Message, Router, float], Iterable[Answer]]
+    hear: Callable[[bytes, wire.Message, Router, float], Iterable[Answer]]
     """Answers a message of a route, whose further frames the router has."""
     after: Callable[[], None] = lambda: None
     """Runs once a burst."""
@@ -74,7 +65,7 @@ class Endpoint:
             if not self.send(answer.route, answer.frames) and answer.instead:
                 self.send(answer.route, answer.instead)
 
-    def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
+    def send(self, route: bytes, frames: Sequence[wire.Frame]) -> bool:
         if not self._is_open:
             return False
         was_sent = self.router.send(route, frames)
@@ -135,7 +126,7 @@ class Endpoint:
                 self._turn_out(route, connections.CLAIMED_MUCH)
                 return
             message = self._read_header(header, size)
-            if isinstance(message, Hello):
+            if isinstance(message, wire.Hello):
                 self.hellos[route] += 1
             if self.hellos[route] > MAX_HELLOS:
                 self._turn_out(route, connections.SAID_HELLO)
@@ -147,9 +138,9 @@ class Endpoint:
                 refusal = reject("hello_again", "this session is over", 0.0)
             else:
                 # This port was dialled for the other one, or the actor is of another version.
-                code = "wrong_port" if isinstance(message, Hello) else "bad_message"
+                code = "wrong_port" if isinstance(message, wire.Hello) else "bad_message"
                 refusal = reject(code, f"{error.reason}: {str(error)[:MAX_QUOTED]}")
-            self.send(route, [pack(refusal)])
+            self.send(route, [wire.pack(refusal)])
         finally:
             if not self._discard():
                 self._turn_out(route, connections.SENT_TOO_MANY_FRAMES)
@@ -158,14 +149,14 @@ class Endpoint:
         """End the connection of a peer that is there to be told so: where it has hung up with its
         messages waiting, the descriptor that they name may be its successor's."""
         self.router.has_input()  # ZeroMQ takes in who went.
-        if self.send(route, [pack(reject("bad_message", why))]):
+        if self.send(route, [wire.pack(reject("bad_message", why))]):
             self.connections.cut(route, why)
 
-    def _read_header(self, header: memoryview, size: int) -> Message:
-        message = unpack(header) if size == len(header) else None
-        is_inline = isinstance(message, Data) and message.body is not None
-        if message is None or (size > MAX_HEADER_BYTES and not is_inline):
+    def _read_header(self, header: memoryview, size: int) -> wire.Message:
+        message = wire.unpack(header) if size == len(header) else None
+        is_inline = isinstance(message, wire.Data) and message.body is not None
+        if message is None or (size > wire.MAX_HEADER_BYTES and not is_inline):
             raise ProtocolError("oversized_header", f"a header of {size} bytes")
-        if self.router.has_more_frames and not isinstance(message, Data | Spec):
+        if self.router.has_more_frames and not isinstance(message, wire.Data | wire.Spec):
             raise ProtocolError("wrong_frame_count", "more frames than this message has")
         return message
