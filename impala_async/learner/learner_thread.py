@@ -13,14 +13,7 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
-from impala_async.learner.handoff import (
-    NOT_FINITE,
-    Captured,
-    Channels,
-    ClosedError,
-    LearnerReport,
-    Progress,
-)
+from impala_async.learner import handoff
 from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
@@ -50,8 +43,8 @@ class LearnerThread:
     loader: HostLoader
     section: LearnerSection
     stop: StopSection
-    progress: Progress
-    channels: Channels
+    progress: handoff.Progress
+    channels: handoff.Channels
     device: torch.device
     is_lockstep: bool
 
@@ -93,7 +86,7 @@ class LearnerThread:
                     channels.reports.post(self._report())
                 if self._is_between_updates and channels.is_capture_due.is_set():
                     channels.is_capture_due.clear()
-                    channels.captures.post(Captured(self.progress, self.step.capture()))
+                    channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
                 if self._is_over():
                     break
                 self._take_turn()
@@ -106,7 +99,7 @@ class LearnerThread:
             loaded.drop(loaded.alive_B.copy(), "shutdown")
             channels.settlements.post(loaded.settle(self.section.num_passes))
         channels.reports.post(self._report())
-        channels.captures.post(Captured(self.progress, self.step.capture()))
+        channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
 
     def _take_turn(self) -> None:
         draw = self._draw()
@@ -132,8 +125,8 @@ class LearnerThread:
         started_s, copies_s = time.perf_counter(), self.loader.load_wait_timer.total_s
         try:
             draw = self._ring.get()
-        except (ClosedError, queue.Empty) as error:
-            draw, self._is_closed = None, isinstance(error, ClosedError)
+        except (handoff.ClosedError, queue.Empty) as error:
+            draw, self._is_closed = None, isinstance(error, handoff.ClosedError)
         self._waited_s += time.perf_counter() - started_s
         if draw is None:
             if self._starved_at is None and self._waited_s >= self.section.starved_after_s:
@@ -213,8 +206,8 @@ class LearnerThread:
 
     def _give_up(self, why: str) -> None:
         logger.error("%s", why)
-        self._stop_reason = NOT_FINITE
-        self.channels.stops.post(NOT_FINITE)
+        self._stop_reason = handoff.NOT_FINITE
+        self.channels.stops.post(handoff.NOT_FINITE)
 
     def _publish(self) -> None:
         weights = self.snapshot.take(self.progress.version)
@@ -246,7 +239,7 @@ class LearnerThread:
                     self.channels.stops.post(name)
         return self._is_closed or self._stop_reason is not None
 
-    def _report(self) -> LearnerReport:
+    def _report(self) -> handoff.LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
         metrics: dict[str, object] = {
             "learner/starved_total_s": self._starved_total_s + starved_s,
@@ -265,4 +258,6 @@ class LearnerThread:
             **self._stats,
         }
         lags = self._lag_histogram.tolist()
-        return LearnerReport(self.progress, self._starved_at, self._first_update, metrics, lags)
+        return handoff.LearnerReport(
+            self.progress, self._starved_at, self._first_update, metrics, lags
+        )

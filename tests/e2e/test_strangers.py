@@ -15,9 +15,9 @@ import zmq
 
 from impala_async.config.run import RunConfig
 from impala_async.policy import build_policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.wire import messages as wire
 from impala_async.wire.sockets import Dealer, Router, new_context
+from tests.columns import flat_schema
 from tests.e2e.harness import CARTPOLE, ENDLESS, identities_hold, module, wait_until
 from tests.learner.columns import planes_of
 from tests.wire import raw_peer
@@ -37,11 +37,7 @@ def test_a_learner_s_sockets_have_no_heartbeats_of_their_own():
     context.term()
 
 
-SCHEMA = Schema(
-    ObsSpec((ArraySpec("", (4,), "float32"),)),
-    ActionSpec((ActionPart("", "discrete", (2,)),)),
-    50,
-)
+SCHEMA = flat_schema(4, 2, 50)
 ROUND_S = 0.25
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from impala_async.schema import ArraySpec
-from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights, WeightsLayout
 from impala_async.wire import messages as wire
+from tests.columns import Planes
 from tests.learner.columns import small_schema
 
 ACTOR, RUN, SESSION, NONCE = (bytes(range(first, first + 16)) for first in (0xA0, 0xB0, 0xC0, 0xD0))
@@ -48,16 +48,16 @@ def session():
 
 def data_frames():
     """An episode ends in row 0; row 1 shows its last observation; row 2 begins the next one."""
-    obs = np.zeros((1, SCHEMA.layout.obs_bytes), np.uint8)
-    small = np.zeros((1, SCHEMA.layout.small_bytes), np.uint8)
-    columns = columns_over(SCHEMA, obs, small)
+    planes = Planes(SCHEMA, 1)
+    columns = planes.columns
     columns.obs[""][0] = [[0.5, 1], [0.25, 2], [8, 3], [16, 4]]
     columns.log_probs_CT[0] = [-1, 0, -0.5]
     columns.rewards_CT[0] = [1.5, 0, 2]
     columns.actions[""][0] = [2, 0, 1]
     columns.terminated_CT[0] = [True, False, False]
     columns.mask_CT[0] = [True, False, True]
-    return wire.encode_data(wire.Data(SESSION, 0, 1, 0, 3, 1, 0, 0, None), obs, small, EPISODES)
+    data = wire.Data(SESSION, 0, 1, 0, 3, 1, 0, 0, None)
+    return wire.encode_data(data, planes.obs, planes.small, EPISODES)
 
 
 def example_text():

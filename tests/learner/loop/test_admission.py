@@ -12,8 +12,8 @@ from impala_async.learner.loop.endpoint import BAD_REASONS
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
 from impala_async.wire import messages as wire
-from tests.columns import find_fault
-from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
+from tests.columns import Planes, find_fault
+from tests.learner.columns import big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import LAYOUT
 from tests.learner.pure_learner import HandActor, PureLearner
 
