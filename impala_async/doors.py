@@ -107,9 +107,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     change = "change one setting; may be repeated (config.json in a run folder has them all)"
     add_common_flags(parser, change, "the run folder")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
-    )
+    told = "continue the run in --run-dir from its checkpoint"
+    parser.add_argument("--resume", action="store_true", help=told)
     parser.add_argument(
         "--record",
         type=typed_path,
@@ -160,12 +159,11 @@ def learner_url(where: str, within_s: float) -> str:
         return where
     path = Path(where) / "service.json"
     give_up_at = time.monotonic() + within_s
+    silent = f"{where}: no learner has said there where it listens"
     with told_of(f"waiting for a learner to say in {where} where it listens", logger.info):
         while (service := find_object(path)) is None:
             if time.monotonic() > give_up_at:
-                raise errors.UnreachableError(
-                    f"{where}: no learner has said there where it listens"
-                )
+                raise errors.UnreachableError(silent)
             time.sleep(POLL_S)
     url = str(service.get("data_url"))
     _check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")

@@ -107,9 +107,8 @@ def find_learner(
         elif isinstance(message, wire.Welcome):
             log.warning(OUTDATED, message.epoch, handshake.hello.epoch)
     if handshake.refusal:
-        raise UnreachableError(
-            f"the learner at {url} refused us for {within_s:g} s: {handshake.refusal}"
-        )
+        told = f"the learner at {url} refused us for {within_s:g} s: {handshake.refusal}"
+        raise UnreachableError(told)
     raise UnreachableError(
         f"no learner answered at {url} within {within_s:g} s: {why()}; is it running, and "
         "is this the address that it printed?"

@@ -112,9 +112,8 @@ class Link:
         pulls.name(self._wanted)
         timers = dict(self.timers)
         if pulls.is_beat_due(now, timers):
-            if socket.greet(
-                [wire.pack(wire.Heartbeat(self.welcome.session, {**timers, **hang_now()}))]
-            ):
+            beat = wire.Heartbeat(self.welcome.session, {**timers, **hang_now()})
+            if socket.greet([wire.pack(beat)]):
                 pulls.said_beat(now, timers)
             else:
                 pulls.next_beat = now + CONNECT_POLL_S

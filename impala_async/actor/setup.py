@@ -242,9 +242,8 @@ class Trials:
         settings, device, most = self.settings, self.best.device, self.most
         while num_envs < most and self._found.round_s < SHORT_ROUND_S:
             num_envs = min(2 * num_envs, most)
-            wider = make_setup(
-                settings.actor, settings.env, num_envs, settings.policies, self.look_up
-            )
+            of = settings.env, num_envs, settings.policies, self.look_up
+            wider = make_setup(settings.actor, *of)
             self.opened.append(wider.envs)
             before = self.best.envs
             if not self.enter(wider._replace(device=device)):

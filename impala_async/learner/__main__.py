@@ -67,9 +67,8 @@ def _serve(
 
     console = doors.start_logging()
     with ExitStack() as stack:
-        starting.enter_context(
-            doors.start_told_of("torch is loaded, the environment tried, the learner built")
-        )
+        what = "torch is loaded, the environment tried, the learner built"
+        starting.enter_context(doors.start_told_of(what))
         starting.enter_context(_within_limits())
         recorder = None
         if args.record is not None:

@@ -257,7 +257,5 @@ class LearnerThread:
             **self._queue_size.stats(),
             **self._stats,
         }
-        lags = self._lag_histogram.tolist()
-        return handoff.LearnerReport(
-            self.progress, self._starved_at, self._first_update, metrics, lags
-        )
+        lags, first = self._lag_histogram.tolist(), self._first_update
+        return handoff.LearnerReport(self.progress, self._starved_at, first, metrics, lags)

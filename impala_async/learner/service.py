@@ -295,7 +295,8 @@ class LearnerService:
             with told_of("ending: waiting for the last updates", logger.info):
                 await self._end_threads(self._loader)
         report = self._reporter.report()
-        if reason in StopSection.model_fields:
+        is_goal = reason in StopSection.model_fields
+        if is_goal:
             # Nobody need wait for our disk. Who is to come back must not look for us before.
             await self._server.say_bye("finished", GOODBYE_S)
         self._watchdog.end_begins(SAVE_WITHIN_S)
@@ -310,9 +311,7 @@ class LearnerService:
             with told_of("ending: waiting for the recording to be written", logger.info):
                 await self._recorder.finish(reason, self._reading.progress.update, digests)
         # Who builds its environments has not heard it yet, and the last word holds.
-        await self._server.say_bye(
-            "finished" if reason in StopSection.model_fields else "restarting", GOODBYE_S
-        )
+        await self._server.say_bye("finished" if is_goal else "restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
         if reason != handoff.NOT_FINITE and (not is_saved or self._folder.is_gone()):
             reason = UNSAVED

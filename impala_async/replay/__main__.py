@@ -40,9 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with the recorded versions, for the same weights to the last bit",
     )
     parser.add_argument("--loop", action="store_true", help="again and again, until Ctrl-C")
-    doors.add_common_flags(
-        parser, "change a recorded setting of the learner; may be repeated", "its run folder"
-    )
+    change = "change a recorded setting of the learner; may be repeated"
+    doors.add_common_flags(parser, change, "its run folder")
     args = parser.parse_args(argv)
     return doors.run_door(lambda: _replay(args))
 

@@ -181,12 +181,7 @@ class ActorSide(Generic[Item]):
         return Handshake(hello, now)
 
     def accept(
-        self,
-        welcome: wire.Welcome,
-        now: float,
-        *,
-        max_lag: int = 0,
-        lockstep_lag: int | None = None,
+        self, welcome: wire.Welcome, now: float, max_lag: int = 0, lockstep_lag: int | None = None
     ) -> bool:
         """A session begins, without credit. False if of another run, which drops what was held."""
         is_same_run = self.run_id in (NO_RUN, welcome.run_id)
@@ -275,9 +270,8 @@ class ActorSide(Generic[Item]):
         if not self.has_session:
             return None
         self.has_session = False
-        return wire.Bye(
-            self.session, wire.BYE_REASONS.index("leaving"), wire.plain(why)[: wire.MAX_WHY]
-        )
+        reason = wire.BYE_REASONS.index("leaving")
+        return wire.Bye(self.session, reason, wire.plain(why)[: wire.MAX_WHY])
 
     def put(self, item: Item) -> bool:
         """Take a finished trajectory; False if in lockstep its batch was of a session before."""

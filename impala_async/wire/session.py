@@ -178,9 +178,8 @@ class SessionTable:
         expired = [peer for peer in self if now - peer.last_heard > self.lease_s]
         for peer in expired:
             self.end(peer)
-        self._asked = {
-            route: asked for route, asked in self._asked.items() if any(map(self.peer_of, asked))
-        }
+        asked = self._asked.items()
+        self._asked = {route: each for route, each in asked if any(map(self.peer_of, each))}
         gone = [peer for peer in self._known.values() if self.peer_of(peer.session) is None]
         num_too_many = len(gone) - MAX_GONE
         for number, peer in enumerate(gone):

@@ -56,9 +56,8 @@ class Receiver:
         if data.body is not None:
             if data.codec != wire.PLAIN:
                 raise ProtocolError("wrong_size", "a body that is inline is never compressed")
-            obs[:], small = (
-                np.frombuffer(p, np.uint8) for p in wire.split_inline(data.body, sizes)
-            )
+            parts = wire.split_inline(data.body, sizes)
+            obs[:], small = (np.frombuffer(part, np.uint8) for part in parts)
         elif data.codec == wire.ZSTD:
             packed = self._packed.data[: sizes.obs]
             wire.decompress_into(obs.data, packed[: _receive(rest, packed, is_whole=False)])
