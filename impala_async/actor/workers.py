@@ -251,9 +251,8 @@ class WorkerEnvs:
         nums_columns = (num_columns for *_, num_columns in spaces)
         *firsts, self.num_envs = accumulate(nums_columns, initial=0)
         try:
-            self._shared = env_worker.SharedColumns.over(
-                memory, self.obs_spec, self.action_spec, self.num_envs
-            )
+            specs = self.obs_spec, self.action_spec
+            self._shared = env_worker.SharedColumns.over(memory, *specs, self.num_envs)
         except OSError as error:  # to the kernel it is a file, which `ulimit -f` limits
             why = f"the memory that {len(self._workers)} env workers share cannot be had"
             raise EnvError(f"{why}: {error.strerror}", is_death=True) from None

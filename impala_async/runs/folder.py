@@ -121,7 +121,6 @@ class RunFolder:
     def write_settings(self, config: RunConfig, name: str = "config.json", **more: str) -> Path:
         content = {**more, "config": config.model_dump(mode="json", by_alias=True)}
         with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
             return self.write_json(name, content, mode=PRIVATE)
 
     def let_go(self) -> None:
