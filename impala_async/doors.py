@@ -20,16 +20,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from impala_async import __version__
-from impala_async.errors import (
-    ConfigError,
-    EnvHangsError,
-    Exit,
-    ImpalaAsyncError,
-    RunOver,
-    UnreachableError,
-    how_it_ended,
-)
+from impala_async import __version__, errors
 from impala_async.files import find_object
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
@@ -116,9 +107,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     change = "change one setting; may be repeated (config.json in a run folder has them all)"
     add_common_flags(parser, change, "the run folder")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue the run in --run-dir from its checkpoint"
-    )
+    told = "continue the run in --run-dir from its checkpoint"
+    parser.add_argument("--resume", action="store_true", help=told)
     parser.add_argument(
         "--record",
         type=typed_path,
@@ -160,7 +150,7 @@ def _check_address(url: str, wants: str) -> None:
     # A learner may listen everywhere, and nobody can dial that.
     if like != url or "*" in url:
         hint = f"; did you mean {like}?" if like and "*" not in like else ""
-        raise ConfigError(f"{wants}, got {url[:200]!r}{hint}")
+        raise errors.ConfigError(f"{wants}, got {url[:200]!r}{hint}")
 
 
 def learner_url(where: str, within_s: float) -> str:
@@ -169,10 +159,11 @@ def learner_url(where: str, within_s: float) -> str:
         return where
     path = Path(where) / "service.json"
     give_up_at = time.monotonic() + within_s
+    silent = f"{where}: no learner has said there where it listens"
     with told_of(f"waiting for a learner to say in {where} where it listens", logger.info):
         while (service := find_object(path)) is None:
             if time.monotonic() > give_up_at:
-                raise UnreachableError(f"{where}: no learner has said there where it listens")
+                raise errors.UnreachableError(silent)
             time.sleep(POLL_S)
     url = str(service.get("data_url"))
     _check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
@@ -207,9 +198,9 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         folder.check_new()
         return config, folder
     if args.config is not None:
-        raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
+        raise errors.ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     if args.run_dir is None:
-        raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
+        raise errors.ConfigError("--resume needs --run-dir, the folder of the run to continue")
     folder = RunFolder(args.run_dir)
     folder.check_resumable()
     before = _fixed(folder.load_config())
@@ -221,7 +212,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         if value != before[key]
     ]
     if changed:
-        raise ConfigError("\n".join(changed))
+        raise errors.ConfigError("\n".join(changed))
     summary = folder.read_json("summary.json") or {}
     if summary.get("exit_reason") != UNSAVED:
         check_not_over(config, summary)
@@ -243,7 +234,7 @@ def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
     for key, done in REACHED.items():
         limit, made = getattr(config.stop, key), summary.get(done)
         if limit is not None and isinstance(made, int | float) and made >= limit:
-            raise RunOver(
+            raise errors.RunOver(
                 f"the run is over: stop.{key} is {limit:,.12g}, and it came to {made:,.12g}; to go "
                 "on set more or none of it by --set, a later end of its schedules "
                 "(algorithm.schedule_env_steps) if they have come to theirs, or evaluate the run"
@@ -272,7 +263,7 @@ def tell_death(code: int, folder: "RunFolder", door: str) -> None:
     resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
     lost = "what it trained since its last checkpoint is lost"
     go_on = f"; {lost}; to go on: {resume}" if folder.exists() else ""
-    logger.error("the learner %s%s", how_it_ended(code), go_on)
+    logger.error("the learner %s%s", errors.how_it_ended(code), go_on)
 
 
 def start_told_of(
@@ -293,28 +284,28 @@ def run_door(body: Callable[[], int]) -> int:
                 stream.reconfigure(errors="backslashreplace")
         with quit_at_once():
             code = body()
-    except ImpalaAsyncError as error:
+    except errors.ImpalaAsyncError as error:
         code = error.exit_code
         # An environment that hangs is no bug of ours, and its stack was told.
-        if code == Exit.BUG and not isinstance(error, EnvHangsError):
+        if code == errors.Exit.BUG and not isinstance(error, errors.EnvHangsError):
             said = traceback.format_exc()
-        prefix = "" if code == Exit.DONE else "error: "
+        prefix = "" if code == errors.Exit.DONE else "error: "
         said += "".join(f"{prefix}{line}\n" for line in str(error).splitlines())
     except KeyboardInterrupt as error:
         said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:
-        said, code = f"{traceback.format_exc()}{OUR_BUG}", Exit.BUG
+        said, code = f"{traceback.format_exc()}{OUR_BUG}", errors.Exit.BUG
         is_scarce = isinstance(error, MemoryError) or getattr(error, "errno", None) in SCARCE
         # A fork that is refused; a descriptor that is not ready would be a bug of ours.
         is_scarce |= isinstance(error, BlockingIOError) and "_execute_child" in said
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
-            said, code = "", Exit.DONE
+            said, code = "", errors.Exit.DONE
         elif is_scarce or str(error) == "can't start new thread":
-            said, code = f"error: {str(error) or 'no memory is left'}\n", Exit.TRY_AGAIN
+            said, code = f"error: {str(error) or 'no memory is left'}\n", errors.Exit.TRY_AGAIN
         elif isinstance(error, ImportError) and "impala_async" not in str(error):
             # A user's own code has said so before. Under a small ulimit -v torch fails like this.
             said = f"error: a package that this needs cannot be loaded: {one_line(error)}\n"
-            code = Exit.CONFIG
+            code = errors.Exit.CONFIG
     with suppress(OSError):
         sys.stderr.write(said)
     flush_output()

@@ -35,25 +35,24 @@ def how_it_ended(code: int) -> str:
 
 
 class ImpalaAsyncError(Exception):
-    """A bug of ours, unless a class below says otherwise."""
+    """A bug of ours, unless a class below says otherwise, by the exit code that it has."""
 
     exit_code = Exit.BUG
 
+    def __init_subclass__(cls, code: Exit | None = None) -> None:
+        cls.exit_code = cls.exit_code if code is None else code
 
-class ConfigError(ImpalaAsyncError):
+
+class ConfigError(ImpalaAsyncError, code=Exit.CONFIG):
     """It names the field, what it got and what it wants."""
-
-    exit_code = Exit.CONFIG
 
 
 class SpacesError(ConfigError):
     """Nothing can be built for the spaces. A learner refuses an actor that told of them."""
 
 
-class EnvError(ImpalaAsyncError):
+class EnvError(ImpalaAsyncError, code=Exit.CONFIG):
     """The environment cannot be made, or broke its contract; `is_death`: its process has died."""
-
-    exit_code = Exit.CONFIG
 
     def __init__(self, text: str = "", *, is_death: bool = False) -> None:
         super().__init__(text)
@@ -64,22 +63,16 @@ class EnvHangsError(ImpalaAsyncError):
     """A call of the environment took longer than env.step_timeout_s."""
 
 
-class CheckpointError(ImpalaAsyncError):
+class CheckpointError(ImpalaAsyncError, code=Exit.CONFIG):
     """A checkpoint is missing, damaged, or belongs to another run."""
 
-    exit_code = Exit.CONFIG
 
-
-class RecordingError(ImpalaAsyncError):
+class RecordingError(ImpalaAsyncError, code=Exit.CONFIG):
     """A recording is missing, damaged, or cannot be played as asked."""
 
-    exit_code = Exit.CONFIG
 
-
-class RunOver(ImpalaAsyncError):
+class RunOver(ImpalaAsyncError, code=Exit.DONE):
     """A run that is to be resumed has reached its end already."""
-
-    exit_code = Exit.DONE
 
 
 class ProtocolError(ImpalaAsyncError):
@@ -90,22 +83,16 @@ class ProtocolError(ImpalaAsyncError):
         self.reason = reason
 
 
-class MismatchError(ImpalaAsyncError):
+class MismatchError(ImpalaAsyncError, code=Exit.MISMATCH):
     """This actor does not fit this learner: do not retry."""
 
-    exit_code = Exit.MISMATCH
 
-
-class NotAllowedError(ImpalaAsyncError):
+class NotAllowedError(ImpalaAsyncError, code=Exit.NOT_ALLOWED):
     """The learner does not admit this actor."""
 
-    exit_code = Exit.NOT_ALLOWED
 
-
-class UnreachableError(ImpalaAsyncError):
+class UnreachableError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
     """No learner answered in time: try again later."""
-
-    exit_code = Exit.TRY_AGAIN
 
 
 class ServiceError(ImpalaAsyncError):

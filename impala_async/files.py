@@ -5,14 +5,16 @@ is one error that names it.
 """
 
 import contextlib
+import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from impala_async.errors import CheckpointError
+from impala_async.errors import CheckpointError, ConfigError
 
 PUBLIC = 0o666
 MOST_BYTES = 32 << 20
@@ -52,12 +54,20 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A context in which an OSError is told as that of the run folder that a user has named."""
+    try:
+        yield
+    except OSError as error:
+        where, why = error.filename or path, error.strerror or error
+        raise ConfigError(f"--run-dir: cannot write to {where}: {why}") from None
+
+
 def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
     """The content of a small file, None if there is none; raises CheckpointError."""
     try:
-        with open(path, "rb", opener=open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise _unreadable(path, "it is no regular file")
+        with open(path, "rb", opener=open_regular) as file:
             data = file.read(most + 1)
     except FileNotFoundError:
         return None
@@ -87,9 +97,13 @@ def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None
     return content
 
 
-def open_at_once(path: str, flags: int) -> int:
+def open_regular(path: str, flags: int) -> int:
     """An opener for `open`, which would otherwise wait until somebody writes to a pipe."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def _number(kind: type[int | float], most: float, text: str) -> float:

@@ -4,6 +4,8 @@ A terminal that is stopped by Ctrl-S, a pager, or a line that stalls makes a wri
 read, and every thread that logs waits with it. So a thread of its own writes to such a stream.
 """
 
+import logging
+import math
 import os
 import queue
 import select
@@ -135,6 +137,21 @@ class Wait:
         if waited_s >= self._due_s:
             self._due_s = waited_s + EVERY_S
             self.tell(what(waited_s))
+
+
+class SeldomLog(logging.LoggerAdapter[logging.Logger]):
+    """Says of each kind of line, which is its text before any arguments, one in `EVERY_S`."""
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logger)
+        self._clock = clock
+        self._said_at: dict[object, float] = {}
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        now = self._clock()
+        if now - self._said_at.get(msg, -math.inf) >= EVERY_S:
+            self._said_at[msg] = now
+            self.logger.log(level, msg, *args, **kwargs)
 
 
 @contextmanager

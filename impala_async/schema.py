@@ -70,7 +70,7 @@ class ColumnLayout:
         for flag in ("terminated", "truncated", "mask"):
             self._place("small", flag, rows, "bool")
         self.obs_bytes, self.small_bytes = (
-            _aligned(end, COLUMN_ALIGNMENT) for end in self._ends.values()
+            aligned(end, COLUMN_ALIGNMENT) for end in self._ends.values()
         )
         self.column_bytes = self.obs_bytes + self.small_bytes
 
@@ -85,12 +85,12 @@ class ColumnLayout:
         return views
 
     def _place(self, plane: Plane, name: str, shape: tuple[int, ...], dtype: str) -> None:
-        start = _aligned(self._ends[plane], LEAF_ALIGNMENT)
+        start = aligned(self._ends[plane], LEAF_ALIGNMENT)
         self._ends[plane] = start + math.prod(shape) * np.dtype(dtype).itemsize
         self.leaves[name] = Leaf(plane, slice(start, self._ends[plane]), shape, dtype)
 
 
-def _aligned(size: int, alignment: int) -> int:
+def aligned(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 

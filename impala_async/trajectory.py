@@ -213,7 +213,6 @@ def _find_illegal(schema: Schema, obs: Bytes2D, small: Bytes2D) -> Fault | None:
     firsts = np.cumsum([0, *sizes[:-1]])
     is_legal_CT = np.take_along_axis(legal_CTP, np.concatenate(chosen, -1) + firsts, -1).all(-1)
     if (columns.mask_CT & ~is_legal_CT).any():
-        return Fault(
-            "invalid", f"an action is chosen that {legal!r} forbids, or where none is legal"
-        )
+        what = f"an action is chosen that {legal!r} forbids, or where none is legal"
+        return Fault("invalid", what)
     return None

@@ -40,7 +40,6 @@ class WeightsLayout:
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
-        """The dtype of each array in the flat buffer."""
         return tuple(BFLOAT16 if each.name in self.rounded else each.dtype for each in self.arrays)
 
     def to_json(self) -> bytes:

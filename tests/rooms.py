@@ -5,35 +5,25 @@ The ground is left out: everybody may import it, and nearly everybody does.
 
 from pathlib import Path
 
-from tests.test_house import (
-    GROUND,
-    MIDDLE,
-    PROCESSES,
-    ROOF,
-    ROOMS,
-    UPPER_PROCESSES,
-    WORKSHOP,
-    House,
-    inner_imports,
-)
+from tests import test_house
 
 TITLES = {
-    ROOF: "doors",
-    UPPER_PROCESSES: "over two of them",
-    PROCESSES: "processes",
-    WORKSHOP: "workshop",
-    MIDDLE: "middle",
-    ROOMS: "rooms",
+    test_house.ROOF: "doors",
+    test_house.UPPER_PROCESSES: "over two of them",
+    test_house.PROCESSES: "processes",
+    test_house.WORKSHOP: "workshop",
+    test_house.MIDDLE: "middle",
+    test_house.ROOMS: "rooms",
 }
 
 
 def picture():
     """A Mermaid chart: a box for each room on its floor, an arrow for each import between two."""
-    house = House(Path(__file__).resolve().parents[1])
+    house = test_house.House(Path(__file__).resolve().parents[1])
     arrows = {
         (_name(module), _name(target))
-        for module, target, _ in inner_imports(house)
-        if target.floor != GROUND
+        for module, target, _ in test_house.inner_imports(house)
+        if target.floor != test_house.GROUND
     }
     lines, above = ["```mermaid", "flowchart TD"], set[str]()
     for floor, title in TITLES.items():

@@ -16,21 +16,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from impala_async import __version__, errors, processes
+from impala_async import __version__, doors, errors, processes
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
-from impala_async.doors import (
-    add_run_flags,
-    check_learner,
-    check_run,
-    learner_url,
-    new_parser,
-    packaged_configs,
-    run_door,
-    start_told_of,
-)
 from impala_async.errors import CheckpointError, ConfigError, RunOver, UnreachableError
 from impala_async.output import Wait
 from impala_async.processes import Interrupted
@@ -51,7 +41,7 @@ FLAGS = {
 
 def parse(*flags):
     parser = argparse.ArgumentParser()
-    add_run_flags(parser)
+    doors.add_run_flags(parser)
     return parser.parse_args(flags)
 
 
@@ -126,8 +116,8 @@ def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("mine").mkdir()
     Path("mine/cartpole.toml").touch()
-    parser = new_parser("train", "")
-    add_run_flags(parser)
+    parser = doors.new_parser("train", "")
+    doors.add_run_flags(parser)
     for flags, told in (
         ("--seed 1", "did you mean --set seed=VALUE?"),
         ("--lr 1e-3 --ent-coef=0.1", "did you mean --set algorithm.lr=VALUE?"),
@@ -149,12 +139,12 @@ def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypat
 
 def test_where_a_learner_may_be():
     for url in ("tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"):
-        check_learner(url)
+        doors.check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
     nowhere = ("*:5", "a,b:5", "h;h:5", "_h:5", "é:5", "h", "h:0", "h:65536")
     for url in (*meant, *(f"tcp://{each}" for each in nowhere), "*:5", "ipc://x", ""):
         with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT") as caught:
-            check_learner(url)
+            doors.check_learner(url)
         told = f"; did you mean {meant[url]}?" if url in meant else repr(url)
         assert str(caught.value).endswith(told)
 
@@ -190,7 +180,7 @@ def test_a_door_ends_with_the_code_and_the_words_of_its_error(error, code, last,
     def body():
         raise error from ZeroDivisionError("the cause")
 
-    assert run_door(body) == code
+    assert doors.run_door(body) == code
     said = capsys.readouterr()
     assert said.out == ""
     lines = said.err.splitlines()
@@ -203,7 +193,7 @@ def test_a_door_ends_with_the_code_and_the_words_of_its_error(error, code, last,
 
 def test_a_door_does_not_open_in_another_thread_than_the_main_one(capsys):
     with ThreadPoolExecutor() as pool:
-        assert pool.submit(run_door, lambda: 0).result() == 2
+        assert pool.submit(doors.run_door, lambda: 0).result() == 2
     assert capsys.readouterr().err == (
         "error: a door opens in a main thread, which hears signals: start a process\n"
     )
@@ -216,9 +206,9 @@ def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(monkeypatch, capsys
     reader, writer = os.pipe()
     with open(writer, "w") as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
-        assert run_door(broken) == 70
+        assert doors.run_door(broken) == 70
         os.close(reader)
-        assert run_door(broken) == 0
+        assert doors.run_door(broken) == 0
 
 
 def test_output_that_is_full_does_not_change_the_end(monkeypatch):
@@ -228,7 +218,7 @@ def test_output_that_is_full_does_not_change_the_end(monkeypatch):
 
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
-        assert run_door(say) == 75
+        assert doors.run_door(say) == 75
 
 
 # -------------------- new and resumed runs
@@ -239,11 +229,11 @@ def test_the_command_and_all_configs_are_packaged_and_found_by_name(tmp_path, mo
     assert package["project"]["scripts"] == {"impala-async": "impala_async.__main__:console"}
     build = package["tool"]["hatch"]["build"]
     assert build["targets"]["wheel"]["force-include"] == {"configs": "impala_async/configs"}
-    assert {path.name for path in packaged_configs().values()} == {
+    assert {path.name for path in doors.packaged_configs().values()} == {
         path.name for path in ROOT.glob("configs/*.toml")
     }
     monkeypatch.chdir(tmp_path)
-    assert parse("--config", "cartpole_ppo").config == packaged_configs()["cartpole_ppo"]
+    assert parse("--config", "cartpole_ppo").config == doors.packaged_configs()["cartpole_ppo"]
     Path("cartpole_ppo").touch()
     assert parse("--config", "cartpole_ppo").config == Path("cartpole_ppo")
     for name in ("cartpol", "configs/cartpole.toml"):
@@ -257,12 +247,12 @@ def test_the_command_and_all_configs_are_packaged_and_found_by_name(tmp_path, mo
 
 def test_without_a_config_an_env_gets_generic_settings(tmp_path, monkeypatch):
     args = parse("--set", "env.id=Acrobot-v1", "--run-dir", str(tmp_path / "run"))
-    config, folder = check_run(args)
+    config, folder = doors.check_run(args)
     assert config == RunConfig.model_validate({"env": {"id": "Acrobot-v1"}})
     assert folder.path == tmp_path / "run"
     assert not folder.path.exists()
-    config, folder = check_run(parse("--config", "cartpole", "--set", "seed=7"))
-    assert config == load_config(packaged_configs()["cartpole"], ["seed=7"])
+    config, folder = doors.check_run(parse("--config", "cartpole", "--set", "seed=7"))
+    assert config == load_config(doors.packaged_configs()["cartpole"], ["seed=7"])
     assert folder.path.parent == Path("runs")
     # A home folder is found behind an equals sign, too.
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -274,7 +264,7 @@ def test_without_a_config_an_env_gets_generic_settings(tmp_path, monkeypatch):
 def run_dir(tmp_path):
     """The folder of a run with a changed seed."""
     folder = RunFolder(tmp_path / "run")
-    folder.begin(load_config(packaged_configs()["cartpole"], ["seed=7"]))
+    folder.begin(load_config(doors.packaged_configs()["cartpole"], ["seed=7"]))
     folder.let_go()
     return folder.path
 
@@ -282,14 +272,14 @@ def run_dir(tmp_path):
 def resume(run_dir, *settings):
     """The settings of a run that goes on with these."""
     sets = [part for setting in settings for part in ("--set", setting)]
-    return check_run(parse("--resume", "--run-dir", str(run_dir), *sets))[0]
+    return doors.check_run(parse("--resume", "--run-dir", str(run_dir), *sets))[0]
 
 
 def test_a_run_is_not_overwritten_and_a_resumed_one_keeps_its_settings_but_for_some(run_dir):
     with pytest.raises(ConfigError, match=r"already holds a run: continue it with --resume"):
-        check_run(parse("--config", "cartpole", "--run-dir", str(run_dir)))
-    assert resume(run_dir) == load_config(packaged_configs()["cartpole"], ["seed=7"])
-    changed = load_config(packaged_configs()["cartpole"], ["seed=7", "stop.env_steps=9"])
+        doors.check_run(parse("--config", "cartpole", "--run-dir", str(run_dir)))
+    assert resume(run_dir) == load_config(doors.packaged_configs()["cartpole"], ["seed=7"])
+    changed = load_config(doors.packaged_configs()["cartpole"], ["seed=7", "stop.env_steps=9"])
     assert resume(run_dir, "stop.env_steps=9") == changed
     (run_dir / "checkpoints").rmdir()
     with pytest.raises(CheckpointError, match="the checkpoints of this run are gone"):
@@ -298,7 +288,7 @@ def test_a_run_is_not_overwritten_and_a_resumed_one_keeps_its_settings_but_for_s
 
 def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path):
     settings = ["env.kwargs={range=[nan, inf], floor=-inf}"]
-    RunFolder(tmp_path / "run").begin(load_config(packaged_configs()["cartpole"], settings))
+    RunFolder(tmp_path / "run").begin(load_config(doors.packaged_configs()["cartpole"], settings))
     resume(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"env\.kwargs: cannot change in a resumed run"):
         resume(tmp_path / "run", "env.kwargs={floor=0.0}")
@@ -314,7 +304,7 @@ def test_all_that_is_wrong_with_a_resumed_run_is_told(run_dir):
     assert told("algorithm.name=appo", "trajectory.rows=3") == both
     assert told("nonsense", "seed=-1", "more") == ["'nonsense'", "'more'", "seed:"]
     with pytest.raises(ConfigError, match="drop --config"):
-        check_run(parse("--resume", "--run-dir", str(run_dir), "--config", "x.toml"))
+        doors.check_run(parse("--resume", "--run-dir", str(run_dir), "--config", "x.toml"))
     with pytest.raises(ConfigError, match=r"did you mean learner\.num_passes"):
         resume(run_dir, "learner.num_pases=2")
 
@@ -339,7 +329,7 @@ def test_a_run_that_is_over_is_resumed_only_for_more(run_dir, reached, says, mor
     told = f"the run is over: {key} is {says}; to go on set more or none of it by --set, a later "
     assert str(over.value).startswith(told)
     resume(run_dir, "stop.mean_return=none", more)
-    assert run_door(lambda: resume(run_dir, reached)) == 0
+    assert doors.run_door(lambda: resume(run_dir, reached)) == 0
     assert capsys.readouterr().err.startswith("the run is over: ")
 
 
@@ -361,23 +351,23 @@ def at_once(monkeypatch):
 
 def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path, at_once, caplog):
     caplog.set_level("INFO")
-    check_learner(str(tmp_path))
+    doors.check_learner(str(tmp_path))
     with pytest.raises(UnreachableError, match="no learner has said there where it listens"):
-        learner_url(str(tmp_path), 0.5)
+        doors.learner_url(str(tmp_path), 0.5)
     assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
     found = []
-    thread = threading.Thread(target=lambda: found.append(learner_url(str(tmp_path), 60.0)))
+    thread = threading.Thread(target=lambda: found.append(doors.learner_url(str(tmp_path), 60.0)))
     thread.start()
     RunFolder(tmp_path).announce("tcp://h:7", "tcp://h:8", 1)
     thread.join(60.0)
-    assert found == ["tcp://h:7"] == [learner_url("tcp://h:7", 0.0)]
+    assert found == ["tcp://h:7"] == [doors.learner_url("tcp://h:7", 0.0)]
 
 
 @pytest.mark.parametrize("said", [None, 5, "/", ".", "tcp://*:5555", "\ud800", "x" * 10_000])
 def test_a_run_folder_that_says_no_address_is_told(said, tmp_path):
     RunFolder(tmp_path).write_json("service.json", {"data_url": said})
     with pytest.raises(ConfigError, match=r"service\.json: data_url: wants tcp://") as caught:
-        learner_url(str(tmp_path), 0.0)
+        doors.learner_url(str(tmp_path), 0.0)
     assert len(str(caught.value)) < 500
 
 
@@ -417,5 +407,5 @@ def test_a_start_is_told_of_by_one_of_us(monkeypatch, at_once, is_ours):
     else:
         monkeypatch.delenv(processes.VARIABLE, raising=False)
     is_told = threading.Event()
-    with start_told_of("torch is loaded", lambda line: is_told.set()):
+    with doors.start_told_of("torch is loaded", lambda line: is_told.set()):
         assert is_told.wait(0.2 if is_ours else 20.0) == (not is_ours)

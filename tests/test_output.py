@@ -1,6 +1,7 @@
 """A terminal or a pipe that nobody reads holds up no writer; waits are told of."""
 
 import io
+import logging
 import os
 import re
 import sys
@@ -11,14 +12,6 @@ import pytest
 
 from impala_async import output
 from impala_async.doors import run_door
-from impala_async.output import (
-    MOST_WAITING,
-    Unhurried,
-    Wait,
-    flush_output,
-    told_of,
-    write_unhurried,
-)
 
 
 @pytest.fixture
@@ -40,7 +33,7 @@ def read_until(reads, end):
 
 def test_all_of_it_comes_in_order(pipe):
     stream, reads = pipe
-    unhurried = Unhurried(stream)
+    unhurried = output.Unhurried(stream)
     lines = [f"line {number}\n" for number in range(100)]
     for line in lines:
         assert unhurried.write(line) == len(line)
@@ -51,9 +44,9 @@ def test_all_of_it_comes_in_order(pipe):
 
 def test_a_reader_that_stops_holds_up_no_writer_and_is_told_how_much_it_missed(pipe):
     stream, reads = pipe
-    unhurried = Unhurried(stream)
+    unhurried = output.Unhurried(stream)
     line = 99 * "x" + "\n"
-    num_lines = 3 * MOST_WAITING
+    num_lines = 3 * output.MOST_WAITING
     before = time.monotonic()
     for _ in range(num_lines):
         unhurried.write(line)
@@ -76,7 +69,7 @@ def test_a_reader_that_is_gone_is_an_error_of_the_next_write(pipe):
     closed = os.dup(reads)
     os.dup2(os.open(os.devnull, os.O_RDONLY), reads)
     os.close(closed)
-    unhurried = Unhurried(stream)
+    unhurried = output.Unhurried(stream)
     unhurried.write("to nobody\n")
     unhurried.drain(2.0)
     with pytest.raises(BrokenPipeError):
@@ -89,20 +82,20 @@ def test_only_what_has_a_reader_is_written_beside(pipe, monkeypatch, tmp_path):
     stream, reads = pipe
     with (tmp_path / "log").open("w") as log:
         monkeypatch.setattr(sys, "stderr", log)
-        write_unhurried()
+        output.write_unhurried()
         assert sys.stderr is log
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(output.os, "register_at_fork", lambda **hooks: None)
-    write_unhurried()
+    output.write_unhurried()
     first = sys.stderr
-    write_unhurried()
+    output.write_unhurried()
     assert sys.stderr is first
     first.write("the end\n")
-    flush_output()
+    output.flush_output()
     assert os.read(reads, 99) == b"the end\n"
     monkeypatch.setattr(sys, "stdout", stream)
-    write_unhurried("stdout")
-    assert isinstance(sys.stdout, Unhurried)
+    output.write_unhurried("stdout")
+    assert isinstance(sys.stdout, output.Unhurried)
     assert any(thread.name == output.WRITER for thread in threading.enumerate())
 
 
@@ -123,12 +116,12 @@ def test_what_an_encoding_does_not_have_is_written_as_an_escape(monkeypatch):
 
 def test_a_wait_is_told_of_after_a_while_and_then_now_and_then():
     told, now = [], 100.0
-    wait = Wait(told.append, clock=lambda: now)
+    wait = output.Wait(told.append, clock=lambda: now)
     for second in range(28):
         now = 100.0 + second
         wait.look(lambda s: f"{s:.0f}")
     assert told == ["3", "13", "23"]
-    earlier = Wait(told.append, after_s=10.0, since=90.0, clock=lambda: 101.0)
+    earlier = output.Wait(told.append, after_s=10.0, since=90.0, clock=lambda: 101.0)
     earlier.look(lambda s: f"{s:.0f} s")
     earlier.look(lambda s: "too soon")
     assert told[3:] == ["11 s"]
@@ -139,5 +132,19 @@ def test_work_is_done_where_nobody_can_tell_of_it(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(KeyError, match="the work"), told_of("working", print):
+    with pytest.raises(KeyError, match="the work"), output.told_of("working", print):
         raise KeyError("the work")
+
+
+def test_of_each_kind_of_line_one_is_said_in_ten_seconds(caplog):
+    caplog.set_level(logging.INFO)
+    now = 100.0
+    log = output.SeldomLog(logging.getLogger("some"), lambda: now)
+    for number in range(3):
+        log.warning("refused: %d", number)
+        log.info("looking")
+    assert caplog.messages == ["refused: 0", "looking"]
+    now += output.EVERY_S
+    log.warning("refused: %d", 7)
+    assert caplog.messages[2:] == ["refused: 7"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]

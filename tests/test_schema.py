@@ -21,6 +21,7 @@ from impala_async.schema import (
     policy_leaf,
     recurrent_state,
 )
+from tests.columns import Planes
 
 SCHEMA = Schema(
     obs=ObsSpec((ArraySpec("image", (3, 5), "uint8"), ArraySpec("speed", (), "float32"))),
@@ -106,15 +107,14 @@ def test_golden_layout():
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_leaves_neither_overlap_nor_leave_their_column(schema, num_columns):
     layout = schema.layout
-    obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
-    small = np.zeros((num_columns, layout.small_bytes), np.uint8)
+    planes = Planes(schema, num_columns)
     assert layout.obs_bytes % 64 == layout.small_bytes % 64 == 0
-    for number, (name, view) in enumerate(layout.views(obs, small).items(), start=1):
+    for number, (name, view) in enumerate(layout.views(planes.obs, planes.small).items(), start=1):
         leaf = layout.leaves[name]
         assert leaf.stretch.start % 8 == 0
         assert (view.shape, view.dtype) == ((num_columns, *leaf.shape), leaf.dtype)
         assert view.flags.aligned
-        plane = obs if leaf.plane == "obs" else small
+        plane = getattr(planes, leaf.plane)
         before = plane.copy()
         assert np.shares_memory(view, plane)
         touched = view.view(np.uint8) if view.ndim > 1 else view[..., None].view(np.uint8)
@@ -299,9 +299,8 @@ def test_a_schema_of_many_faults_is_left_at_the_first():
 
 
 def test_the_largest_number_of_dimensions_has_a_view():
-    layout = Schema.from_json(changed("obs.leaves.0.shape", [1] * 30)).layout
-    obs, small = np.zeros((2, layout.obs_bytes), "u1"), np.zeros((2, layout.small_bytes), "u1")
-    assert layout.views(obs, small)["obs/image"].ndim == 32
+    planes = Planes(Schema.from_json(changed("obs.leaves.0.shape", [1] * 30)), 2)
+    assert planes.columns.obs["image"].ndim == 32
 
 
 @pytest.mark.parametrize("path", WRONG_VALUES)

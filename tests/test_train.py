@@ -200,16 +200,16 @@ def test_the_summary_of_an_earlier_start_is_none(ends, caplog):
     assert "the learner ended with exit code 70" in caplog.text
 
 
-def test_a_summary_that_cannot_be_read_keeps_the_exit_code_of_the_learner(ends, caplog):
-    ends(75, lambda folder: (write_down(folder), Path("here/summary.json").mkdir()))
-    started("--run-dir", "here", code=75)
-    assert f"the learner ended with exit code 75{LOST}" in caplog.text
-
-
-def test_a_learner_that_ended_on_the_spot_while_it_served_is_no_success(ends, caplog):
-    ends(0, lambda folder: (write_down(folder), folder.announce("tcp://a:1", "tcp://a:2", 1)))
-    started("--run-dir", "here", code=2)
-    assert f"the learner ended with exit code 0{LOST}" in caplog.text
+def test_without_a_summary_to_read_a_code_is_kept_but_an_end_on_the_spot_is_no_success(
+    ends, caplog
+):
+    for name, ended, code, leave in (
+        ("unread", 75, 75, lambda folder: Path("unread/summary.json").mkdir()),
+        ("here", 0, 2, lambda folder: folder.announce("tcp://a:1", "tcp://a:2", 1)),
+    ):
+        ends(ended, lambda folder, leave=leave: (write_down(folder), leave(folder)))
+        started("--run-dir", name, code=code)
+        assert f"the learner ended with exit code {ended}{LOST}" in caplog.text
 
 
 @pytest.mark.parametrize("code", [0, 2])

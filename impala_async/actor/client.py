@@ -15,29 +15,17 @@ from typing import Literal
 
 import psutil
 
-from impala_async.actor.joining import SeldomLog, best_urls, find_learner, read, say_goodbye
+from impala_async.actor.joining import best_urls, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config.learner import is_loopback
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError
-from impala_async.output import AFTER_S, EVERY_S
+from impala_async.output import AFTER_S, EVERY_S, SeldomLog
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
+from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import ActorSide
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    PLAIN,
-    VERDICTS,
-    Bye,
-    ByeOk,
-    Data,
-    Grant,
-    Reject,
-    code_of,
-    encode_data,
-    pack,
-)
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.sockets import Context, Dealer
 
@@ -285,9 +273,9 @@ class Client:
         self.side.said_spec(time.monotonic())
         return True
 
-    def _follow(self, message: Grant | Reject | Bye | None) -> None:
-        if isinstance(message, Grant):
-            refused = [VERDICTS[verdict] for _, verdict in message.verdicts]
+    def _follow(self, message: wire.Grant | wire.Reject | wire.Bye | None) -> None:
+        if isinstance(message, wire.Grant):
+            refused = [wire.VERDICTS[verdict] for _, verdict in message.verdicts]
             self.refused.update(refused)
             # Any other refusal is mostly nobody's fault.
             if "nonfinite" in refused:
@@ -299,13 +287,13 @@ class Client:
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)
-        elif isinstance(message, Reject) and code_of(message) == "hello_again":
+        elif isinstance(message, wire.Reject) and wire.code_of(message) == "hello_again":
             self._come_back(f"it says {message.text!r}")
-        elif isinstance(message, Reject):
+        elif isinstance(message, wire.Reject):
             self._log.warning("the learner refused a message: %s", message.text)
-        elif isinstance(message, Bye):
-            self._data.send_last([pack(ByeOk(message.session))])
-            reason = BYE_REASONS[message.reason]
+        elif isinstance(message, wire.Bye):
+            self._data.send_last([wire.pack(wire.ByeOk(message.session))])
+            reason = wire.BYE_REASONS[message.reason]
             self._log.info("the learner says goodbye: %s", reason)
             self.is_finished = reason == "finished"
             if self.is_finished:
@@ -322,10 +310,10 @@ class Client:
         while (next_one := outbox.sendable()) is not None:
             seq, (buffer, version, episodes) = next_one
             shape = self._schema.rows, buffer.num_columns
-            data = Data(welcome.session, seq, *version, *shape, PLAIN, 0, None)
+            data = wire.Data(welcome.session, seq, *version, *shape, wire.PLAIN, 0, None)
             # Big frames are views of the buffer, which must stay as it is until seq is settled.
             planes = buffer.obs, buffer.small
-            frames = encode_data(data, *planes, episodes, is_compressed=self._is_compressed)
+            frames = wire.encode_data(data, *planes, episodes, is_compressed=self._is_compressed)
             if not self._data.send(frames):
                 return
             outbox.mark_sent(seq, now)

@@ -33,7 +33,7 @@ from impala_async.envs.describe import look_of
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError, Exit
-from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
+from impala_async.schema import ActionSpec, ArraySpec, ObsSpec, aligned
 
 STEP, RESET = b"s", b"r"
 # All replies below it are bits.
@@ -67,9 +67,7 @@ class SharedColumns:
     def over(memory: int, obs: ObsSpec, action: ActionSpec, num_columns: int) -> "SharedColumns":
         """Give the memory its size, and map it."""
         groups = (obs.leaves, obs.leaves, tuple(part.array for part in action.parts), OTHERS)
-        sizes = [
-            -(-num_columns * spec.num_bytes // ALIGNMENT) * ALIGNMENT for spec in chain(*groups)
-        ]
+        sizes = [aligned(num_columns * spec.num_bytes, ALIGNMENT) for spec in chain(*groups)]
         *offsets, num_bytes = accumulate(sizes, initial=0)
         os.ftruncate(memory, num_bytes)
         buffer, places = mmap.mmap(memory, num_bytes), iter(offsets)

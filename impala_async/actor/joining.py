@@ -1,15 +1,13 @@
 """The first and the last words between an actor and a learner: hello, welcome or refusal, goodbye.
 
-Runs on: sampler thread; `read` and `SeldomLog` on the link thread too
+Runs on: sampler thread; `read` on the link thread too
 """
 
 import logging
-import math
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgpack
 from pydantic import ValidationError
@@ -17,20 +15,10 @@ from pydantic import ValidationError
 from impala_async import __version__
 from impala_async.config.run import ActorSettings
 from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
-from impala_async.output import EVERY_S, Wait
+from impala_async.output import SeldomLog, Wait
+from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import Handshake, read_answer
 from impala_async.wire.local_link import is_socket, read_nonce
-from impala_async.wire.messages import (
-    MAX_SETTINGS_BYTES,
-    Bye,
-    ByeOk,
-    Frame,
-    Message,
-    Reject,
-    Welcome,
-    pack,
-    plain,
-)
 from impala_async.wire.sockets import Dealer
 
 logger = logging.getLogger(__name__)
@@ -45,21 +33,6 @@ OUTDATED = (
     "alive?"
 )
 MAX_FAULT_CHARS = 200
-
-
-class SeldomLog(logging.LoggerAdapter[logging.Logger]):
-    """Says of each kind of line, which is its text before any arguments, one in ten seconds."""
-
-    def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__(logger)
-        self._clock = clock
-        self._said_at: dict[object, float] = {}
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        now = self._clock()
-        if now - self._said_at.get(msg, -math.inf) >= EVERY_S:
-            self._said_at[msg] = now
-            self.logger.log(level, msg, *args, **kwargs)
 
 
 class Inquiry:
@@ -96,7 +69,7 @@ def find_learner(
     within_s: float,
     check_stop: Callable[[], None],
     log: SeldomLog,
-) -> tuple[Welcome, ActorSettings]:
+) -> tuple[wire.Welcome, ActorSettings]:
     """Say hello now and then, until a learner of this run or of another one welcomes us. If none
     did in time, that is an UnreachableError with the last refusal, if there was one; a learner that
     refuses for good is a MismatchError or a NotAllowedError."""
@@ -117,43 +90,42 @@ def find_learner(
         check_stop()
         wait.look(say_wait)
         is_due = handshake.is_due(now, is_greeted=dealer.is_greeted)
-        if is_due and dealer.greet([pack(handshake.hello)]):
+        if is_due and dealer.greet([wire.pack(handshake.hello)]):
             handshake.said(now)
         wait_s = max(handshake.say_at - now, CONNECT_POLL_S)
         frames = dealer.receive(min(ANSWER_POLL_S, wait_s, give_up_at - now))
         message = read(frames[0], log) if frames else None
         if frames:
-            is_understood = isinstance(message, Reject | Welcome)
+            is_understood = isinstance(message, wire.Reject | wire.Welcome)
         now = time.monotonic()
         welcome = handshake.take(message, now)
         if frames and welcome is not None:
             return welcome, _read_settings(frames)
-        if isinstance(message, Reject):
+        if isinstance(message, wire.Reject):
             log.warning("the learner refuses us for now: %s", message.text)
             wait = Wait(logger.warning)
-        elif isinstance(message, Welcome):
+        elif isinstance(message, wire.Welcome):
             log.warning(OUTDATED, message.epoch, handshake.hello.epoch)
     if handshake.refusal:
-        raise UnreachableError(
-            f"the learner at {url} refused us for {within_s:g} s: {handshake.refusal}"
-        )
+        told = f"the learner at {url} refused us for {within_s:g} s: {handshake.refusal}"
+        raise UnreachableError(told)
     raise UnreachableError(
         f"no learner answered at {url} within {within_s:g} s: {why()}; is it running, and "
         "is this the address that it printed?"
     )
 
 
-def say_goodbye(dealer: Dealer, bye: Bye, log: SeldomLog) -> None:
-    if not dealer.send([pack(bye)]):
+def say_goodbye(dealer: Dealer, bye: wire.Bye, log: SeldomLog) -> None:
+    if not dealer.send([wire.pack(bye)]):
         return
     give_up_at = time.monotonic() + BYE_OK_S
     while (left_s := give_up_at - time.monotonic()) > 0:
         frames = dealer.receive(left_s)
-        if frames and isinstance(read(frames[0], log), ByeOk | Reject):
+        if frames and isinstance(read(frames[0], log), wire.ByeOk | wire.Reject):
             return
 
 
-def read(frame: Frame, log: SeldomLog) -> Message | None:
+def read(frame: wire.Frame, log: SeldomLog) -> wire.Message | None:
     """Read what the learner says; None, and a line in the log, if it is no message of ours."""
     try:
         return read_answer(frame)
@@ -162,7 +134,7 @@ def read(frame: Frame, log: SeldomLog) -> Message | None:
         return None
 
 
-def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
+def best_urls(welcome: wire.Welcome, dialled_url: str) -> tuple[str, str]:
     """Data and weights: ipc if we can read the learner's nonce, else the host that was dialled."""
     is_here = read_nonce(welcome.nonce_path) == welcome.nonce
     if is_here and is_socket(welcome.ipc_data) and is_socket(welcome.ipc_weights):
@@ -171,9 +143,9 @@ def best_urls(welcome: Welcome, dialled_url: str) -> tuple[str, str]:
     return dialled_url, f"{host}:{welcome.weights_port}"
 
 
-def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
+def _read_settings(frames: Sequence[wire.Frame]) -> ActorSettings:
     try:
-        if len(frames) != 2 or len(frames[1]) > MAX_SETTINGS_BYTES:
+        if len(frames) != 2 or len(frames[1]) > wire.MAX_SETTINGS_BYTES:
             raise ProtocolError("wrong_size", "a welcome comes with one frame, of 64 KiB at most")
         return ActorSettings.model_validate(msgpack.unpackb(frames[1], max_ext_len=0))
     except ValidationError as error:
@@ -183,5 +155,5 @@ def _read_settings(frames: Sequence[Frame]) -> ActorSettings:
         fault = str(error)
     raise MismatchError(
         f"the learner's settings do not fit impala-async {__version__}, which runs here; install "
-        f"the same release of impala-async on both sides: {plain(fault)[:MAX_FAULT_CHARS]}"
+        f"the same release of impala-async on both sides: {wire.plain(fault)[:MAX_FAULT_CHARS]}"
     )

@@ -11,23 +11,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from impala_async.actor.joining import SeldomLog, read
+from impala_async.actor.joining import CONNECT_POLL_S, read
 from impala_async.envs.faults import hang_now
 from impala_async.errors import ProtocolError
+from impala_async.output import SeldomLog
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.messages import (
-    SLOWEST_BYTES_PER_S,
-    Frame,
-    Grant,
-    Heartbeat,
-    Reject,
-    Welcome,
-    pack,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import Context, Dealer
 
-CONNECT_POLL_S = 0.02
 # Messages between two looks at whether it is time for a heartbeat, or to end.
 MAX_AT_ONCE = 100
 # Beside weights: what else comes at their port is small.
@@ -40,7 +32,7 @@ class Link:
 
     context: Context
     url: str
-    welcome: Welcome
+    welcome: wire.Welcome
     _: KW_ONLY
     layouts: Sequence[WeightsLayout]
     """Weights come in one of these, or are those of another model."""
@@ -51,7 +43,7 @@ class Link:
     log: SeldomLog
 
     def __post_init__(self) -> None:
-        self.weights_s = self.layouts[0].num_bytes / SLOWEST_BYTES_PER_S
+        self.weights_s = self.layouts[0].num_bytes / wire.SLOWEST_BYTES_PER_S
         """How long weights may take to come down."""
         self.pulls = Pulls(
             self.welcome.session,
@@ -67,7 +59,7 @@ class Link:
         # The sampler thread's word to the link thread.
         self._wanted = NO_VERSION
         self._newest: deque[Weights] = deque(maxlen=self.num_kept)
-        self._grants: deque[Grant] = deque(maxlen=16)
+        self._grants: deque[wire.Grant] = deque(maxlen=16)
         self._arrived = threading.Event()
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -88,7 +80,7 @@ class Link:
     def wait_for_weights(self, timeout_s: float) -> None:
         self._arrived.wait(timeout_s)
 
-    def take_grants(self) -> list[Grant]:
+    def take_grants(self) -> list[wire.Grant]:
         """Those that came in answer to heartbeats; or raises what has ended the thread."""
         if self._failure is not None:
             raise self._failure
@@ -120,13 +112,14 @@ class Link:
         pulls.name(self._wanted)
         timers = dict(self.timers)
         if pulls.is_beat_due(now, timers):
-            if socket.greet([pack(Heartbeat(self.welcome.session, {**timers, **hang_now()}))]):
+            beat = wire.Heartbeat(self.welcome.session, {**timers, **hang_now()})
+            if socket.greet([wire.pack(beat)]):
                 pulls.said_beat(now, timers)
             else:
                 pulls.next_beat = now + CONNECT_POLL_S
         is_ready = socket.is_greeted
         if is_ready and (get := pulls.get(now)):
-            is_ready = socket.send([pack(get)])
+            is_ready = socket.send([wire.pack(get)])
             if is_ready:
                 pulls.said_get(now)
         wait_s = min(pulls.wait_s(now), max(pulls.next_beat - now, 0.0))
@@ -137,7 +130,7 @@ class Link:
                 break
             self._take(frames)
 
-    def _take(self, frames: Sequence[Frame]) -> None:
+    def _take(self, frames: Sequence[wire.Frame]) -> None:
         message = read(frames[0], self.log)
         if message is None:
             return
@@ -146,9 +139,9 @@ class Link:
         except ProtocolError as error:
             self.log.warning("%s: asking again", error)
             return
-        if isinstance(message, Grant):
+        if isinstance(message, wire.Grant):
             self._grants.append(message)
         if weights is not None:
             self._newest.append(weights)
-        if weights is not None or isinstance(message, Reject):
+        if weights is not None or isinstance(message, wire.Reject):
             self._arrived.set()

@@ -12,26 +12,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from impala_async import errors
 from impala_async.actor.client import POLL_S, Client, NewRun, RunFinished
 from impala_async.actor.sampler import Sampler, sampler_for
-from impala_async.actor.setup import (
-    FIRST_COLUMNS,
-    Setup,
-    choose_setup,
-    close_quietly,
-    make_setup,
-)
+from impala_async.actor.setup import FIRST_COLUMNS, Setup, Trials, close_quietly, make_setup
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import Watch, with_id
-from impala_async.errors import (
-    ConfigError,
-    EnvError,
-    EnvHangsError,
-    Exit,
-    MismatchError,
-    UnreachableError,
-)
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.models.torso import pick_precision
 from impala_async.output import told_of
@@ -92,7 +79,7 @@ class ActorService:
                 except NewRun:
                     logger.info("another run, or other settings, at this address: starting anew")
         except NewRun:
-            raise UnreachableError(OTHER_RUN) from None
+            raise errors.UnreachableError(OTHER_RUN) from None
         except RunFinished:
             pass
         finally:
@@ -101,7 +88,7 @@ class ActorService:
             self._client.leave(one_line(error) if isinstance(error, Exception) else "")
             self._context.term()
             self._stopper.close()
-        return Exit.INTERRUPTED if self._signal == signal.SIGINT else Exit.DONE
+        return errors.Exit.INTERRUPTED if self._signal == signal.SIGINT else errors.Exit.DONE
 
     def _work(self, settings: ActorSettings) -> None:
         torch.set_num_threads(settings.actor.threads)
@@ -111,7 +98,7 @@ class ActorService:
             sampler = self._join(settings, setup, schema)
             self._is_sampling = True
             self._sample(sampler, settings.trajectory.rows)
-        except (EnvError, EnvHangsError) as error:
+        except (errors.EnvError, errors.EnvHangsError) as error:
             if self._signal:  # processes of the environment may have been told to end as well
                 raise RunFinished from None
             # It may be the user's own: where it failed is what they need.
@@ -164,14 +151,14 @@ class ActorService:
         num_envs = min(FIRST_COLUMNS, most) if wanted == "auto" else wanted
         try:
             setup = make_setup(actor, env, num_envs, policies, self._look_up)
-        except EnvError as error:
+        except errors.EnvError as error:
             if error.is_death:
                 raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
-            raise MismatchError(plain(str(with_id(error, env.id)))) from error
+            raise errors.MismatchError(plain(str(with_id(error, env.id)))) from error
         if wanted == "auto" and (columns := setup.envs.num_envs) != num_envs:
             close_quietly(setup.envs)
-            raise MismatchError(
+            raise errors.MismatchError(
                 f"actor.num_envs (auto) does not go for {columns // num_envs} agents: the learner "
                 "wants a whole number there, or --num-envs here"
             )
@@ -181,10 +168,9 @@ class ActorService:
         if actor.sampler == "auto" and settings.pace.is_lockstep:
             logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
         elif "auto" in (actor.sampler, wanted):
-            make_policy, grows = partial(_build_policy, schema, settings), wanted == "auto"
-            setup = choose_setup(
-                setup, settings, num_envs, schema, make_policy, self._look_up, most * grows
-            )
+            make_policy, most = partial(_build_policy, schema, settings), most * (wanted == "auto")
+            trials = Trials(setup, settings, schema, make_policy, self._look_up, most)
+            setup = trials.choose(num_envs)
         return setup, schema
 
     def _look_up(self) -> None:
@@ -239,9 +225,9 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPo
                 schema, model, settings.policies, seed=settings.seed, device=device
             )
         policy.act_in(pick_precision(model.precision, model.name, torch.device(device)))
-    except ConfigError as error:
+    except errors.ConfigError as error:
         # An own torso is not installed here, or a network fits neither the spaces nor the memory.
-        raise MismatchError(plain(str(error))) from error
+        raise errors.MismatchError(plain(str(error))) from error
     return policy
 
 

@@ -12,6 +12,7 @@ import os
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from statistics import median
 from typing import NamedTuple
@@ -177,85 +178,72 @@ def _count_sleeps() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
-def choose_setup(
-    usual: Setup,
-    settings: ActorSettings,
-    num_envs: int,
-    schema: Schema,
-    make_policy: Callable[[str], AnyPolicy],
-    look_up: LookUp,
-    most: int = 0,
-) -> Setup:
-    """The setup whose columns cost least, told in the log with what was measured. The `usual` one
-    is closed here if another is better. Where columns may become more, they are at most `most`."""
-    tried = _Tried(usual, settings, schema, make_policy, look_up, is_growing=bool(most))
-    is_chosen = False
-    try:
-        tried.enter(usual)
-        if most:
-            num_envs = tried.widen(num_envs, most)
-        if settings.actor.sampler == "auto":
-            tried.enter_others(num_envs)
-        is_chosen = True
-    except (EnvError, MismatchError) as error:
-        if isinstance(error, MismatchError) and not tried.told:  # no policy can be built here
-            raise
-        # A fault of the setup that is taken is met again by the sampler, which tells it.
-        logger.warning("no other setup is tried: %s", error)
-        is_chosen = True
-    finally:
-        for envs in tried.opened:
-            if not is_chosen or envs is not tried.best.envs:
-                close_quietly(envs)
-    logger.info(
-        "actor.sampler %s takes %s with %d columns; ms for a step of all columns: %s",
-        *(settings.actor.sampler, tried.best, tried.best.envs.num_envs),
-        ", ".join(tried.told) or "not measured",
-    )
-    return tried.best
-
-
-class _Tried:
+@dataclass(eq=False)
+class Trials:
     """The best setup of those that were tried, and what is told of each."""
 
-    def __init__(
-        self,
-        usual: Setup,
-        settings: ActorSettings,
-        schema: Schema,
-        make_policy: Callable[[str], AnyPolicy],
-        look_up: LookUp,
-        *,
-        is_growing: bool,
-    ) -> None:
-        self.best, self.opened, self.told = usual, [usual.envs], list[str]()
-        self._found = Measured(float("inf"), 0.0, 0.0)
-        self._is_growing, self._growth = is_growing, 1.0
-        self._settings, self._schema = settings, schema
-        self._make_policy, self._look_up = make_policy, look_up
+    best: Setup
+    """The usual one at first."""
+    settings: ActorSettings
+    schema: Schema
+    make_policy: Callable[[str], AnyPolicy]
+    look_up: LookUp
+    most: int = 0
+    """Where columns may become more, they are at most so many."""
+
+    def __post_init__(self) -> None:
+        self.opened, self.told = [self.best.envs], list[str]()
+        self._found, self._growth = Measured(float("inf"), 0.0, 0.0), 1.0
+
+    def choose(self, num_envs: int) -> Setup:
+        """The setup whose columns cost least, told in the log with what was measured. The usual one
+        is closed here if another is better."""
+        is_chosen = False
+        try:
+            self.enter(self.best)
+            if self.most:
+                num_envs = self.widen(num_envs)
+            if self.settings.actor.sampler == "auto":
+                self.enter_others(num_envs)
+            is_chosen = True
+        except (EnvError, MismatchError) as error:
+            if isinstance(error, MismatchError) and not self.told:  # no policy can be built here
+                raise
+            # A fault of the setup that is taken is met again by the sampler, which tells it.
+            logger.warning("no other setup is tried: %s", error)
+            is_chosen = True
+        finally:
+            for envs in self.opened:
+                if not is_chosen or envs is not self.best.envs:
+                    close_quietly(envs)
+        logger.info(
+            "actor.sampler %s takes %s with %d columns; ms for a step of all columns: %s",
+            *(self.settings.actor.sampler, self.best, self.best.envs.num_envs),
+            ", ".join(self.told) or "not measured",
+        )
+        return self.best
 
     def enter(self, setup: Setup) -> bool:
         """Measure it; whether it is the best so far."""
-        if (setup.envs.obs_spec, setup.envs.action_spec) != (self._schema.obs, self._schema.action):
+        if (setup.envs.obs_spec, setup.envs.action_spec) != (self.schema.obs, self.schema.action):
             self.told.append(f"{setup} looks other")
             return False
-        found = measure(setup, self._schema, self._make_policy(setup.device), self._look_up)
+        found = measure(setup, self.schema, self.make_policy(setup.device), self.look_up)
         num_columns, num_before = setup.envs.num_envs, self.best.envs.num_envs
-        of = f" of {num_columns} columns" if self._is_growing else ""
+        of = f" of {num_columns} columns" if self.most else ""
         self.told.append(f"{setup}{of} {1000 * found.round_s:.3g}")
         if found.round_s / num_columns >= MARGIN * self._found.round_s / num_before:
             return False
         self.best, self._found = setup, found
         return True
 
-    def widen(self, num_envs: int, most: int) -> int:
+    def widen(self, num_envs: int) -> int:
         """Try ever more columns while they pay; how many there may be now."""
-        settings, device = self._settings, self.best.device
+        settings, device, most = self.settings, self.best.device, self.most
         while num_envs < most and self._found.round_s < SHORT_ROUND_S:
             num_envs = min(2 * num_envs, most)
-            wider = make_setup(
-                settings.actor, settings.env, num_envs, settings.policies, self._look_up
-            )
+            of = settings.env, num_envs, settings.policies, self.look_up
+            wider = make_setup(settings.actor, *of)
             self.opened.append(wider.envs)
             before = self.best.envs
             if not self.enter(wider._replace(device=device)):
@@ -272,13 +260,13 @@ class _Tried:
 
     def enter_others(self, num_envs: int) -> None:
         """Try a GPU, and workers, where they may win."""
-        actor, settings = self._settings.actor, self._settings
+        actor, settings = self.settings.actor, self.settings
         if actor.device == "auto" and self._found.act_s > QUICK_ACT_S and count_gpus():
             self.enter(self.best._replace(device="cuda"))
         round_s, env_s, act_s = (self._growth * seconds for seconds in self._found[:3])
         found = Measured(round_s, env_s, act_s, self._found.is_waiting)
         if num_workers := _count_worthwhile(found, actor, num_envs, self.told):
-            of = settings.env, num_envs, num_workers, settings.policies, self._look_up
+            of = settings.env, num_envs, num_workers, settings.policies, self.look_up
             self.opened.append(WorkerEnvs(*of))
             self.enter(Setup("parallel", self.opened[-1], self.best.device))
 

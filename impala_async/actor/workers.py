@@ -24,16 +24,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from impala_async.actor.env_worker import (
-    FAULT,
-    RESET,
-    STEP,
-    TELL_STACKS,
-    SharedColumns,
-    as_line,
-    read_json,
-    write,
-)
+from impala_async.actor import env_worker
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step
@@ -77,12 +68,12 @@ class Worker:
         finally:
             os.close(theirs)
             os.close(replies)
-        self.tell(as_line(order))
+        self.tell(env_worker.as_line(order))
 
     def tell(self, message: bytes, where: str = "to be made") -> None:
         self._where = where
         try:
-            write(self.commands, message)
+            env_worker.write(self.commands, message)
         except BrokenPipeError:
             raise self._death() from None
 
@@ -92,7 +83,7 @@ class Worker:
         reply = os.read(self._replies, 1)
         if not reply:
             raise self._death()
-        if reply[0] == FAULT:
+        if reply[0] == env_worker.FAULT:
             raise self._fault()
         return reply[0]
 
@@ -100,7 +91,7 @@ class Worker:
         """The name and the autoreset mode of what it has made, its spaces and columns."""
         self.hear()
         try:
-            look = read_json(self._replies)
+            look = env_worker.read_json(self._replies)
         except EOFError:
             raise self._death() from None
         spaces = read_answer(json.dumps(look["spaces"]).encode())
@@ -148,7 +139,7 @@ class Worker:
                 if seen is not former_look:
                     waited_s = 0.0  # its next environment has a time of its own
                 if self._where in WHERES and waited_s > self._timeout_s:
-                    self.process.send_signal(TELL_STACKS)
+                    self.process.send_signal(env_worker.TELL_STACKS)
                     # It writes to where our own log goes.
                     with suppress(subprocess.TimeoutExpired):
                         self.process.wait(STACKS_S)
@@ -158,7 +149,7 @@ class Worker:
 
     def _fault(self) -> EnvError:
         try:
-            told = read_json(self._replies)
+            told = env_worker.read_json(self._replies)
         except EOFError:
             return EnvError(f"{self} was killed while it told of a fault", is_death=True)
         error = EnvError(told["error"])
@@ -179,7 +170,7 @@ class Worker:
     def _last_words(self) -> EnvError | None:
         """Read what an ended process has said: steps that nobody waits for, then maybe a fault."""
         while self._waiter.poll(0) and (reply := os.read(self._replies, 1)):
-            if reply[0] == FAULT:
+            if reply[0] == env_worker.FAULT:
                 return self._fault()
         return None
 
@@ -222,13 +213,13 @@ class WorkerEnvs:
             on_failure.pop_all()
 
     def reset(self, seed: int, first_env: int = 0) -> Obs:
-        self._ask(RESET + as_line(seed), "in reset")
+        self._ask(env_worker.RESET + env_worker.as_line(seed), "in reset")
         return self._shared.obs
 
     def step(self, actions: Actions) -> Step:
         for name, array in self._shared.actions.items():
             np.copyto(array, actions[name])
-        return self._steps[self._ask(STEP, "in step")]
+        return self._steps[self._ask(env_worker.STEP, "in step")]
 
     def close(self) -> None:
         """End the workers, all at once; then raise what their environments had to say."""
@@ -259,13 +250,12 @@ class WorkerEnvs:
         nums_columns = (look.num_columns for look in spaces)
         *firsts, self.num_envs = accumulate(nums_columns, initial=0)
         try:
-            self._shared = SharedColumns.over(
-                memory, self.obs_spec, self.action_spec, self.num_envs
-            )
+            specs = self.obs_spec, self.action_spec
+            self._shared = env_worker.SharedColumns.over(memory, *specs, self.num_envs)
         except OSError as error:  # to the kernel it is a file, which `ulimit -f` limits
             why = f"the memory that {len(self._workers)} env workers share cannot be had"
             raise EnvError(f"{why}: {error.strerror}", is_death=True) from None
         self._steps = [self._shared.read(brought) for brought in range(1 << len(Step._fields))]
         for worker, first in zip(self._workers, firsts, strict=True):
             worker.place = self._shared.columns(first, self.num_envs).place
-            worker.tell(as_line([self.num_envs, first]))
+            worker.tell(env_worker.as_line([self.num_envs, first]))

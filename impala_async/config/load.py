@@ -98,9 +98,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> str:
     key, equals, text = override.partition("=")
     key, text = key.strip(), text.strip()
     if not equals or not all(key.split(".")):
-        raise ConfigError(
-            f"{override!r} is not of the form section.key=value, for example learner.num_passes=2"
-        )
+        form = "section.key=value, for example learner.num_passes=2"
+        raise ConfigError(f"{override!r} is not of the form {form}")
     value = _parse_value(key, text)
     *parents, leaf = key.split(".")
     for parent in parents:

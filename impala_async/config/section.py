@@ -39,11 +39,8 @@ class Section(BaseModel):
         is_truth = any(isinstance(item, bool) for item in items)
         is_other = kinds & {bool, int, float} and value is not None and is_truth != (bool in kinds)
         is_text = isinstance(value, str) and not kinds & {str, value} and kinds & {int, float}
-        if (
-            is_other
-            or is_text
-            or not all(_is_plain(item, 0) for item in items if isinstance(item, int | str))
-        ):
+        is_plain = all(_is_plain(item, 0) for item in items if isinstance(item, int | str))
+        if is_other or is_text or not is_plain:
             raise ValueError  # without words: it is told as any value of a wrong type is
         return value
 

@@ -15,16 +15,9 @@ import gymnasium as gym
 from gymnasium.envs import registration
 from gymnasium.vector import VectorEnv
 
+from impala_async import user_code
 from impala_async.envs.faults import Blame
 from impala_async.errors import EnvError
-from impala_async.user_code import (
-    EXTRAS,
-    close_name,
-    import_callable,
-    import_module,
-    is_of_python,
-    one_line,
-)
 
 # As its games were named before they had a namespace, or are without it.
 ATARI = re.compile(r"([A-Z]\w+?)(NoFrameskip-v\d|Deterministic-v\d|-v[45])")
@@ -40,7 +33,7 @@ def find_env(env_id: str) -> str | Factory:
     if module is not None and callable(entry) and name not in registration.registry:
         has_both = all(callable(getattr(entry, each, None)) for each in ("reset", "step"))
         # A learner may have sent the name: what cannot make an environment is not called.
-        if not has_both and (isinstance(entry, type) or is_of_python(entry)):
+        if not has_both and (isinstance(entry, type) or user_code.is_of_python(entry)):
             raise EnvError(
                 f"env.id {env_id!r} is no environment: name a subclass of gymnasium.Env, or a "
                 "function of your own that makes one"
@@ -48,7 +41,7 @@ def find_env(env_id: str) -> str | Factory:
         return entry  # type: ignore[no-any-return]
     _load_namespace(name)
     if registered(name) is None and module is not None:
-        close = close_name(name, module, registration.registry)
+        close = user_code.close_name(name, module, registration.registry)
         why = f"{module.__name__} neither has nor registers {name!r}.{close}"
         if entry is not None:
             kind = type(entry).__name__
@@ -62,7 +55,7 @@ def find_env(env_id: str) -> str | Factory:
 def find_callable(key: str, name: str) -> Factory:
     """The class or function that a setting names as package.module:Name."""
     with Blame(name, "to be imported"):
-        return import_callable(f"{key}: {name}", name, EnvError)
+        return user_code.import_callable(f"{key}: {name}", name, EnvError)
 
 
 def registered(gym_id: str) -> registration.EnvSpec | None:
@@ -88,7 +81,7 @@ def makes_vectors(found: str | Factory) -> bool:
 
 def _import(env_id: str, name: str) -> ModuleType:
     with Blame(env_id, "to be imported"):
-        return import_module(env_id, name, EnvError)
+        return user_code.import_module(env_id, name, EnvError)
 
 
 def _load_namespace(gym_id: str) -> None:
@@ -110,8 +103,8 @@ def _explain_unknown(gym_id: str) -> None:
         package = re.split("[/-]", gym_id)[0].lower()
         hint = ""
         is_unlike = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
-        if package in EXTRAS:
-            hint = f" It is {package}:{gym_id}, with pip install 'impala-async[{EXTRAS[package]}]'."
+        if extra := user_code.EXTRAS.get(package):
+            hint = f" It is {package}:{gym_id}, with pip install 'impala-async[{extra}]'."
         elif is_unlike and (found := ATARI.fullmatch(gym_id)):
             hint = f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
         elif isinstance(error, gym.error.NamespaceNotFound) or "." in gym_id:
@@ -119,4 +112,4 @@ def _explain_unknown(gym_id: str) -> None:
                 f" Write package:{gym_id} for an environment that is registered when its package "
                 "is imported, and package.module:Name for a class or a function."
             )
-        raise EnvError(f"env.id {gym_id!r}: {one_line(error)}{hint}") from error
+        raise EnvError(f"env.id {gym_id!r}: {user_code.one_line(error)}{hint}") from error

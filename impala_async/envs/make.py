@@ -90,9 +90,8 @@ def _build(
             made.extend(make_env(section) for _ in range(num_envs))
             build = batch_of(made[0], section.id)
             if len({id(getattr(env, "unwrapped", env)) for env in made}) < num_envs:
-                raise EnvError(
-                    f"{section.id} made one environment twice: wants a new one each time"
-                )
+                wants = "wants a new one each time"
+                raise EnvError(f"{section.id} made one environment twice: {wants}")
         if policies.names:
             if build is not AgentEnvs:
                 raise EnvError(

@@ -9,7 +9,6 @@ import logging
 import math
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from impala_async.errors import SHELL_SIGNAL, ConfigError, Exit, how_it_ended
+from impala_async.files import open_regular, writing
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP, Lifeline, answer_requests, signals_kept, without_echo
 
@@ -72,16 +72,11 @@ class _Actor:
         return code
 
     def start(self, run_dir: Path, lifeline: Lifeline) -> None:
-        try:
+        with writing(self.log_path):
             self.log_path.parent.mkdir(exist_ok=True)
-            # To read as well: that waits for nobody at the other end of a pipe.
-            log = self.log_path.open("a+b", buffering=0)
-        except OSError as error:
-            why = f"cannot write to {self.log_path}: {error.strerror}"
-            raise ConfigError(f"--run-dir: {why}") from None
+            # To read as well: to write alone to a pipe without a reader is another error.
+            log = open(self.log_path, "a+b", buffering=0, opener=open_regular)  # noqa: SIM115
         with log:
-            if not stat.S_ISREG(os.fstat(log.fileno()).st_mode):
-                raise ConfigError(f"--run-dir: {self.log_path}: is no regular file: remove it")
             self.log_begin = log.tell()
             # It ends with us, and with the learner: until then there is one to wait for.
             flags = ["--learner", str(run_dir), "--connect-s", "inf"]
@@ -207,10 +202,8 @@ class LocalRun:
             does = "loads torch, tries the environment and builds what it trains"
             self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
         elif self._heard and self._kill_at == math.inf and (serves or not self.has_begun):
-            quit_now = "press Ctrl-C again to quit at once"
-            self._wait.look(
-                lambda s: f"ending: {waits} has not answered yet ({s:.0f} s); {quit_now}"
-            )
+            does, quit_now = "has not answered yet", "press Ctrl-C again to quit at once"
+            self._wait.look(lambda s: f"ending: {waits} {does} ({s:.0f} s); {quit_now}")
 
     def _end(self) -> None:
         is_finished = self._learner.poll() == Exit.DONE and not self._heard

@@ -67,11 +67,9 @@ def _serve(
 
     console = doors.start_logging()
     with ExitStack() as stack:
-        starting.enter_context(
-            doors.start_told_of("torch is loaded, the environment tried, the learner built")
-        )
-        _check_addresses()
-        starting.enter_context(_enough_descriptors())
+        what = "torch is loaded, the environment tried, the learner built"
+        starting.enter_context(doors.start_told_of(what))
+        starting.enter_context(_within_limits())
         recorder = None
         if args.record is not None:
             recorder = Recorder(args.record, folder.run_id)
@@ -111,20 +109,17 @@ def _serve(
         return code
 
 
-def _check_addresses() -> None:
+@contextmanager
+def _within_limits() -> Iterator[None]:
+    """A start that has too few addresses or descriptors is one line: ConfigError."""
+    from impala_async.wire.connections import most_descriptors
+
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit >> 10 < LEAST_ADDRESSES_KB:
         raise ConfigError(
             f"the address space of this process is limited to {limit >> 10} KB; a learner and each "
             f"actor need {LEAST_ADDRESSES_KB}: raise ulimit -v"
         )
-
-
-@contextmanager
-def _enough_descriptors() -> Iterator[None]:
-    """A start that has too few is one line: ConfigError."""
-    from impala_async.wire.connections import most_descriptors
-
     fix = f"a learner needs {LEAST_DESCRIPTORS} and two for each actor: raise ulimit -n"
     most = most_descriptors()
     if most < LEAST_DESCRIPTORS:  # ZeroMQ would abort the process

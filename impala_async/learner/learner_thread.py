@@ -4,29 +4,23 @@ Runs on: learner thread
 """
 
 import logging
-import math
 import queue
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
-from impala_async.learner.handoff import (
-    NOT_FINITE,
-    Captured,
-    Channels,
-    ClosedError,
-    LearnerReport,
-    Progress,
-)
+from impala_async.learner import handoff
 from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
 from impala_async.models.flat import Snapshot
+from impala_async.output import SeldomLog
 from impala_async.training.step import StepResult, UpdateStep
 from impala_async.training.team_step import TeamStep
 
@@ -34,34 +28,30 @@ logger = logging.getLogger(__name__)
 
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
-WARN_EVERY_S = 10.0
 MAX_NAMED = 5
 # So many updates in a row that are not finite end the run.
 MOST_SKIPPED_IN_A_ROW = 50
 
 
+@dataclass(eq=False, kw_only=True)
 class LearnerThread:
     """`run` is the body of the thread. In lockstep all passes of a batch are one update, taken or
     not, and nothing ends or is saved between them."""
 
-    def __init__(
-        self,
-        *,
-        step: UpdateStep | TeamStep,
-        snapshot: Snapshot,
-        loader: HostLoader,
-        section: LearnerSection,
-        stop: StopSection,
-        progress: Progress,
-        channels: Channels,
-        device: torch.device,
-        is_lockstep: bool = False,
-    ) -> None:
-        self._step, self._snapshot, self.loader = step, snapshot, loader
-        self._section, self._stop, self._channels = section, stop, channels
-        self._device, self._is_lockstep, self.progress = device, is_lockstep, progress
+    step: UpdateStep | TeamStep
+    snapshot: Snapshot
+    loader: HostLoader
+    section: LearnerSection
+    stop: StopSection
+    progress: handoff.Progress
+    channels: handoff.Channels
+    device: torch.device
+    is_lockstep: bool
+
+    def __post_init__(self) -> None:
+        section = self.section
         self._ring: MinibatchBuffer[LoadedBatch] = MinibatchBuffer(
-            loader,
+            self.loader,
             section.minibatch_buffer_size,
             section.num_passes,
             section.init_num_passes,
@@ -72,11 +62,11 @@ class LearnerThread:
         self._first_update: tuple[float, int] | None = None
         self._waited_s = self._starved_total_s = 0.0
         self._starved_at: float | None = None
-        self._warn_at = -math.inf
+        self._log = SeldomLog(logger, time.monotonic)
         self._num_skipped = 0
         # These are of the newest update, whatever became of it.
         self._stats: dict[str, float] = {}
-        self._grad_timer = DeviceTimer() if device.type == "cuda" else TimerStat()
+        self._grad_timer = DeviceTimer() if self.device.type == "cuda" else TimerStat()
         self._dequeue_timer = TimerStat()
         self._queue_size = WindowStat("learner_queue/size")
         self._valid_rows, self._lag = WindowStat("valid_rows"), WindowStat("lag")
@@ -84,9 +74,9 @@ class LearnerThread:
 
     def run(self) -> None:
         """Train until a stop is reached or the queues close; then settle what the ring holds."""
-        make_current(self._device)
-        torch.set_num_threads(self._section.threads)
-        channels = self._channels
+        make_current(self.device)
+        torch.set_num_threads(self.section.threads)
+        channels = self.channels
         self._publish()
         try:
             while True:
@@ -96,7 +86,7 @@ class LearnerThread:
                     channels.reports.post(self._report())
                 if self._is_between_updates and channels.is_capture_due.is_set():
                     channels.is_capture_due.clear()
-                    channels.captures.post(Captured(self.progress, self._step.capture()))
+                    channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
                 if self._is_over():
                     break
                 self._take_turn()
@@ -107,9 +97,9 @@ class LearnerThread:
             channels.watchdog.rest()
         for loaded in self._ring.drain():
             loaded.drop(loaded.alive_B.copy(), "shutdown")
-            channels.settlements.post(loaded.settle(self._section.num_passes))
+            channels.settlements.post(loaded.settle(self.section.num_passes))
         channels.reports.post(self._report())
-        channels.captures.post(Captured(self.progress, self._step.capture()))
+        channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
 
     def _take_turn(self) -> None:
         draw = self._draw()
@@ -118,28 +108,28 @@ class LearnerThread:
         loaded = draw.item
         num_updates = self._learn_from(loaded, is_first=draw.pass_index == 0)
         loaded.use()
-        if self._is_lockstep:
+        if self.is_lockstep:
             num_updates = int(draw.is_last_pass)
             # Before the version is out by which others go on: what they do then does not count.
             self._is_over()
-        before, every = self.progress.update, self._section.publish_every_updates
+        before, every = self.progress.update, self.section.publish_every_updates
         self.progress = self.progress._replace(update=before + num_updates)
         if self.progress.update // every > before // every:
             self._publish()
         if draw.is_last_pass:
             slot = self.loader.release(loaded)
-            self._channels.settlements.post(loaded.settle(self._section.num_passes, slot))
+            self.channels.settlements.post(loaded.settle(self.section.num_passes, slot))
         self._queue_size.push(self.loader.num_waiting())
 
     def _draw(self) -> Draw[LoadedBatch] | None:
         started_s, copies_s = time.perf_counter(), self.loader.load_wait_timer.total_s
         try:
             draw = self._ring.get()
-        except (ClosedError, queue.Empty) as error:
-            draw, self._is_closed = None, isinstance(error, ClosedError)
+        except (handoff.ClosedError, queue.Empty) as error:
+            draw, self._is_closed = None, isinstance(error, handoff.ClosedError)
         self._waited_s += time.perf_counter() - started_s
         if draw is None:
-            if self._starved_at is None and self._waited_s >= self._section.starved_after_s:
+            if self._starved_at is None and self._waited_s >= self.section.starved_after_s:
                 self._starved_at = time.monotonic() - self._waited_s
                 text = "learner starved: no batch for %.1f s; it waits for actors to send more"
                 logger.warning(text, self._waited_s)
@@ -155,7 +145,7 @@ class LearnerThread:
         return draw
 
     def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:
-        loaded.drop(self.progress.update - loaded.updates_B > self._section.max_lag, "stale")
+        loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
         num_rows = loaded.num_valid_rows
         if num_rows == 0:
             self._num_skipped += 1
@@ -163,7 +153,7 @@ class LearnerThread:
         # Steps count once, at their first pass.
         env_steps = self.progress.env_steps_trained
         with self._grad_timer:
-            result = self._step.run(
+            result = self.step.run(
                 loaded.tensors,
                 torch.from_numpy(loaded.alive_B),
                 env_steps + num_rows * is_first,
@@ -190,25 +180,23 @@ class LearnerThread:
         self._num_skipped += 1
         is_failed_B = result.is_failed_B.numpy() & loaded.alive_B
         loaded.drop(is_failed_B, "nonfinite_update")
-        what, now = ", ".join(result.not_finite), time.monotonic()
-        if now >= self._warn_at:
-            self._warn_at = now + WARN_EVERY_S
-            if result.num_updates:
-                ranks = np.unique(loaded.ranks_B[is_failed_B])
-                logger.warning(
-                    "updates go on without %d columns of actors %s that made one fail: %s not "
-                    "finite. Is it their environment?",
-                    np.count_nonzero(is_failed_B),
-                    ", ".join(map(str, ranks[:MAX_NAMED])) + ", ..." * (len(ranks) > MAX_NAMED),
-                    what,
-                )
-            else:
-                text = "update skipped: %s not finite (%d skipped so far)"
-                logger.warning(text, what, self._num_skipped)
+        what = ", ".join(result.not_finite)
+        if result.num_updates:
+            ranks = np.unique(loaded.ranks_B[is_failed_B])
+            self._log.warning(
+                "updates go on without %d columns of actors %s that made one fail: %s not "
+                "finite. Is it their environment?",
+                np.count_nonzero(is_failed_B),
+                ", ".join(map(str, ranks[:MAX_NAMED])) + ", ..." * (len(ranks) > MAX_NAMED),
+                what,
+            )
+        else:
+            text = "update skipped: %s not finite (%d skipped so far)"
+            self._log.warning(text, what, self._num_skipped)
         num_failed = result.num_failed_in_a_row
         if num_failed >= MOST_SKIPPED_IN_A_ROW and self._stop_reason is None:
             epoch, update = self.progress.version
-            path = self._channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
+            path = self.channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
             about = {"not_finite": what, "stats": str(result.stats)}
             kept = loaded.tensors.keep(path, about, is_failed_B=result.is_failed_B)
             self._give_up(
@@ -218,13 +206,13 @@ class LearnerThread:
 
     def _give_up(self, why: str) -> None:
         logger.error("%s", why)
-        self._stop_reason = NOT_FINITE
-        self._channels.stops.post(NOT_FINITE)
+        self._stop_reason = handoff.NOT_FINITE
+        self.channels.stops.post(handoff.NOT_FINITE)
 
     def _publish(self) -> None:
-        weights = self._snapshot.take(self.progress.version)
+        weights = self.snapshot.take(self.progress.version)
         if weights is not None:
-            self._channels.weights.post(weights)
+            self.channels.weights.post(weights)
         elif self._stop_reason is None:
             self._give_up(
                 f"the weights of update {self.progress.update} are not finite: they are neither "
@@ -233,7 +221,7 @@ class LearnerThread:
 
     @property
     def _is_between_updates(self) -> bool:
-        return not (self._is_lockstep and len(self._ring))
+        return not (self.is_lockstep and len(self._ring))
 
     def _is_over(self) -> bool:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""
@@ -245,19 +233,19 @@ class LearnerThread:
                 "wall_s": time.monotonic() - first[0] if first else 0.0,
             }
             for name, value in reached.items():
-                limit = getattr(self._stop, name)
+                limit = getattr(self.stop, name)
                 if limit is not None and value >= limit and self._stop_reason is None:
                     self._stop_reason = name
-                    self._channels.stops.post(name)
+                    self.channels.stops.post(name)
         return self._is_closed or self._stop_reason is not None
 
-    def _report(self) -> LearnerReport:
+    def _report(self) -> handoff.LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
         metrics: dict[str, object] = {
             "learner/starved_total_s": self._starved_total_s + starved_s,
             "learner/skipped_updates": self._num_skipped,
             # All slots but those of the ring.
-            "learner_queue/capacity": self.loader.num_slots - self._section.minibatch_buffer_size,
+            "learner_queue/capacity": self.loader.num_slots - self.section.minibatch_buffer_size,
             "batch/valid_rows_mean": self._valid_rows.mean,
             "lag/mean": self._lag.mean,
             "lag/max": self._lag.max,
@@ -269,5 +257,5 @@ class LearnerThread:
             **self._queue_size.stats(),
             **self._stats,
         }
-        lags = self._lag_histogram.tolist()
-        return LearnerReport(self.progress, self._starved_at, self._first_update, metrics, lags)
+        lags, first = self._lag_histogram.tolist(), self._first_update
+        return handoff.LearnerReport(self.progress, self._starved_at, first, metrics, lags)

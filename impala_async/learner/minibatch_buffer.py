@@ -3,6 +3,7 @@
 Runs on: learner thread
 """
 
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from impala_async.errors import ConfigError
@@ -22,6 +23,7 @@ class Draw(NamedTuple, Generic[Item]):
         return self.pass_index + 1 == self.num_passes
 
 
+@dataclass(eq=False)
 class MinibatchBuffer(Generic[Item]):
     """A ring of `size` places over `source`; one place per `get`, in order.
 
@@ -31,27 +33,24 @@ class MinibatchBuffer(Generic[Item]):
         size 2, 2 passes, init 1:   A* B C B* C* D E D* E*        * is the last pass
     """
 
-    def __init__(
-        self,
-        source: Any,
-        size: int,
-        num_passes: int,
-        init_num_passes: int | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """`source.get(timeout=...)` waits for the next item, as that of a `queue.Queue`."""
-        first = num_passes if init_num_passes is None else init_num_passes
-        if size < 1:
-            raise ConfigError(f"size: got {size}, wants a place or more")
-        if not 1 <= first <= num_passes:
-            raise ConfigError(f"init_num_passes: got {first}, wants 1 to num_passes = {num_passes}")
-        self._source = source
-        self._num_passes = num_passes
-        self._timeout_s = timeout_s
-        self._next_given = first
+    source: Any
+    """Its `get(timeout=...)` waits for the next item, as that of a `queue.Queue`."""
+    size: int
+    num_passes: int
+    init_num_passes: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        first, most = self.init_num_passes, self.num_passes
+        self._next_given = most if first is None else first
+        if self.size < 1:
+            raise ConfigError(f"size: got {self.size}, wants a place or more")
+        if not 1 <= self._next_given <= most:
+            got = f"got {self._next_given}, wants 1 to num_passes = {most}"
+            raise ConfigError(f"init_num_passes: {got}")
         self._turn = 0
         # Each holds its next draw.
-        self._places: list[Draw[Item] | None] = [None] * size
+        self._places: list[Draw[Item] | None] = [None] * self.size
 
     def __len__(self) -> int:
         """How many items are in the ring: drawn at least once, and not for the last time."""
@@ -63,8 +62,8 @@ class MinibatchBuffer(Generic[Item]):
         """
         draw = self._places[self._turn]
         if draw is None:
-            draw = Draw(self._source.get(timeout=self._timeout_s), 0, self._next_given)
-            self._next_given = min(self._next_given + 1, self._num_passes)
+            draw = Draw(self.source.get(timeout=self.timeout_s), 0, self._next_given)
+            self._next_given = min(self._next_given + 1, self.num_passes)
         after = None if draw.is_last_pass else draw._replace(pass_index=draw.pass_index + 1)
         self._places[self._turn] = after
         self._turn = (self._turn + 1) % len(self._places)

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import functools
 import logging
-import math
 import os
 import queue
 import time
@@ -22,6 +21,7 @@ from impala_async import __version__
 from impala_async.errors import RecordingError
 from impala_async.learner.handoff import Inbox, on_thread
 from impala_async.learner.slots import Arrival
+from impala_async.output import SeldomLog
 from impala_async.schema import Schema
 from impala_async.weights import Version
 from impala_async.wire.messages import PLAIN
@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING_BYTES = 64 << 20
 BUFFER_BYTES = 1 << 20
-WARN_EVERY_S = 10.0
 PAUSE_S = 0.05
 
 
@@ -57,7 +56,7 @@ class Recorder:
         self._num_messages = self._num_bytes = 0
         self._behind_since: float | None = None
         self._behind_total_s = 0.0
-        self._warn_at = -math.inf
+        self._log = SeldomLog(logger)
         self._has_failed = False
         self.is_empty = False
         """Whether it has failed, and there is not one message of it."""
@@ -69,15 +68,12 @@ class Recorder:
             return False
         waiting_bytes = self._queued_bytes - self._written_bytes
         if self._behind_since is None and waiting_bytes >= MOST_WAITING_BYTES:
-            self._behind_since = now = time.monotonic()
-            if now >= self._warn_at:
-                self._warn_at = now + WARN_EVERY_S
-                logger.warning(
-                    "the recording is behind: %s takes less than the actors send, and they wait "
-                    "for it (%.1f s so far)",
-                    self._path,
-                    self._behind_total_s,
-                )
+            self._behind_since = time.monotonic()
+            self._log.warning(
+                "the recording is behind: %s takes less than the actors send, and they wait for it "
+                "(%.1f s so far)",
+                *(self._path, self._behind_total_s),
+            )
         return self._behind_since is not None
 
     def begin(

@@ -15,16 +15,8 @@ from typing import Any
 
 from impala_async.config.run import RunConfig, StopSection
 from impala_async.errors import CheckpointError, ConfigError, Exit, ServiceError, SpacesError
+from impala_async.learner import handoff
 from impala_async.learner.build import build_learner, find_layout
-from impala_async.learner.handoff import (
-    NOT_FINITE,
-    Captured,
-    Channels,
-    Inbox,
-    LearnerReport,
-    Mailbox,
-    on_thread,
-)
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.learner.loop.saver import Saver, begin_epoch
@@ -53,7 +45,7 @@ EXITS = {
     "interrupted": Exit.INTERRUPTED,
     ACTOR_LOST: Exit.TRY_AGAIN,
     UNSAVED: Exit.TRY_AGAIN,
-    NOT_FINITE: Exit.BUG,
+    handoff.NOT_FINITE: Exit.BUG,
 }
 
 
@@ -67,7 +59,7 @@ class LearnerService:
         sinks: Sequence[Sink],
         *,
         schema: Schema | None,
-        restored: Captured | None = None,
+        restored: handoff.Captured | None = None,
         recorder: Recorder | None = None,
         is_watched: bool = False,
         on_ready: Callable[[], None] = lambda: None,
@@ -83,12 +75,12 @@ class LearnerService:
         self._threads: list[asyncio.Task[object]] = []
         self._loader: HostLoader | None = None
         self._is_building = False
-        self._last_words: Captured | None = None
+        self._last_words: handoff.Captured | None = None
         self._saving: asyncio.Task[object] | None = None
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
         self._start, lineage = begin_epoch(folder, restored)
-        self._reading = LearnerReport(self._start)
+        self._reading = handoff.LearnerReport(self._start)
         self._episodes = EpisodeStats()
         state = self._training.state if self._training else None
         self._server = ActorServer(
@@ -117,13 +109,13 @@ class LearnerService:
 
     def _make_reporter(self, sinks: Sequence[Sink], earlier_s: float) -> None:
         # In lockstep no version may be passed over.
-        weights = Inbox if self._config.pace.is_lockstep else Mailbox
-        self._channels = Channels(
-            settlements=Inbox(self._loop, self._server.settle),
+        weights = handoff.Inbox if self._config.pace.is_lockstep else handoff.Mailbox
+        self._channels = handoff.Channels(
+            settlements=handoff.Inbox(self._loop, self._server.settle),
             weights=weights(self._loop, self._server.publish),
-            reports=Inbox(self._loop, self._on_reading),
-            captures=Inbox(self._loop, self._on_captured),
-            stops=Inbox(self._loop, self.stop),
+            reports=handoff.Inbox(self._loop, self._on_reading),
+            captures=handoff.Inbox(self._loop, self._on_captured),
+            stops=handoff.Inbox(self._loop, self.stop),
             run_path=self._folder.whole,
             watchdog=self._watchdog,
         )
@@ -209,13 +201,13 @@ class LearnerService:
             start=self._start,
             training=self._training,
             channels=self._channels,
-            release=Inbox(self._loop, self._server.release).post,
+            release=handoff.Inbox(self._loop, self._server.release).post,
         )
         loader = self._loader = thread.loader
         self._folder.confirm(self._config)
         self._server.open(schema, loader.slots, loader.full.put, layout)
         for name, body in {"learner": thread.run, **loader.bodies}.items():
-            self._threads.append(self._begin(f"the {name} thread", on_thread(name, body)))
+            self._threads.append(self._begin(f"the {name} thread", handoff.on_thread(name, body)))
 
     def _open_told(self, schema: Schema) -> None:
         """The spaces are those of an actor. Nobody is heard meanwhile, so it is told before."""
@@ -253,11 +245,11 @@ class LearnerService:
             self._goal_return = reached
             self.stop("mean_return")
 
-    def _on_reading(self, reading: LearnerReport) -> None:
+    def _on_reading(self, reading: handoff.LearnerReport) -> None:
         self._reading = reading
         self._reporter.answered.set()
 
-    def _on_captured(self, captured: Captured) -> None:
+    def _on_captured(self, captured: handoff.Captured) -> None:
         # The newest is saved once more at the end. Where the disk is slow, others are left out.
         self._last_words = captured
         if not self._ended.done() and (self._saving is None or self._saving.done()):
@@ -303,7 +295,8 @@ class LearnerService:
             with told_of("ending: waiting for the last updates", logger.info):
                 await self._end_threads(self._loader)
         report = self._reporter.report()
-        if reason in StopSection.model_fields:
+        is_goal = reason in StopSection.model_fields
+        if is_goal:
             # Nobody need wait for our disk. Who is to come back must not look for us before.
             await self._server.say_bye("finished", GOODBYE_S)
         self._watchdog.end_begins(SAVE_WITHIN_S)
@@ -318,11 +311,9 @@ class LearnerService:
             with told_of("ending: waiting for the recording to be written", logger.info):
                 await self._recorder.finish(reason, self._reading.progress.update, digests)
         # Who builds its environments has not heard it yet, and the last word holds.
-        await self._server.say_bye(
-            "finished" if reason in StopSection.model_fields else "restarting", GOODBYE_S
-        )
+        await self._server.say_bye("finished" if is_goal else "restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
-        if reason != NOT_FINITE and (not is_saved or self._folder.is_gone()):
+        if reason != handoff.NOT_FINITE and (not is_saved or self._folder.is_gone()):
             reason = UNSAVED
         self._summarise(reason, {**report, "num_actors": num_actors})
         return reason

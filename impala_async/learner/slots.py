@@ -31,9 +31,7 @@ Episodes = NDArray[np.void]
 
 def touched_memory(num_bytes: int) -> NDArray[np.uint8]:
     """Memory whose pages are there already: a first touch costs three times a copy."""
-    memory = np.empty(num_bytes, np.uint8)
-    memory.fill(0)
-    return memory
+    return np.full(num_bytes, 0, np.uint8)
 
 
 @dataclass(slots=True, eq=False)

@@ -40,9 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="with the recorded versions, for the same weights to the last bit",
     )
     parser.add_argument("--loop", action="store_true", help="again and again, until Ctrl-C")
-    doors.add_common_flags(
-        parser, "change a recorded setting of the learner; may be repeated", "its run folder"
-    )
+    change = "change a recorded setting of the learner; may be repeated"
+    doors.add_common_flags(parser, change, "its run folder")
     args = parser.parse_args(argv)
     return doors.run_door(lambda: _replay(args))
 
@@ -52,7 +51,7 @@ def _replay(args: argparse.Namespace) -> int:
         raise ConfigError("--exact: it ends, with the recorded settings: drop --loop and --set")
     doors.start_logging()
     from impala_async.replay.index import RecordingIndex, check_exact, settings_for
-    from impala_async.runs.folder import PRIVATE, RunFolder, default_run_path
+    from impala_async.runs.folder import RunFolder, default_run_path
 
     with doors.start_told_of(f"{args.file} is checked"):
         index = RecordingIndex(args.file)
@@ -63,14 +62,7 @@ def _replay(args: argparse.Namespace) -> int:
     folder.check_new(advice="name another folder")
     folder.check_free()  # and so it is ours to withdraw
     with undone(folder.withdraw), undone(lambda: folder.remove(SETTINGS)):
-        try:
-            folder.path.mkdir(parents=True, exist_ok=True)
-            dumped = config.model_dump(mode="json", by_alias=True)
-            settings = folder.write_json(SETTINGS, {"config": dumped}, mode=PRIVATE)
-        except OSError as error:
-            why = f"cannot write to {folder.path}: {error.strerror}"
-            raise ConfigError(f"--run-dir: {why}") from None
-        return _start_and_play(args, index, folder, settings)
+        return _start_and_play(args, index, folder, folder.write_settings(config, SETTINGS))
 
 
 def _start_and_play(

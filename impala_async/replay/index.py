@@ -94,13 +94,11 @@ def check_exact(index: RecordingIndex) -> None:
     """RecordingError for a run that cannot be made again: only one that began with a seed can."""
     start = index.start
     if start.settings.get("pace", {}).get("mode") == "lockstep":
-        raise RecordingError(
-            f"--exact: {index.path} was recorded in lockstep: train again with its settings"
-        )
+        fix = "train again with its settings"
+        raise RecordingError(f"--exact: {index.path} was recorded in lockstep: {fix}")
     if start.update != 0:
-        raise RecordingError(
-            f"--exact: {index.path} begins at update {start.update}: record a run from its start"
-        )
+        begins = f"begins at update {start.update}: record a run from its start"
+        raise RecordingError(f"--exact: {index.path} {begins}")
     if index.end is not None and index.end.update == 0:
         raise RecordingError(f"--exact: {index.path} ended before the first update")
 
@@ -128,6 +126,5 @@ def compare(folder: RunFolder, index: RecordingIndex, *, is_finished: bool) -> s
             "They are on a CPU of the same kind, with the same releases of impala-async, torch and "
             f"numpy; it was recorded with impala-async {index.start.package}"
         )
-    return (
-        f"the same weights and optimizer state as recorded, to the last bit ({end.update} updates)"
-    )
+    same = "the same weights and optimizer state as recorded, to the last bit"
+    return f"{same} ({end.update} updates)"

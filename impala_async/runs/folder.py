@@ -12,7 +12,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from impala_async.config.load import validate_config
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError
-from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_whole
+from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_whole, writing
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class RunFolder:
             self.hold()  # where another learner has it, that is the reason
             self.let_go()
             raise ConfigError(f"--run-dir: {self.path} already holds a run: {advice}")
-        with _writing(self.path):  # where it may not be looked into
+        with writing(self.path):  # where it may not be looked into
             found = [*self.path.glob("[!.]*"), *self.checkpoints.glob("[!.]*")]
         if others := sorted(path.name for path in found if path.name not in PREPARED):
             raise ConfigError(
@@ -94,7 +94,7 @@ class RunFolder:
 
     def hold(self) -> None:
         """Take the folder for this process, until it lets go, however it ends."""
-        with _writing(self.path):
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             # A process that foreign code forks may outlive this one.
@@ -125,26 +125,26 @@ class RunFolder:
         A resumed run keeps its former settings until `confirm`: it may not fit the new ones.
         """
         self.hold()
-        with _writing(self.checkpoints):
+        with writing(self.checkpoints):
             self.checkpoints.mkdir(exist_ok=True)
             # Whether checkpoints can be written is known now. `prune` would clear this one away.
             TemporaryDirectory(prefix=".partial-", dir=self.checkpoints).cleanup()
         if self._is_new:
-            self._write_settings(config, uuid.uuid4().hex)
+            self.write_settings(config, run_id=uuid.uuid4().hex)
         self._has_begun = True
 
     def confirm(self, config: RunConfig) -> None:
         """The learner is built: a resumed run goes on, so its settings are now the new ones."""
         if not self._is_new:
-            self._write_settings(config, self.run_id.hex())
+            self.write_settings(config, run_id=self.run_id.hex())
         if self.gym_spaces is not None:
-            with _writing(self.path):
+            with writing(self.path):
                 self.write_json(SPACES, {**self.gym_spaces})
 
-    def _write_settings(self, config: RunConfig, run_id: str) -> None:
-        content = {"run_id": run_id, "config": config.model_dump(mode="json", by_alias=True)}
-        with _writing(self.path):
-            self.write_json("config.json", content, mode=PRIVATE)
+    def write_settings(self, config: RunConfig, name: str = "config.json", **more: str) -> Path:
+        content = {**more, "config": config.model_dump(mode="json", by_alias=True)}
+        with writing(self.path):
+            return self.write_json(name, content, mode=PRIVATE)
 
     def let_go(self) -> None:
         if self._hold is not None:
@@ -205,7 +205,7 @@ class RunFolder:
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
         epoch = max(last, saved) + 1
-        with _writing(self.path):
+        with writing(self.path):
             write_whole(self._epoch, str(epoch).encode())
         return epoch
 
@@ -246,7 +246,7 @@ class RunFolder:
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
         where = {"data_url": data_url, "weights_url": weights_url, "http_url": None}
-        with _writing(self.path):
+        with writing(self.path):
             self.write_json("service.json", {**where, "pid": os.getpid(), "epoch": epoch})
 
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
@@ -291,12 +291,3 @@ def _holder(fd: int) -> str:
             if kind == "FLOCK" and place.rpartition(":")[2] == inode:
                 return f" (process {pid})"
     return ""
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        where, why = error.filename or path, error.strerror or error
-        raise ConfigError(f"--run-dir: cannot write to {where}: {why}") from None

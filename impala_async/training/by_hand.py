@@ -8,6 +8,7 @@ against the event loop. This has a quarter of them. It comes to what torch does 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -40,18 +41,17 @@ def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
     return is_mlp and is_float32 and is_covered and torch.get_num_threads() == 1
 
 
+@dataclass(eq=False)
 class ByHand:
     """Computes gradients as the update step does, whose `transitions_of` are the loss's inputs."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        section: AlgorithmSection,
-        transitions_of: Callable[[Batch, Coefficients], dict[str, Any]],
-    ) -> None:
-        self._net, self._choice = _Net(policy.model), policy.only_choice or ""
-        self._parameters = tuple(policy.model.parameters())
-        self._section, self._transitions_of = section, transitions_of
+    policy: Policy
+    section: AlgorithmSection
+    transitions_of: Callable[[Batch, Coefficients], dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        self._net, self._choice = _Net(self.policy.model), self.policy.only_choice or ""
+        self._parameters = tuple(self.policy.model.parameters())
 
     @torch.no_grad()
     @np.errstate(all="ignore")  # what is not finite is seen in the loss
@@ -61,7 +61,11 @@ class ByHand:
         valid_BS = np.zeros(values_BS.shape, np.bool_)
         valid_BT = valid_BS[:, :-1]
         valid_BT[:] = batch.mask_BT.numpy()
-        log_probs_NA, probs_NA = _categorical(logits_NA)
+        log_probs_NA = logits_NA - logits_NA.max(1, keepdims=True)
+        probs_NA = np.exp(log_probs_NA)
+        sums_N = _row_sums(probs_NA)
+        log_probs_NA -= np.log(sums_N)[:, None]
+        probs_NA /= sums_N[:, None]
         # Where the choices lie among all.
         first_BS = np.arange(0, logits_NA.size, logits_NA.shape[1]).reshape(values_BS.shape)
         chosen_BT = first_BS[:, :-1] + batch.actions[self._choice].numpy()
@@ -70,10 +74,10 @@ class ByHand:
         np.maximum(log_probs_NA, LOWEST, out=log_probs_NA)
         entropies_N = -_row_sums(probs_NA * log_probs_NA)
 
-        inputs = self._transitions_of(batch, of)
+        inputs = self.transitions_of(batch, of)
         targets_TB, advantages_TB = self._returns(chosen_log_probs_BT, values_BS, inputs)
         num_valid = float(inputs["num_valid"])
-        scale = 1.0 / max(num_valid, 1.0) if self._section.reduction == "mean" else 1.0
+        scale = 1.0 / max(num_valid, 1.0) if self.section.reduction == "mean" else 1.0
         weights_BS, errors_BS = np.zeros((2, *values_BS.shape), np.float32)
         # Both are 0 where masked.
         np.multiply(advantages_TB.numpy().T, np.float32(scale), out=weights_BS[:, :-1])
@@ -86,7 +90,7 @@ class ByHand:
         )
         gradient_NA.reshape(-1)[chosen_BT] -= weights_BS[:, :-1]
         gradient_NA[~valid_BS.reshape(-1)] = 0
-        value_scale = self._section.value_cost * scale
+        value_scale = self.section.value_cost * scale
         self._net.backward(gradient_NA, errors_BS.reshape(-1, 1) * np.float32(-value_scale))
 
         sum_entropy = float(entropies_N[valid_BS.reshape(-1)].sum())
@@ -103,7 +107,7 @@ class ByHand:
     def _returns(
         self, log_probs_BT: Array, values_BS: Array, inputs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        section, values_SB = self._section, torch.from_numpy(values_BS).t()
+        section, values_SB = self.section, torch.from_numpy(values_BS).t()
         mask_TB = inputs["mask_TB"]
         targets_TB, advantages_TB = vtrace(
             log_rhos_TB=torch.from_numpy(log_probs_BT).t() - inputs["behaviour_log_probs_TB"],
@@ -119,16 +123,6 @@ class ByHand:
         if section.has_normal_advantages:
             advantages_TB = ValidRows(values_SB, mask_TB).normalize(advantages_TB)
         return targets_TB, advantages_TB
-
-
-def _categorical(logits_NA: Array) -> tuple[Array, Array]:
-    """The logarithms of probabilities, and the probabilities."""
-    log_probs_NA = logits_NA - logits_NA.max(1, keepdims=True)
-    probs_NA = np.exp(log_probs_NA)
-    sums_N = _row_sums(probs_NA)
-    log_probs_NA -= np.log(sums_N)[:, None]
-    probs_NA /= sums_N[:, None]
-    return log_probs_NA, probs_NA
 
 
 def _row_sums(numbers_NA: Array) -> Array:

@@ -9,7 +9,7 @@ statistics of observations in place, and nothing else.
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -67,25 +67,23 @@ class _Pass:
     not_finite: dict[str, None] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class UpdateStep:
     """The policy's weights, one batch further. Batches lie on the device of the policy."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        algorithm: AlgorithmSection,
-        *,
-        seed: int = 0,
-        is_graphed: bool = False,
-    ) -> None:
-        self.policy = policy
+    policy: Policy
+    section: AlgorithmSection
+    _: KW_ONLY
+    seed: int = 0
+    is_graphed: bool = False
+
+    def __post_init__(self) -> None:
+        policy, algorithm = self.policy, self.section
         self.parameters = tuple(policy.model.parameters())
         self.optimizer = build_optimizer(self.parameters, algorithm)
         self._algorithm = make_algorithm(algorithm)
         self.target = Target(policy.model, algorithm) if self._algorithm.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
-        self._section = algorithm
-        self._seed = seed
         self.num_updates = 0
         self._num_failed_in_a_row = 0
         # From this norm on a gradient is not for an optimizer, which gets it clipped.
@@ -97,14 +95,14 @@ class UpdateStep:
         # Code of the user's own may do more than launch kernels: a graph would leave that out.
         is_ours = policy.is_torso_ours and algorithm.name in MAKERS
         self._compute: ComputeGradients = self._compute_gradients
-        if is_graphed and is_ours:
+        if self.is_graphed and is_ours:
             self._compute = Graphs(self._compute_gradients, self.parameters)
         elif is_plain(policy, algorithm):
             self._compute = ByHand(policy, algorithm, self._transitions)
 
     def prepare(self, batch: Batch) -> None:
         """Try an algorithm of the user's own, by an update of a batch without a valid row."""
-        if self._section.name not in MAKERS:
+        if self.section.name not in MAKERS:
             device = self.policy.device
             # A network of the user's own may draw in it.
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -117,7 +115,7 @@ class UpdateStep:
         """Make the updates with the columns that are alive, a tensor on the CPU. One that is not
         taken leaves all as it is, bit for bit. Schedules are where `env_steps_trained` says, and
         statistics of returns and observations take in a batch at its first pass."""
-        batch, section, at = batch.living(alive_B), self._section, env_steps_trained
+        batch, section, at = batch.living(alive_B), self.section, env_steps_trained
         cost, horizon = section.entropy_cost, section.schedule_env_steps
         this = _Pass(
             is_first_pass,
@@ -127,7 +125,7 @@ class UpdateStep:
             torch.zeros_like(alive_B),
         )
         # By the updates taken, so that one that is skipped leaves no trace here either.
-        parts = deal(alive_B, section.num_minibatches, (self._seed, self.num_updates))
+        parts = deal(alive_B, section.num_minibatches, (self.seed, self.num_updates))
         for columns_N in parts:
             part = batch if len(parts) == 1 else batch.take(columns_N)
             failed = self._update(part, this)
@@ -197,7 +195,7 @@ class UpdateStep:
         (this.applied if is_applied else this.skipped).append(told)
         if not is_applied:
             return told if num_valid > 0 else None
-        take_step(self.optimizer, norm, self._section.grad_clip)
+        take_step(self.optimizer, norm, self.section.grad_clip)
         self._num_failed_in_a_row = 0
         this.target_sums.append(more[len(names) :])
         if self.target is not None:
@@ -253,7 +251,7 @@ class UpdateStep:
 
     def _coefficients(self, this: _Pass) -> Coefficients:
         kl_coeff = 0.0 if self.target is None else self.target.kl_coeff
-        return Coefficients(this.entropy_cost, self._section.reward_scale / this.scale, kl_coeff)
+        return Coefficients(this.entropy_cost, self.section.reward_scale / this.scale, kl_coeff)
 
     def _view(self, batch: Batch, of: Coefficients) -> View:
         inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
@@ -268,7 +266,7 @@ class UpdateStep:
         """The inputs of a loss that are as actors sent them, whatever the weights."""
         # Truncated rows keep gamma: the row after them holds the final observation.
         discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
-        rewards_BT = clip_rewards(batch.rewards_BT, self._section.reward_clip)
+        rewards_BT = clip_rewards(batch.rewards_BT, self.section.reward_clip)
         return {
             "behaviour_log_probs_TB": batch.log_probs_BT.t(),
             "rewards_TB": (rewards_BT * of.reward_factor).t(),
@@ -284,7 +282,7 @@ class UpdateStep:
         if self.return_scale.weight:
             return self.return_scale.scale
         with torch.no_grad():
-            view = self._view(batch, Coefficients(0.0, self._section.reward_scale, 0.0))
+            view = self._view(batch, Coefficients(0.0, self.section.reward_scale, 0.0))
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB
         return scale_of(sums_of(targets_TB, view.mask_TB & targets_TB.isfinite()).tolist())
 

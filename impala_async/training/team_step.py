@@ -8,7 +8,7 @@ the member's episode began.
 """
 
 import logging
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 WARN_AT_BATCH = 100
 
 
+@dataclass(eq=False)
 class TeamStep:
     """The team's weights, one batch further: what `UpdateStep` is to a single policy.
 
@@ -35,21 +36,19 @@ class TeamStep:
     counted in updates, as any member's weights in it can be.
     """
 
-    def __init__(
-        self,
-        policy: AnyPolicy,
-        algorithm: AlgorithmSection,
-        policies: PoliciesSection,
-        *,
-        seed: int = 0,
-    ) -> None:
-        self.policy = policy
+    policy: AnyPolicy
+    section: AlgorithmSection
+    policies: PoliciesSection
+    _: KW_ONLY
+    seed: int
+
+    def __post_init__(self) -> None:
+        seeds = [member_seed_of(self.seed, number) for number in range(len(self.policies.names))]
         self.steps = {
-            name: UpdateStep(policy.members[name], algorithm, seed=member_seed_of(seed, number))
-            for number, name in enumerate(policies.names)
-            if name in policies.trained
+            name: UpdateStep(self.policy.members[name], self.section, seed=seed)
+            for name, seed in zip(self.policies.names, seeds, strict=True)
+            if name in self.policies.trained
         }
-        self._policies = policies
         self._num_batches = 0
 
     def run(
@@ -59,7 +58,7 @@ class TeamStep:
         is_failed_B = torch.zeros_like(alive_B)
         results = []
         for name, step in self.steps.items():
-            number = self._policies.names.index(name)
+            number = self.policies.names.index(name)
             is_own_BT = batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
             # Where there is a device, the host waits for it here.
             columns_N = (is_own_BT.any(-1).cpu() & alive_B).nonzero().flatten()
@@ -70,9 +69,9 @@ class TeamStep:
             num_before = step.num_updates
             result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)
             is_failed_B[columns_N] |= result.is_failed_B
-            every, members = self._policies.copy_every_updates, self.policy.members
+            every, members = self.policies.copy_every_updates, self.policy.members
             is_due = every is not None and num_before // every != step.num_updates // every
-            for copied, source in self._policies.copies.items() if is_due else ():
+            for copied, source in self.policies.copies.items() if is_due else ():
                 if source == name:
                     members[copied].load_tensors(members[name].named_tensors())
             results.append(result)

@@ -14,24 +14,7 @@ from impala_async import __version__
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    MAX_WHY,
-    NO_NUMBER,
-    PROTOCOL,
-    Bye,
-    Frame,
-    Grant,
-    Hello,
-    Message,
-    Reject,
-    Spec,
-    Welcome,
-    code_of,
-    pack,
-    plain,
-    unpack,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.pulls import Pulls, doubling
 
 HELLO_EVERY_S = 1.0
@@ -50,7 +33,7 @@ class Handshake:
     """A hello that is said now and then, until a learner welcomes us."""
 
     def __init__(
-        self, hello: Hello, now: float, chance: Callable[[], float] = random.random
+        self, hello: wire.Hello, now: float, chance: Callable[[], float] = random.random
     ) -> None:
         self.hello = hello
         self.refusal = ""
@@ -70,14 +53,14 @@ class Handshake:
         # Not all at once, when many actors lost the same learner.
         self.say_at = now + HELLO_EVERY_S * (1 + self._chance()) / 2
 
-    def take(self, message: Message | None, now: float) -> Welcome | None:
+    def take(self, message: wire.Message | None, now: float) -> wire.Welcome | None:
         """Return a welcome, unless its learner should be dead: its epoch is lower than the run's.
         A learner that refuses for good is a MismatchError or a NotAllowedError."""
-        if isinstance(message, Reject):
+        if isinstance(message, wire.Reject):
             raise_if_final(message, is_joined=False)
             self.refusal, self.is_refused = message.text, True
             self.say_at = max(self.say_at, now + message.retry_after_s)
-        if not isinstance(message, Welcome):
+        if not isinstance(message, wire.Welcome):
             return None
         is_known = message.run_id == self.hello.run_id
         return None if is_known and message.epoch < self.hello.epoch else message
@@ -127,7 +110,7 @@ class Outbox(Generic[Item]):
         assert seq in self._held
         self._sent_at[seq] = now
 
-    def on_grant(self, grant: Grant) -> list[Item]:
+    def on_grant(self, grant: wire.Grant) -> list[Item]:
         """Take in a grant of this session, which may be late; returns what is settled.
 
         A refused message above a gap is held until the gap is closed. So there is no gap in what
@@ -162,12 +145,12 @@ class Outbox(Generic[Item]):
 class ActorSide(Generic[Item]):
     """One actor, in all of its sessions; an item is a trajectory that it sends."""
 
-    welcome: Welcome
+    welcome: wire.Welcome
     """There from `accept` on."""
 
     def __init__(self, actor: bytes) -> None:
         self.actor = actor
-        self.number = NO_NUMBER
+        self.number = wire.NO_NUMBER
         """The one that its starter gave it."""
         self.session = b""
         self.outbox: Outbox[Item] = Outbox()
@@ -194,11 +177,11 @@ class ActorSide(Generic[Item]):
     def handshake(self, now: float) -> Handshake:
         """Return what to say first, or again to a learner that this actor has worked for before."""
         known, held_from = (self.run_id, self._epoch), self.outbox.lowest_unsettled
-        hello = Hello(PROTOCOL, self.actor, __version__, *known, held_from, self.number)
+        hello = wire.Hello(wire.PROTOCOL, self.actor, __version__, *known, held_from, self.number)
         return Handshake(hello, now)
 
     def accept(
-        self, welcome: Welcome, now: float, *, max_lag: int = 0, lockstep_lag: int | None = None
+        self, welcome: wire.Welcome, now: float, max_lag: int = 0, lockstep_lag: int | None = None
     ) -> bool:
         """A session begins, without credit. False if of another run, which drops what was held."""
         is_same_run = self.run_id in (NO_RUN, welcome.run_id)
@@ -217,12 +200,12 @@ class ActorSide(Generic[Item]):
         self, schema: Schema, layout: bytes, columns: int, streams: int, gives_way: bool = True
     ) -> None:
         """Set what this actor runs, in this session and in later ones; `layout` is a digest."""
-        self._spec = Spec(NO_RUN, schema.digest, layout, columns, streams, int(gives_way))
+        self._spec = wire.Spec(NO_RUN, schema.digest, layout, columns, streams, int(gives_way))
         self._schema_frame = schema.to_json()
 
-    def spec_frames(self) -> list[Frame]:
+    def spec_frames(self) -> list[wire.Frame]:
         """Return what is said first over each data connection of a session."""
-        return [pack(self._spec._replace(session=self.session)), self._schema_frame]
+        return [wire.pack(self._spec._replace(session=self.session)), self._schema_frame]
 
     def said_spec(self, now: float) -> None:
         self.told_at = self.last_heard = now
@@ -232,24 +215,24 @@ class ActorSide(Generic[Item]):
         self.told_at, self.tell_again_at = now, now + next(self.pauses)
         self.outbox.resend_all(is_new_session=False)
 
-    def take(self, message: Message, now: float) -> Grant | Reject | Bye | None:
+    def take(self, message: wire.Message, now: float) -> wire.Grant | wire.Reject | wire.Bye | None:
         """Take a message at the data port; return it if the shell has to do something about it."""
         self.last_heard = now
-        if isinstance(message, Grant):
+        if isinstance(message, wire.Grant):
             # The learner says this here only to those whose Spec it has.
             self.is_joined |= message.session == self.session
             return self.take_grant(message)
-        if isinstance(message, Reject):
+        if isinstance(message, wire.Reject):
             # With any other refusal the learner has ended the session.
-            self.has_session &= code_of(message) == "bad_message"
+            self.has_session &= wire.code_of(message) == "bad_message"
             raise_if_final(message, is_joined=self.is_joined)
             return message
-        if isinstance(message, Bye) and message.session == self.session:
+        if isinstance(message, wire.Bye) and message.session == self.session:
             self.has_session = False
             return message
         return None
 
-    def take_grant(self, grant: Grant) -> Grant | None:
+    def take_grant(self, grant: wire.Grant) -> wire.Grant | None:
         """The same of a grant, at whichever port; None if it is of another session."""
         if grant.session != self.session:
             return None
@@ -282,12 +265,13 @@ class ActorSide(Generic[Item]):
         self.version, self.outbox.next_seq = NO_VERSION, self.outbox.lowest_unsettled
         self.outbox.give_up()
 
-    def bye(self, why: str = "") -> Bye | None:
+    def bye(self, why: str = "") -> wire.Bye | None:
         """End the session, with what this actor died of; None if nobody would miss us."""
         if not self.has_session:
             return None
         self.has_session = False
-        return Bye(self.session, BYE_REASONS.index("leaving"), plain(why)[:MAX_WHY])
+        reason = wire.BYE_REASONS.index("leaving")
+        return wire.Bye(self.session, reason, wire.plain(why)[: wire.MAX_WHY])
 
     def put(self, item: Item) -> bool:
         """Take a finished trajectory; False if in lockstep its batch was of a session before."""
@@ -316,10 +300,10 @@ class ActorSide(Generic[Item]):
         self.version = version
 
 
-def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
+def raise_if_final(refusal: wire.Reject, *, is_joined: bool) -> None:
     """A refusal that no second try will change ends this actor. Once it has joined, a message that
     the learner does not understand is only one message."""
-    code = code_of(refusal)
+    code = wire.code_of(refusal)
     if code == "not_allowed":
         raise NotAllowedError(f"the learner does not admit this actor: {refusal.text}")
     if code == "wrong_port":
@@ -328,16 +312,16 @@ def raise_if_final(refusal: Reject, *, is_joined: bool) -> None:
         raise MismatchError(f"the learner refuses this actor: {refusal.text}")
 
 
-def read_answer(frame: Frame) -> Message:
+def read_answer(frame: wire.Frame) -> wire.Message:
     """Read what a learner says. Raises ProtocolError if it is no message, or makes no sense."""
-    message = unpack(frame)
-    if isinstance(message, Grant) and message.settled > message.granted:
+    message = wire.unpack(frame)
+    if isinstance(message, wire.Grant) and message.settled > message.granted:
         text = f"Grant.settled = {message.settled}, beyond granted = {message.granted}"
         raise ProtocolError("malformed_header", text)
-    if isinstance(message, Welcome) and message.heartbeat_s > message.lease_s:
+    if isinstance(message, wire.Welcome) and message.heartbeat_s > message.lease_s:
         text = f"Welcome.heartbeat_s = {message.heartbeat_s:g}, over lease_s = {message.lease_s:g}"
         raise ProtocolError("malformed_header", text)
-    if isinstance(message, Reject):
-        text = plain(message.text.strip()) or f"it does not say why ({code_of(message)})"
+    if isinstance(message, wire.Reject):
+        text = wire.plain(message.text.strip()) or f"it does not say why ({wire.code_of(message)})"
         return message._replace(text=text)
     return message

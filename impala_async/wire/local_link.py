@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from impala_async.errors import ConfigError
-from impala_async.files import open_at_once
+from impala_async.files import open_regular
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
 PREFIX = "impala-async-ipc-"
@@ -62,9 +62,8 @@ def read_nonce(path: str) -> bytes | None:
     """Return what a nonce file holds, if it can be one: the path came from a stranger, and may
     name a device without end or a pipe that nobody writes to."""
     try:
-        with open(path, "rb", opener=lambda at, how: open_at_once(at, how | os.O_NOFOLLOW)) as file:
-            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            return file.read(_MAX_NONCE_BYTES) if is_file else None
+        with open(path, "rb", opener=lambda at, how: open_regular(at, how | os.O_NOFOLLOW)) as file:
+            return file.read(_MAX_NONCE_BYTES)
     except (OSError, ValueError):
         return None
 

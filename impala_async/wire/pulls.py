@@ -9,16 +9,7 @@ import numpy as np
 
 from impala_async.errors import MismatchError, ProtocolError
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.messages import (
-    Frame,
-    Get,
-    Grant,
-    Message,
-    NotModified,
-    Reject,
-    WeightsReply,
-    code_of,
-)
+from impala_async.wire import messages as wire
 
 # Who asks in vain asks again, ever less often; a version that is named is asked for at once.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
@@ -80,11 +71,11 @@ class Pulls:
         self.next_beat = now + max(self.heartbeat_s, SHORTEST_BEAT_S)
         self._were_timed = bool(timers)
 
-    def get(self, now: float) -> Get | None:
+    def get(self, now: float) -> wire.Get | None:
         is_waiting = self._asked_at is not None and now - self._asked_at <= self.reply_timeout_s
         if is_waiting or now < self._not_before or not self._lacks_weights:
             return None
-        return Get(self.session, *self.have)
+        return wire.Get(self.session, *self.have)
 
     def said_get(self, now: float) -> None:
         self._asked_at = now
@@ -94,16 +85,18 @@ class Pulls:
         is_later = self._asked_at is None and self._lacks_weights
         return self._not_before - now if is_later else self.reply_timeout_s
 
-    def take(self, message: Message, frames: Sequence[Frame], now: float) -> Weights | None:
+    def take(
+        self, message: wire.Message, frames: Sequence[wire.Frame], now: float
+    ) -> Weights | None:
         """Weights that are newer than what there was, if that came. Those of another model are a
         MismatchError; damaged ones a ProtocolError, and asked for again."""
         self.last_heard, self.has_heard = now, True
-        if isinstance(message, Grant):
+        if isinstance(message, wire.Grant):
             self.name(Version(message.epoch, message.update))
-        elif isinstance(message, Reject):
+        elif isinstance(message, wire.Reject):
             self.answer = f"it refuses: {message.text}"
-            self.is_session_over |= code_of(message) == "hello_again"
-        elif isinstance(message, NotModified | WeightsReply):
+            self.is_session_over |= wire.code_of(message) == "hello_again"
+        elif isinstance(message, wire.NotModified | wire.WeightsReply):
             had, self._asked_at = self.have, None
             try:
                 return self._take_answer(message, frames)
@@ -120,11 +113,11 @@ class Pulls:
         return self.have == NO_VERSION or self.named > self.have
 
     def _take_answer(
-        self, reply: NotModified | WeightsReply, frames: Sequence[Frame]
+        self, reply: wire.NotModified | wire.WeightsReply, frames: Sequence[wire.Frame]
     ) -> Weights | None:
         version = Version(reply.epoch, reply.update)
         number = f"{version.epoch}.{version.update}"
-        if isinstance(reply, NotModified):
+        if isinstance(reply, wire.NotModified):
             # They are not published yet, or could not be sent just now, but soon will be.
             none = "none yet" if self.have == NO_VERSION else "none that are newer"
             none = f"{number}, but none for us yet" if version > self.have else none

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import struct
 import weakref
 import zlib
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from impala_async.errors import ProtocolError, RecordingError, SpacesError
-from impala_async.files import open_at_once
+from impala_async.files import open_regular
 from impala_async.schema import Schema
 from impala_async.wire.messages import Data, Frame, pack, unpack
 
@@ -79,15 +78,12 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            file = open(path, "rb", buffering=0, opener=open_at_once)  # noqa: SIM115
+            file = open(path, "rb", buffering=0, opener=open_regular)  # noqa: SIM115
         except OSError as error:
             raise self._fault(f"cannot be read: {error.strerror}") from None
         weakref.finalize(self, file.close)
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise self._fault("cannot be read: it is no regular file")
-        self._fd, self.num_bytes = file.fileno(), found.st_size
-        opening = bytes(self._bytes(0, min(found.st_size, len(OPENING))))
+        self._fd, self.num_bytes = file.fileno(), os.fstat(file.fileno()).st_size
+        opening = bytes(self._bytes(0, min(self.num_bytes, len(OPENING))))
         # It may have been cut before its opening was written.
         if not opening.startswith(MAGIC[: len(opening)]):
             raise self._fault("is not a recording of impala-async")

@@ -8,17 +8,7 @@ from itertools import count
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import Lineage, Version
-from impala_async.wire.messages import (
-    MAX_TEXT_BYTES,
-    MAX_VERDICTS,
-    PROTOCOL,
-    REJECT_CODES,
-    VERDICTS,
-    Data,
-    Hello,
-    Reject,
-    plain,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.peer import Credit, Peer, Watermark
 
 MAX_SESSIONS = 10_000
@@ -31,10 +21,10 @@ WATERMARK_LIFE_S = 3600.0
 MAX_GONE = 10_000
 
 
-def reject(code: str, text: str, retry_after_s: float = -1.0) -> Reject:
+def reject(code: str, text: str, retry_after_s: float = -1.0) -> wire.Reject:
     """A refusal; without a retry it is for ever. The text is made to fit: it may quote a peer."""
-    fitting = plain(text).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
-    return Reject(REJECT_CODES.index(code), fitting, retry_after_s)
+    fitting = wire.plain(text).encode()[: wire.MAX_TEXT_BYTES].decode(errors="ignore")
+    return wire.Reject(wire.REJECT_CODES.index(code), fitting, retry_after_s)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -75,12 +65,12 @@ class SessionTable:
         """Columns for which room is kept, as they may still arrive."""
         return sum(peer.kept_columns for peer in self._peers.values())
 
-    def hello(self, hello: Hello, route: bytes, now: float) -> Peer | Reject:
-        if hello.protocol != PROTOCOL:
+    def hello(self, hello: wire.Hello, route: bytes, now: float) -> Peer | wire.Reject:
+        if hello.protocol != wire.PROTOCOL:
             return reject(
                 "protocol",
-                f"protocol: this learner speaks version {PROTOCOL}, the actor {hello.protocol}: "
-                "install the same release of impala-async on both sides",
+                f"protocol: this learner speaks version {wire.PROTOCOL}, the actor "
+                f"{hello.protocol}: install the same release of impala-async on both sides",
             )
         known = self._known.get(hello.actor)
         limit = self.num_ranks or MAX_SESSIONS
@@ -122,7 +112,7 @@ class SessionTable:
             peer.last_heard = now
         return peer
 
-    def reserve(self, peer: Peer, data: Data, version_now: Version) -> str | None:
+    def reserve(self, peer: Peer, data: wire.Data, version_now: Version) -> str | None:
         """May this trajectory come in? None, or the reason why it is refused for good. Without a
         credit for it that is a ProtocolError, and nothing is settled."""
         if peer.watermark.is_settled(data.seq):
@@ -140,8 +130,8 @@ class SessionTable:
 
     def settle(self, peer: Peer, seq: int, verdict: str | None) -> None:
         """A seq is admitted (None) or refused for good; its credit comes back."""
-        if verdict is not None and len(peer.verdicts) < MAX_VERDICTS:
-            peer.verdicts.append([seq, VERDICTS.index(verdict)])
+        if verdict is not None and len(peer.verdicts) < wire.MAX_VERDICTS:
+            peer.verdicts.append([seq, wire.VERDICTS.index(verdict)])
         self._credit.note_use(peer, seq, was_admitted=verdict is None)
         peer.watermark.settle(seq)
         peer.has_settled = True
@@ -153,7 +143,7 @@ class SessionTable:
         ahead = free_columns if most_ahead is None else most_ahead
         return self._credit.deal(self._peers.values(), free_columns, ahead, now)
 
-    def has_room(self, peer: Peer, data: Data, free_columns: int) -> bool:
+    def has_room(self, peer: Peer, data: wire.Data, free_columns: int) -> bool:
         """Whether a trajectory that is allowed can be taken in. If not, it waits for room, ahead
         of all credit, and its actor is told when to send it again: then there will be some."""
         is_called = data.seq == peer.called_back
@@ -188,9 +178,8 @@ class SessionTable:
         expired = [peer for peer in self if now - peer.last_heard > self.lease_s]
         for peer in expired:
             self.end(peer)
-        self._asked = {
-            route: asked for route, asked in self._asked.items() if any(map(self.peer_of, asked))
-        }
+        asked = self._asked.items()
+        self._asked = {route: each for route, each in asked if any(map(self.peer_of, each))}
         gone = [peer for peer in self._known.values() if self.peer_of(peer.session) is None]
         num_too_many = len(gone) - MAX_GONE
         for number, peer in enumerate(gone):
@@ -251,7 +240,7 @@ class SessionTable:
         # At a thousand hellos a second nobody can look at all ranks.
         return next(rank for rank in count(len(self._ranks)) if rank not in self._ranks)
 
-    def _open(self, hello: Hello, known: Peer, route: bytes, now: float) -> Peer:
+    def _open(self, hello: wire.Hello, known: Peer, route: bytes, now: float) -> Peer:
         rank = known.rank
         if self.num_ranks is not None:
             # The place of nobody who joined that the fewest hope for; among those the former one.

@@ -14,13 +14,8 @@ from contextlib import suppress
 import zmq
 
 from impala_async.errors import ConfigError
+from impala_async.wire import messages as wire
 from impala_async.wire.connections import WATCHED, Connections, Monitor, most_descriptors
-from impala_async.wire.messages import (
-    MAX_HEADER_BYTES,
-    MAX_INLINE_BYTES,
-    SLOWEST_BYTES_PER_S,
-    Frame,
-)
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -30,7 +25,7 @@ _EVENTS, _RCVMORE = int(zmq.EVENTS), int(zmq.RCVMORE)
 IPC_PATH_MAX_BYTES = 107
 # Two I/O threads were the fastest in every trial that had messages of over 100 KiB.
 IO_THREADS = 2
-_HEADER_BUFFER_BYTES = MAX_HEADER_BYTES + MAX_INLINE_BYTES
+_HEADER_BUFFER_BYTES = wire.MAX_HEADER_BYTES + wire.MAX_INLINE_BYTES
 # A half-open connection ends after this long. ZeroMQ's own heartbeats are never set: one of them
 # aborts the process where a peer hung up while its messages were waiting. Leases decide the rest.
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIVE_INTVL: 5}
@@ -170,7 +165,7 @@ class Router:
             if self.receive_into(_NOTHING) == NO_FRAME:
                 return
 
-    def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
+    def send(self, route: bytes, frames: Sequence[wire.Frame]) -> bool:
         """Send without blocking; False if the peer is gone or does not take it now. A peer has only
         a few messages of several frames under way: one that reads none must not fill our memory."""
         under_way = self._under_way.get(route, []) if len(frames) > 1 else []
@@ -197,7 +192,7 @@ class Router:
             # This tracks the last frame, which is the one that holds much.
             tracker = self._socket.send_multipart(others, _NOBLOCK, copy=False, track=True)
             assert tracker is not None
-            due_at = time.monotonic() + memoryview(others[-1]).nbytes / SLOWEST_BYTES_PER_S
+            due_at = time.monotonic() + memoryview(others[-1]).nbytes / wire.SLOWEST_BYTES_PER_S
             self._under_way[route] = [*under_way, (tracker, due_at)]
         return True
 
@@ -268,7 +263,7 @@ class Dealer:
         self._connections.read()
         return self._is_greeted
 
-    def greet(self, frames: Sequence[Frame]) -> bool:
+    def greet(self, frames: Sequence[wire.Frame]) -> bool:
         """Send what lets the other end know who is here; False if there is no connection now."""
         self._connections.read()
         if not self._is_connected or not self.send(frames):
@@ -278,7 +273,7 @@ class Dealer:
         self._poller.register(self._monitor.socket, zmq.POLLIN)
         return True
 
-    def send(self, frames: Sequence[Frame]) -> bool:
+    def send(self, frames: Sequence[wire.Frame]) -> bool:
         """Send without blocking; False if there is no connection now. Frames are not copied: they
         must stay as they are until the learner settled them."""
         try:
@@ -287,7 +282,7 @@ class Dealer:
             return False
         return True
 
-    def send_last(self, frames: Sequence[Frame]) -> None:
+    def send_last(self, frames: Sequence[wire.Frame]) -> None:
         """Send what nothing will follow: closing waits a moment until it is out."""
         self._socket.set(zmq.LINGER, _LAST_WORD_MS)
         self.send(frames)

@@ -25,22 +25,7 @@ from impala_async.config.run import (
 )
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    Bye,
-    Data,
-    Get,
-    Grant,
-    Heartbeat,
-    Hello,
-    NotModified,
-    Spec,
-    WeightsReply,
-    Welcome,
-    encode_settings,
-    pack,
-    unpack,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router, new_context
 from tests.actor.fakes import schema_of
@@ -48,7 +33,7 @@ from tests.proxy import LEARNER_HOST
 from tests.wire.ends import until
 
 WITHIN_S = 20.0
-WELCOME = Welcome(
+WELCOME = wire.Welcome(
     *(b"r" * 16, 2, b"s" * 16, 0, 5556, "/ipc/d", "/ipc/w", "/nonce", b"n" * 16, 10.0, 2.0, 64)
 )
 LAYOUT = WeightsLayout((ArraySpec("w", (4,), "float32"),))
@@ -67,7 +52,7 @@ class Heard(NamedTuple):
 
     def answer(self, message, *frames):
         """Sent as soon as weights that were sent before have left."""
-        until(lambda: self.router.send(self.route, [pack(message), *frames]))
+        until(lambda: self.router.send(self.route, [wire.pack(message), *frames]))
 
     def answer_raw(self, *frames):
         assert self.router.send(self.route, frames)
@@ -113,7 +98,7 @@ class Ear:
     def _listen(self):
         while (arrived := self.router.receive()) is not None:
             route, header, _ = arrived
-            message, frames = unpack(header), []
+            message, frames = wire.unpack(header), []
             while self.router.has_more_frames:
                 size = self.router.receive_into(self._scratch)
                 frames.append(bytes(self._scratch[:size]))
@@ -139,7 +124,7 @@ class ScriptedLearner:
     def welcome(self, hello, settings, **changes):
         """Open a session; over tcp, unless `nonce_path` is changed to one that can be read."""
         self._num_sessions += 1
-        welcome = Welcome(
+        welcome = wire.Welcome(
             run_id=self.run_id,
             epoch=1,
             session=self._num_sessions.to_bytes(16, "big"),
@@ -155,7 +140,7 @@ class ScriptedLearner:
         )._replace(**changes)
         if "heartbeat_s" not in changes:
             welcome = welcome._replace(heartbeat_s=min(5.0, welcome.lease_s))
-        hello.answer(welcome, encode_settings(settings.model_dump(mode="json")))
+        hello.answer(welcome, wire.encode_settings(settings.model_dump(mode="json")))
         return welcome
 
     def close(self):
@@ -217,14 +202,14 @@ class Session:
         self._spec = spec
 
     def grant(self, granted, settled=0, version=NO_VERSION, verdicts=None, session=None):
-        self.say(Grant(session or self.id, granted, settled, *version, verdicts or []))
+        self.say(wire.Grant(session or self.id, granted, settled, *version, verdicts or []))
 
     def reject(self, code, text="no"):
         # As a learner says it: again at once, or never.
         self.say(reject(code, text, 0.0 if code == "hello_again" else -1.0))
 
     def bye(self, reason):
-        self.say(Bye(self.id, BYE_REASONS.index(reason)))
+        self.say(wire.Bye(self.id, wire.BYE_REASONS.index(reason)))
 
     def say(self, message):
         self._spec.answer(message)
@@ -248,10 +233,12 @@ class Scene:
 
     def join(self, actor, spec, settings=None, **welcome):
         connected = actor.begin(actor.client.connect)
-        self.learner.welcome(self.learner.data.hear(Hello), settings or settings_of(), **welcome)
+        self.learner.welcome(
+            self.learner.data.hear(wire.Hello), settings or settings_of(), **welcome
+        )
         connected.result(WITHIN_S)
         joined = actor.begin(actor.client.join, *spec)
-        spec = self.learner.data.hear(Spec)
+        spec = self.learner.data.hear(wire.Spec)
         joined.result(WITHIN_S)
         return Session(spec, actor.client.side.welcome)
 
@@ -267,31 +254,31 @@ class Scene:
 
     def give(self, version, *, have=None):
         """Answer the next pull; `have` is what it must have."""
-        get = self.learner.weights.find(Get)
+        get = self.learner.weights.find(wire.Get)
         assert have is None or get.message[1:] == have
         get.answer(*reply_of(weights_of(version.update, version)))
 
     def welcome_back(self, settings=None, **welcome):
         """The actor says hello again, on a thread that is in the middle of a call."""
-        hello = self.learner.data.find(Hello)
+        hello = self.learner.data.find(wire.Hello)
         answered = self.learner.welcome(hello, settings or settings_of(), **welcome)
         # It may have said hello once more before it saw the answer.
-        return Session(self.learner.data.find(Spec), answered)
+        return Session(self.learner.data.find(wire.Spec), answered)
 
     def data_of(self, actor):
         """The `Data` that the actor sends, once it has seen its credit."""
         with actor.pumping():
-            return self.learner.data.hear(Data)
+            return self.learner.data.hear(wire.Data)
 
     def stays_blocked(self, call):
         """Whether a call is still waiting after the actor has shown twice that it lives."""
         earlier, num_beats = self.learner.weights.drain(), 0
         while num_beats < 2:
             heard = earlier.pop(0) if earlier else self.learner.weights.next()
-            if isinstance(heard.message, Get) and heard.message[1:] == NO_VERSION:
+            if isinstance(heard.message, wire.Get) and heard.message[1:] == NO_VERSION:
                 # It asks again when it is told that there are no weights yet.
-                heard.answer(NotModified(*NO_VERSION))
-            num_beats += isinstance(heard.message, Heartbeat) and not earlier
+                heard.answer(wire.NotModified(*NO_VERSION))
+            num_beats += isinstance(heard.message, wire.Heartbeat) and not earlier
         return not call.done()
 
     def close(self):
@@ -333,7 +320,7 @@ def weights_of(value, version):
 
 
 def reply_of(weights, layout=LAYOUT):
-    reply = WeightsReply(*weights.version, layout.digest, weights.digest())
+    reply = wire.WeightsReply(*weights.version, layout.digest, weights.digest())
     return reply, weights.buffer.tobytes()
 
 

@@ -11,15 +11,7 @@ from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
 from impala_async.errors import MismatchError
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.messages import (
-    EPISODE,
-    Bye,
-    Data,
-    Get,
-    Grant,
-    Heartbeat,
-    Hello,
-)
+from impala_async.wire import messages as wire
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     LAYOUT,
@@ -56,8 +48,8 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, capl
     assert f"the learner at {scene.learner.url} has granted nothing more for 0 s" in caplog.messages
     session.grant(1)
     buffer = taken.result(WITHIN_S)
-    data = scene.learner.data.hear(Data).message
-    assert data._replace(body=None) == Data(session.id, 0, *V1, 3, 2, 0, 0, None)
+    data = scene.learner.data.hear(wire.Data).message
+    assert data._replace(body=None) == wire.Data(session.id, 0, *V1, 3, 2, 0, 0, None)
     send_wait_s, _ = actor.do(actor.client.take_waits)
     assert send_wait_s > 0.1
     assert actor.do(actor.client.take_waits) == (0.0, 0.0)
@@ -67,7 +59,7 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, capl
     for _ in range(2):
         actor.do(actor.client.leave)
     # Its next message is this one, so it has sent nothing else.
-    assert scene.learner.data.hear(Bye).message == Bye(session.id, 2)
+    assert scene.learner.data.hear(wire.Bye).message == wire.Bye(session.id, 2)
     assert scene.learner.data.drain() == []
 
 
@@ -76,11 +68,11 @@ def test_a_long_wait_for_credit_is_told_while_it_lasts(scene, monkeypatch):
     actor.client.timers["send_wait_ms"] = 1.0
     actor.do(actor.unroll)
     taken = actor.begin(actor.client.take)
+    beat = lambda: scene.learner.weights.find(wire.Heartbeat).message  # noqa: E731
     for _ in range(3):
-        timers = scene.learner.weights.find(Heartbeat).message.timers
-        assert timers.get("send_wait_ms", 1.0) == 1.0
+        assert beat().timers.get("send_wait_ms", 1.0) == 1.0
     monkeypatch.setattr("impala_async.actor.client.LONG_WAIT_S", 0.1)
-    while scene.learner.weights.find(Heartbeat).message.timers.get("send_wait_ms", 0.0) < 100.0:
+    while beat().timers.get("send_wait_ms", 0.0) < 100.0:
         pass
     session.grant(1)
     taken.result(WITHIN_S)
@@ -128,8 +120,8 @@ def test_credit_comes_over_the_weights_port_and_what_is_overdue_goes_again(scene
     heard, sent_at = [], None
     with actor.pumping():
         while len(heard) < 2:
-            beat = scene.learner.weights.find(Heartbeat)
-            beat.answer(Grant(session.id, 1, 0, *NO_VERSION, []))
+            beat = scene.learner.weights.find(wire.Heartbeat)
+            beat.answer(wire.Grant(session.id, 1, 0, *NO_VERSION, []))
             heard += scene.learner.data.drain()
             if heard and sent_at is None:
                 sent_at = time.monotonic()
@@ -158,8 +150,8 @@ def test_it_waits_for_weights_at_first_and_at_max_lag(scene):
     assert actor.do(actor.client.newest).version == version_of(3)
     session.grant(1, version=version_of(6))
     actor.do(actor.pump_until, lambda: actor.client.link.pulls.is_asking)
-    get = scene.learner.weights.find(Get)
-    assert get.message == Get(session.id, *version_of(3))
+    get = scene.learner.weights.find(wire.Get)
+    assert get.message == wire.Get(session.id, *version_of(3))
     newest = actor.begin(actor.client.newest)
     assert scene.stays_blocked(newest)
     get.answer(*reply_of(weights_of(6, version_of(6))))
@@ -175,7 +167,7 @@ def test_a_stop_is_heard_wherever_it_waits(scene, stage):
         actor.do(actor.unroll)
     waiting = actor.begin(getattr(actor.client, stage))
     if stage == "connect":
-        scene.learner.data.hear(Hello)
+        scene.learner.data.hear(wire.Hello)
     stopped_at = time.monotonic()
     actor.stop.set()
     with pytest.raises(RunFinished):
@@ -193,11 +185,11 @@ def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
     finished.buffer.small.fill(7)
     actor.do(actor.pump_until, lambda: actor.client.side.outbox.has_credit)
     actor.do(actor.client.send, finished)
-    data = scene.learner.data.hear(Data).message
-    assert data._replace(body=None) == Data(session.id, 0, 2, 9, 3, 2, 0, 2, None)
+    data = scene.learner.data.hear(wire.Data).message
+    assert data._replace(body=None) == wire.Data(session.id, 0, 2, 9, 3, 2, 0, 2, None)
     planes = finished.buffer.obs.tobytes() + finished.buffer.small.tobytes()
     assert data.body[: len(planes)] == planes
-    episodes = np.frombuffer(data.body[len(planes) :], EPISODE)
+    episodes = np.frombuffer(data.body[len(planes) :], wire.EPISODE)
     assert episodes.tolist() == [(1.5, 3), (-2.0, 8)]
 
 
@@ -252,7 +244,7 @@ def test_after_a_lost_session_it_begins_anew(scene, lag):
     begin(scene, actor, 9)
     for _ in range(lag):
         assert actor.do(boundary, actor) is None
-    assert not any(isinstance(heard.message, Data) for heard in scene.learner.data.drain())
+    assert not any(isinstance(heard.message, wire.Data) for heard in scene.learner.data.drain())
     actor.do(actor.unroll)
     assert seq_of(scene.data_of(actor)) == 1
     # Every buffer came back.

@@ -1,4 +1,3 @@
-import logging
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,26 +7,17 @@ import msgpack
 import pytest
 
 from impala_async.actor import joining
-from impala_async.actor.joining import Inquiry, SeldomLog, best_urls, find_learner, say_goodbye
+from impala_async.actor.joining import Inquiry, best_urls, find_learner, say_goodbye
 from impala_async.errors import MismatchError, UnreachableError
-from impala_async.output import EVERY_S, Wait
+from impala_async.output import SeldomLog, Wait
+from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import Handshake
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    PROTOCOL,
-    Bye,
-    ByeOk,
-    Grant,
-    Hello,
-    encode_settings,
-    pack,
-)
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Dealer, new_context
 from tests.actor.scripted import WELCOME, WITHIN_S, settings_of
 
-HELLO = Hello(PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
-BYE = Bye(WELCOME.session, BYE_REASONS.index("leaving"))
+HELLO = wire.Hello(wire.PROTOCOL, b"a" * 16, "0", b"r" * 16, 2, 5)
+BYE = wire.Bye(WELCOME.session, wire.BYE_REASONS.index("leaving"))
 
 
 class Stopped(Exception):
@@ -92,7 +82,7 @@ def test_who_was_told_to_come_later_says_who_refuses_and_why(scene, find, waitin
             raise Stopped
 
     found = find(check_stop=check_stop)
-    scene.learner.data.hear(Hello).answer(reject("full", "full up", 10 * WITHIN_S))
+    scene.learner.data.hear(wire.Hello).answer(reject("full", "full up", 10 * WITHIN_S))
     with pytest.raises(Stopped):
         found.result(WITHIN_S)
     assert caplog.messages[-3:] == [FULL] * 3
@@ -101,15 +91,15 @@ def test_who_was_told_to_come_later_says_who_refuses_and_why(scene, find, waitin
 def test_a_final_refusal_ends_the_search_and_no_other(scene, find, caplog):
     found = find()
     for code in ("full", "hello_again", "bad_message"):
-        scene.learner.data.hear(Hello).answer(reject(code, "come later", 0.0))
-    scene.learner.data.hear(Hello).answer(reject("mismatch", "field: mine here, yours there"))
+        scene.learner.data.hear(wire.Hello).answer(reject(code, "come later", 0.0))
+    scene.learner.data.hear(wire.Hello).answer(reject("mismatch", "field: mine here, yours there"))
     with pytest.raises(MismatchError, match=r"^the learner .* actor: field: mine here, yours"):
         found.result(WITHIN_S)
     assert "the learner refuses us for now: come later" in caplog.messages
 
 
 def settings_frame(**changes):
-    return encode_settings(settings_of().model_dump(mode="json") | changes)
+    return wire.encode_settings(settings_of().model_dump(mode="json") | changes)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +113,7 @@ def settings_frame(**changes):
         ([msgpack.packb({"x": msgpack.ExtType(1, b"x")})], ""),
         ([msgpack.packb([1])], "Input should be a valid dictionary"),
         ([b"\xc4" + b"x" * 70_000], "64 KiB at most"),
-        ([encode_settings({"seed": 0})], ": env: Field required$"),
+        ([wire.encode_settings({"seed": 0})], ": env: Field required$"),
         ([settings_frame(**{"evil\n\x1b[31m": 1})], r": evil\\n\\x1b\[31m: Extra inputs are not"),
         ([settings_frame(seed=-5)], ": seed: Input should be greater than or equal to 0$"),
         ([settings_frame(max_lag=0)], ": max_lag: Input should be greater than or equal to 1$"),
@@ -131,18 +121,18 @@ def settings_frame(**changes):
 )
 def test_settings_that_are_not_understood_do_not_fit(scene, find, frames, says):
     found = find()
-    scene.learner.data.hear(Hello).answer(WELCOME, *frames)
+    scene.learner.data.hear(wire.Hello).answer(WELCOME, *frames)
     with pytest.raises(MismatchError, match="install the same release.*" + says) as caught:
         found.result(WITHIN_S)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("frame", [b"\xc1", pack(HELLO)])
+@pytest.mark.parametrize("frame", [b"\xc1", wire.pack(HELLO)])
 def test_what_answers_and_is_not_understood_has_not_said_nothing(scene, find, monkeypatch, frame):
     monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
     found = find(within_s=0.5)
-    scene.learner.data.hear(Hello).answer_raw(frame)
+    scene.learner.data.hear(wire.Hello).answer_raw(frame)
     with pytest.raises(UnreachableError, match="what it answers is not understood"):
         found.result(WITHIN_S)
 
@@ -172,37 +162,25 @@ def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path):
         assert urls(unreadable, **there) == tcp
 
 
-@pytest.mark.parametrize("last_word", [ByeOk(b"s" * 16), reject("hello_again", "gone", 0.0), None])
+@pytest.mark.parametrize(
+    "last_word", [wire.ByeOk(b"s" * 16), reject("hello_again", "gone", 0.0), None]
+)
 def test_goodbye_waits_for_an_answer_and_not_for_long(scene, dealer, monkeypatch, last_word):
     if last_word is not None:
         monkeypatch.setattr(joining, "BYE_OK_S", WITHIN_S)
     with ThreadPoolExecutor(1) as thread:
         # Sent at once, or not at all: there must be a connection.
-        while not dealer.send([pack(HELLO)]):
+        while not dealer.send([wire.pack(HELLO)]):
             pass
-        hello = scene.learner.data.hear(Hello)
+        hello = scene.learner.data.hear(wire.Hello)
         said = thread.submit(say_goodbye, dealer, BYE, seldom())
-        bye = scene.learner.data.hear(Bye)
+        bye = scene.learner.data.hear(wire.Bye)
         assert bye.message == BYE
-        hello.answer(Grant(b"s" * 16, 0, 0, 0, 0, []))
+        hello.answer(wire.Grant(b"s" * 16, 0, 0, 0, 0, []))
         bye.answer_raw(b"nonsense")
         if last_word is not None:
             bye.answer(last_word)
         said.result(WITHIN_S / 2)
-
-
-def test_of_each_kind_of_line_one_is_said_in_ten_seconds(caplog):
-    caplog.set_level(logging.INFO)
-    now = 100.0
-    log = SeldomLog(logging.getLogger("some"), lambda: now)
-    for number in range(3):
-        log.warning("refused: %d", number)
-        log.info("looking")
-    assert caplog.messages == ["refused: 0", "looking"]
-    now += EVERY_S
-    log.warning("refused: %d", 7)
-    assert caplog.messages[2:] == ["refused: 7"]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
 
 
 def test_a_silent_learner_is_told_from_none(monkeypatch):

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from impala_async.actor.joining import SeldomLog
 from impala_async.actor.link import Link
 from impala_async.errors import MismatchError
+from impala_async.output import SeldomLog
 from impala_async.schema import ArraySpec
 from impala_async.weights import NO_VERSION, Version, WeightsLayout
 from impala_async.wire.messages import SLOWEST_BYTES_PER_S, Get, Grant, Heartbeat

@@ -17,18 +17,7 @@ from impala_async.policy import Policy
 from impala_async.processes import signals_kept
 from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights
-from impala_async.wire.messages import (
-    NO_NUMBER,
-    Bye,
-    ByeOk,
-    Data,
-    Get,
-    Heartbeat,
-    Hello,
-    Spec,
-    WeightsReply,
-    body_sizes,
-)
+from impala_async.wire import messages as wire
 from tests.actor.scripted import WITHIN_S, Session, body_of, settings_for, settings_of
 from tests.actor.worlds import section
 from tests.wire.ends import until
@@ -59,9 +48,9 @@ def closed(monkeypatch):
 
 
 def welcomed(scene, settings, **welcome):
-    hello = scene.learner.data.hear(Hello)
+    hello = scene.learner.data.hear(wire.Hello)
     answered = scene.learner.welcome(hello, settings, **welcome)
-    return Session(scene.learner.data.hear(Spec), answered)
+    return Session(scene.learner.data.hear(wire.Spec), answered)
 
 
 def give_weights(scene, session, settings, version=FIRST):
@@ -69,11 +58,11 @@ def give_weights(scene, session, settings, version=FIRST):
     layout = Policy(session.schema, settings.model, seed=0).layout
     assert layout.digest == session.spec.layout_digest
     weights = Weights(version, np.zeros(layout.num_bytes, np.uint8))
-    reply = WeightsReply(*version, layout.digest, weights.digest())
-    asked = scene.learner.weights.find(Get)
+    reply = wire.WeightsReply(*version, layout.digest, weights.digest())
+    asked = scene.learner.weights.find(wire.Get)
     while asked.message.session != session.id:
         # An actor that was here before asked twice.
-        asked = scene.learner.weights.find(Get)
+        asked = scene.learner.weights.find(wire.Get)
     asked.answer(reply, weights.buffer.tobytes())
 
 
@@ -87,7 +76,7 @@ def at_work(scene, settings, version=FIRST, **welcome):
 
 def run(scene, serve, **more):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
-    settings = {"num_envs": 2, "connect_s": WITHIN_S, "start": (NO_NUMBER, 0), **more}
+    settings = {"num_envs": 2, "connect_s": WITHIN_S, "start": (wire.NO_NUMBER, 0), **more}
     service = ActorService(scene.learner.url, **settings)
     with ThreadPoolExecutor(1) as thread:
         served = thread.submit(serve, scene)
@@ -99,7 +88,7 @@ def run(scene, serve, **more):
 
 def finish(scene, session):
     session.bye("finished")
-    scene.learner.data.find(ByeOk)
+    scene.learner.data.find(wire.ByeOk)
 
 
 def play(settings, num_messages=3, version=FIRST, **welcome):
@@ -109,7 +98,7 @@ def play(settings, num_messages=3, version=FIRST, **welcome):
         session = at_work(scene, settings, version, **welcome)
         messages = []
         for seq in range(num_messages):
-            messages.append(scene.learner.data.hear(Data))
+            messages.append(scene.learner.data.hear(wire.Data))
             session.grant(MANY, settled=seq + 1)
         finish(scene, session)
         return session, messages
@@ -124,7 +113,7 @@ def test_an_actor_works_until_the_learner_is_finished(scene):
     assert [heard.message.seq for heard in messages] == [0, 1, 2]
     assert {heard.message.update for heard in messages} == {1}
     # Counting shows (column, episode, step): rows 0-3 of both columns, from the beginning.
-    sizes = body_sizes(session.schema.layout, 2, 0)
+    sizes = wire.body_sizes(session.schema.layout, 2, 0)
     planes = np.frombuffer(body_of(messages[0])[: sizes.obs + sizes.small], np.uint8)
     columns = columns_over(
         session.schema,
@@ -153,8 +142,8 @@ def refusal(scene, settings, error=MismatchError, **more):
     """The error that ends an actor which cannot do what it is welcomed for."""
 
     def serve(scene):
-        scene.learner.welcome(scene.learner.data.hear(Hello), settings)
-        scene.learner.data.hear(Bye)
+        scene.learner.welcome(scene.learner.data.hear(wire.Hello), settings)
+        scene.learner.data.hear(wire.Bye)
 
     with pytest.raises(error) as caught:
         run(scene, serve, **more)
@@ -202,7 +191,7 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, 
 
     def serve(scene):
         session = at_work(scene, settings)
-        bye = scene.learner.data.find(Bye).message
+        bye = scene.learner.data.find(wire.Bye).message
         assert bye.session == session.id
         return bye.text
 
@@ -223,7 +212,7 @@ def test_a_new_run_and_a_run_with_new_settings_are_built_anew(scene, closed, is_
 
     def serve(scene):
         session = at_work(scene, first)
-        sent = [scene.learner.data.hear(Data).message for _ in range(2)]
+        sent = [scene.learner.data.hear(wire.Data).message for _ in range(2)]
         if not is_same_run:
             scene.learner.run_id = b"another run here"
         session.grant(MANY, settled=1)
@@ -231,7 +220,7 @@ def test_a_new_run_and_a_run_with_new_settings_are_built_anew(scene, closed, is_
         again = scene.welcome_back(second)
         again.grant(MANY, settled=int(is_same_run))
         give_weights(scene, again, second)
-        sent.append(scene.learner.data.hear(Data).message)
+        sent.append(scene.learner.data.hear(wire.Data).message)
         assert len(closed) == 2
         finish(scene, again)
         return sent
@@ -255,7 +244,7 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
         again = scene.welcome_back(settings, rank=3)
         again.grant(MANY)
         give_weights(scene, again, settings)
-        seq = scene.learner.data.hear(Data).message.seq
+        seq = scene.learner.data.hear(wire.Data).message.seq
         finish(scene, again)
         return seq
 
@@ -275,9 +264,9 @@ def test_where_the_time_goes_is_told(scene, monkeypatch):
     def serve(scene):
         session = at_work(scene, settings, heartbeat_s=0.05)
         for seq in range(5):
-            scene.learner.data.hear(Data)
+            scene.learner.data.hear(wire.Data)
             session.grant(MANY, settled=seq + 1)
-        while not (timers := scene.learner.weights.find(Heartbeat).message.timers):
+        while not (timers := scene.learner.weights.find(wire.Heartbeat).message.timers):
             pass
         finish(scene, session)
         return dict(timers)
@@ -298,14 +287,14 @@ def test_an_end_comes_soon_in_the_midst_of_slow_steps(scene, who, num_envs, step
     def serve(scene):
         session = at_work(scene, settings, heartbeat_s=0.05)
         for _ in range(5):
-            scene.learner.weights.find(Heartbeat)
+            scene.learner.weights.find(wire.Heartbeat)
         told_at = time.monotonic()
         if who == "learner":
             finish(scene, session)
         else:
             os.kill(os.getpid(), signal.SIGTERM)
-            bye = scene.learner.data.find(Bye)
-            bye.answer(ByeOk(session.id))
+            bye = scene.learner.data.find(wire.Bye)
+            bye.answer(wire.ByeOk(session.id))
             assert bye.message.session == session.id
         return time.monotonic() - told_at
 
@@ -322,7 +311,7 @@ def test_what_fails_after_a_signal_may_have_been_told_to_end_as_well(scene, monk
 
     def serve(scene):
         session = at_work(scene, settings_for("Counting", sampler="serial"))
-        scene.learner.data.find(Bye).answer(ByeOk(session.id))
+        scene.learner.data.find(wire.Bye).answer(wire.ByeOk(session.id))
 
     assert run(scene, serve)[0] == 0
 

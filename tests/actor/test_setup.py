@@ -8,7 +8,7 @@ import torch
 from impala_async.actor import setup as making
 from impala_async.actor.setup import (
     Measured,
-    choose_setup,
+    Trials,
     count_cores,
     make_setup,
     measure,
@@ -132,7 +132,8 @@ def choose(monkeypatch):
         usual = set_for(**{"sampler": "auto", "num_envs": 4, "env": env} | actor)
         settings = settings_of().model_copy(update={"env": env, "actor": ActorSection(**actor)})
         schema, policy = schema_for(usual.envs), policy_for(usual.envs)
-        chosen = choose_setup(usual, settings, 4, schema, lambda _: policy, lambda: None, most)
+        trials = Trials(usual, settings, schema, lambda _: policy, lambda: None, most)
+        chosen = trials.choose(4)
         made.append(chosen)
         return chosen
 

@@ -15,19 +15,9 @@ import zmq
 
 from impala_async.config.run import RunConfig
 from impala_async.policy import build_policy
-from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.wire.messages import (
-    PROTOCOL,
-    Data,
-    Get,
-    Grant,
-    Heartbeat,
-    Hello,
-    encode_data,
-    pack,
-    unpack,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.sockets import Dealer, Router, new_context
+from tests.columns import flat_schema
 from tests.e2e.harness import CARTPOLE, ENDLESS, identities_hold, module, wait_until
 from tests.learner.columns import planes_of
 from tests.wire import raw_peer
@@ -47,11 +37,7 @@ def test_a_learner_s_sockets_have_no_heartbeats_of_their_own():
     context.term()
 
 
-SCHEMA = Schema(
-    ObsSpec((ArraySpec("", (4,), "float32"),)),
-    ActionSpec((ActionPart("", "discrete", (2,)),)),
-    50,
-)
+SCHEMA = flat_schema(4, 2, 50)
 ROUND_S = 0.25
 
 
@@ -77,10 +63,10 @@ class Hoarder:
     def go_on(self):
         now = time.monotonic()
         if self.session:
-            self.weights.send([pack(Heartbeat(self.session, {}))])
+            self.weights.send([wire.pack(wire.Heartbeat(self.session, {}))])
         while frames := self.data.receive(0):
-            message = self._actor.hear(unpack(frames[0]), now)
-            if isinstance(message, Grant):
+            message = self._actor.hear(wire.unpack(frames[0]), now)
+            if isinstance(message, wire.Grant):
                 self._take(message)
         self._actor.tick(now)
 
@@ -92,9 +78,9 @@ class Hoarder:
             self._actor.side.put(self._actor.side.named)
 
     def _encode(self, seq, version):
-        header = Data(self.session, seq, *version, 50, self._columns, 0, 0, None)
+        header = wire.Data(self.session, seq, *version, 50, self._columns, 0, 0, None)
         planes = planes_of(SCHEMA, self._columns)
-        return encode_data(header, planes.obs, planes.small, ())
+        return wire.encode_data(header, planes.obs, planes.small, ())
 
 
 class Strangers:
@@ -138,10 +124,12 @@ class Strangers:
                     self._endless(url, 20_000 if number % 8 else 2_000_000)
             for _ in range(100):
                 build = "9.9\nERROR all is lost"
-                greeter.send([pack(Hello(PROTOCOL, os.urandom(16), build, bytes(16), 0, 0))])
+                greeter.send(
+                    [wire.pack(wire.Hello(wire.PROTOCOL, os.urandom(16), build, bytes(16), 0, 0))]
+                )
             session = self.hoarders[0].session or bytes(16)
             with contextlib.suppress(OSError):
-                deaf.sendall(raw_peer.message(pack(Get(session, 0, 0))) * 20)
+                deaf.sendall(raw_peer.message(wire.pack(wire.Get(session, 0, 0))) * 20)
             if self._is_over.wait(ROUND_S):
                 deaf.close()
                 return

@@ -20,9 +20,8 @@ from impala_async.schema import (
 )
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
-from impala_async.trajectory import columns_over
 from impala_async.weights import Version
-from tests.columns import flat_schema
+from tests.columns import Planes, flat_schema
 
 pytestmark = pytest.mark.gpu
 
@@ -37,12 +36,9 @@ def step_on(device, is_graphed=False, **settings):
 
 
 def slot_on(device):
-    layout = SCHEMA.layout
-    planes = (layout.obs_bytes, layout.small_bytes)
-    return Batch.in_planes(
-        SCHEMA,
-        *(torch.zeros((COLUMNS, size), dtype=torch.uint8, device=device) for size in planes),
-    )
+    planes = Planes(SCHEMA, COLUMNS)
+    given = (torch.from_numpy(plane).to(device) for plane in (planes.obs, planes.small))
+    return Batch.in_planes(SCHEMA, *given)
 
 
 def fill(slot, seed):
@@ -106,15 +102,15 @@ NETWORKS = {
 @pytest.mark.parametrize(("schema", "model"), NETWORKS.values(), ids=NETWORKS.keys())
 def test_networks_and_actions_of_each_kind_can_be_graphed(device, schema, model, caplog):
     rng = np.random.default_rng(0)
-    planes = (schema.layout.obs_bytes, schema.layout.small_bytes)
-    obs, small = (np.zeros((COLUMNS, size), np.uint8) for size in planes)
-    columns = columns_over(schema, obs, small)
+    planes = Planes(schema, COLUMNS)
+    columns = planes.columns
     for array in (*columns.obs.values(), *columns.actions.values(), columns.rewards_CT):
         array[...] = rng.integers(0, 3, array.shape)
     for window in columns.windows.values():
         window[...] = np.arange(ROWS + 1)[:, None] + np.arange(window.shape[-1])
     columns.log_probs_CT[...], columns.mask_CT[...] = -1.0, True
-    batch = Batch.in_planes(schema, *(torch.from_numpy(x).to(device) for x in (obs, small)))
+    given = (torch.from_numpy(plane).to(device) for plane in (planes.obs, planes.small))
+    batch = Batch.in_planes(schema, *given)
 
     steps = []
     for is_graphed in (False, True):

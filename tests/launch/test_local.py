@@ -137,9 +137,9 @@ def test_the_learner_decides_the_exit_code(end, code):
 def test_what_cannot_begin_is_told_in_a_line(monkeypatch):
     log = Path("run/actors/actor-0.log")
     for make, why in (
-        (lambda: log.parent.touch(), "cannot write to run/actors/actor-0.log: "),
+        (lambda: log.parent.touch(), "cannot write to run/actors: "),
         (lambda: log.parent.unlink() or log.mkdir(parents=True), "cannot write to run/actors/act"),
-        (lambda: log.rmdir() or os.mkfifo(log), "run/actors/actor-0.log: is no regular file: rem"),
+        (lambda: log.rmdir() or os.mkfifo(log), "cannot write to run/actors/actor-0.log: it is no"),
     ):
         started = prepare(LEARNER_UNTIL_TOLD)
         make()

@@ -3,10 +3,9 @@
 import numpy as np
 
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
-from impala_async.trajectory import columns_over
 from impala_async.wire.messages import Data
 from impala_async.wire.peer import Peer, Watermark
-from tests.columns import flat_schema
+from tests.columns import Planes, flat_schema
 
 NUM_CHOICES = 3
 
@@ -25,15 +24,6 @@ def big_schema(rows=3):
     )
     parts = (ActionPart("arm", "discrete", (NUM_CHOICES,)), ActionPart("leg", "discrete", (4,)))
     return Schema(ObsSpec(leaves), ActionSpec(parts), rows)
-
-
-class Planes:
-    """Some columns in memory of their own, as an actor holds them."""
-
-    def __init__(self, schema, num_columns):
-        self.obs = np.zeros((num_columns, schema.layout.obs_bytes), np.uint8)
-        self.small = np.zeros((num_columns, schema.layout.small_bytes), np.uint8)
-        self.columns = columns_over(schema, self.obs, self.small)
 
 
 def planes_of(schema, num_columns, seed=0):

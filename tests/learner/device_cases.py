@@ -176,15 +176,21 @@ def test_a_device_slot_is_not_filled_again_before_it_is_released(device):
     bench.close()
 
 
-@pytest.mark.parametrize("num_taken", [0, 1, 2])
-def test_at_the_close_every_batch_is_somewhere(device, num_taken):
+@pytest.mark.parametrize(
+    ("num_taken", "closes"),
+    # A drained loader ends too when nobody takes batches any more.
+    [(0, [False]), (1, [False]), (2, [False]), (1, [True, False]), (1, [False, True])],
+)
+def test_at_the_close_every_batch_is_somewhere(device, num_taken, closes):
     bench = DeviceBench(device, num_slots=3, num_device_slots=2)
     for seed in range(5):
         bench.put(seed)
     taken = [bench.loader.get(timeout=5.0).batch for _ in range(num_taken)]
-    bench.close()
+    for is_drained in closes:
+        bench.loader.close(is_drained=is_drained)
+    bench.join()
     assert isinstance(bench.ends[0], ClosedError)
-    assert sorted(taken + bench.loader.leftovers()) == [1, 2, 3, 4, 5]
+    assert taken + sorted(bench.loader.leftovers()) == [1, 2, 3, 4, 5]
     with pytest.raises(ClosedError):
         bench.loader.get(timeout=None)
 
@@ -202,16 +208,3 @@ def test_a_drained_loader_hands_out_what_was_there_at_the_close(device):
         bench.loader.get(timeout=None)
     bench.join()
     assert bench.loader.leftovers() == []
-
-
-@pytest.mark.parametrize("is_closed_first", [True, False])
-def test_a_drained_loader_ends_when_nobody_takes_batches_any_more(device, is_closed_first):
-    bench = DeviceBench(device)
-    for seed in range(5):
-        bench.put(seed)
-    taken = bench.loader.get(timeout=5.0).batch
-    for is_drained in (is_closed_first, not is_closed_first):
-        bench.loader.close(is_drained=is_drained)
-    bench.join()
-    assert isinstance(bench.ends[0], ClosedError)
-    assert [taken, *sorted(bench.loader.leftovers())] == [1, 2, 3, 4, 5]

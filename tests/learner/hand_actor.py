@@ -7,20 +7,7 @@ import time
 from impala_async import __version__
 from impala_async.schema import ArraySpec
 from impala_async.weights import Version, WeightsLayout
-from impala_async.wire.messages import (
-    PROTOCOL,
-    REJECT_CODES,
-    Bye,
-    Data,
-    Grant,
-    Hello,
-    Reject,
-    Spec,
-    Welcome,
-    encode_data,
-    pack,
-    unpack,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.sockets import Dealer, new_context
 from tests.learner.columns import planes_of
 
@@ -68,16 +55,18 @@ class Speaker:
         return max((Version(g.epoch, g.update) for g in self.grants), default=Version(0, 0))
 
     def hello_of(self, **fields):
-        return Hello(PROTOCOL, self.uuid, __version__, bytes(16), 0, self.seq)._replace(**fields)
+        return wire.Hello(wire.PROTOCOL, self.uuid, __version__, bytes(16), 0, self.seq)._replace(
+            **fields
+        )
 
     def spec_of(self, streams=1):
-        spec = Spec(self.session, self.schema.digest, self.layout, self.columns, streams)
-        return [pack(spec), self.schema.to_json()]
+        spec = wire.Spec(self.session, self.schema.digest, self.layout, self.columns, streams)
+        return [wire.pack(spec), self.schema.to_json()]
 
     def header(self, **fields):
         """A Data header that would do, with some fields changed."""
         sizes = self.schema.rows, self.columns, 0, 0
-        return Data(self.session, self.seq, *self.version, *sizes, None)._replace(**fields)
+        return wire.Data(self.session, self.seq, *self.version, *sizes, None)._replace(**fields)
 
     def data_of(self, planes, episodes, **fields):
         """One message with a good body, its header perhaps changed; the next has the next seq."""
@@ -85,20 +74,20 @@ class Speaker:
         header = self.header(columns=len(planes.obs), **fields)
         if header.seq == self.seq:
             self.seq += 1
-        return planes, header, encode_data(header, planes.obs, planes.small, episodes)
+        return planes, header, wire.encode_data(header, planes.obs, planes.small, episodes)
 
     def take(self, frames):
         """Hear a message of the learner."""
-        message = unpack(bytes(frames[0]))
-        if isinstance(message, Welcome):
+        message = wire.unpack(bytes(frames[0]))
+        if isinstance(message, wire.Welcome):
             self.welcome, self.settings = message, bytes(frames[1])
             self.session = message.session
-        elif isinstance(message, Grant):
+        elif isinstance(message, wire.Grant):
             self.grants.append(message)
             self.after_grant += map(bytes, frames[1:])
-        elif isinstance(message, Reject):
+        elif isinstance(message, wire.Reject):
             self.rejects.append(message)
-        elif isinstance(message, Bye):
+        elif isinstance(message, wire.Bye):
             self.byes.append(message)
         else:
             self.others.append([bytes(frame) for frame in frames])
@@ -134,7 +123,7 @@ class Actor(Speaker):
 
     async def say(self, message, *frames, to=None):
         """Any frames at all; a message or the bytes of a first frame."""
-        first = message if isinstance(message, bytes) else pack(message)
+        first = message if isinstance(message, bytes) else wire.pack(message)
         socket = to or self.data
         await until(lambda: socket.send([first, *frames]), "a connection")
 
@@ -149,7 +138,7 @@ class Actor(Speaker):
     async def refused(self, code):
         """The text of the refusal that comes."""
         await self.hear(lambda: bool(self.rejects))
-        assert self.rejects[0].code == REJECT_CODES.index(code)
+        assert self.rejects[0].code == wire.REJECT_CODES.index(code)
         return self.rejects[0].text
 
     def listen(self):

@@ -54,7 +54,7 @@ def build(training=None, *, start=None, listener=None, **sections):
         release=lambda index: None,
     )
     # It is told of what is published.
-    weights = thread._snapshot.take(Version(1, 0))
+    weights = thread.snapshot.take(Version(1, 0))
     assert weights.layout_digest == layout.digest
     return thread
 
@@ -107,7 +107,7 @@ def test_what_torsos_round_anyway_travels_in_bfloat16_but_not_in_lockstep():
         ("bfloat16", "lockstep", policy.layout),
     ):
         thread = build(model={"precision": precision}, pace={"mode": mode})
-        weights = thread._snapshot.take(Version(1, 0))
+        weights = thread.snapshot.take(Version(1, 0))
         assert (weights.layout_digest, weights.buffer.nbytes) == (sent.digest, sent.num_bytes)
 
 

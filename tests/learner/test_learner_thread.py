@@ -48,7 +48,7 @@ class Run:
         done = sum(s.passes_done + s.passes_init_short for s in self.settlements)
         trained = sum(s.trained for s in self.settlements)
         partial = sum(sum(s.passes_partial.values()) for s in self.settlements)
-        assert done == self.thread._section.num_passes * trained + partial
+        assert done == self.thread.section.num_passes * trained + partial
         assert merge(self.report).keys() <= REGISTRY.keys()
         return self
 

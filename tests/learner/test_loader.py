@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from impala_async.learner import loader
 from impala_async.learner import loader as module
 from impala_async.learner.handoff import ClosedError
-from impala_async.learner.loader import (
-    HostLoader,
-    IndexQueue,
-    LoadedBatch,
-    allocator_for,
-    make_current,
-)
 from impala_async.learner.slots import Settlement, SlotFiller, allocate_slots, touched_memory
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
@@ -35,7 +29,7 @@ class Bench:
         self.schema = big_schema()
         self.slots = allocate_slots(self.schema, 4, num_slots)
         self.masked_CT = np.zeros((4, self.schema.rows), np.bool_)
-        self.loader = HostLoader(self.schema, self.slots)
+        self.loader = loader.HostLoader(self.schema, self.slots)
         self.filler = SlotFiller(lambda _: None)
         self.filler.open(self.slots, self.loader.full.put)
 
@@ -139,9 +133,9 @@ def test_only_a_gpu_with_a_number_is_made_the_current_one(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
     for name in ("cpu", "cpu:0", "cuda", "cuda:1"):
-        make_current(torch.device(name))
+        loader.make_current(torch.device(name))
     assert current == [torch.device("cuda:1")]
-    assert allocator_for(torch.device("cpu")) is touched_memory
+    assert loader.allocator_for(torch.device("cpu")) is touched_memory
 
 
 # -------------------- on a fake GPU: which slot is whose, and when
@@ -184,7 +178,7 @@ def account_of(filled_B):
     slot = SimpleNamespace(
         batch=7, filled_B=filled_B, updates_B=counts_B, ranks_B=counts_B, columns=columns
     )
-    return LoadedBatch(0, nothing, slot)
+    return loader.LoadedBatch(0, nothing, slot)
 
 
 def test_a_batch_with_all_its_passes_is_trained():
@@ -224,7 +218,7 @@ def test_what_is_dropped_is_dropped_once_and_keeps_its_passes_as_partial():
 
 
 def queue_of(*items, capacity=3):
-    made = IndexQueue("full", capacity)
+    made = loader.IndexQueue("full", capacity)
     for item in items:
         made.put(item)
     return made
@@ -259,7 +253,7 @@ def test_a_drained_close_gives_out_what_is_there():
 
 
 def test_a_queue_reports_its_three_numbers():
-    indices = IndexQueue("ready", 4)
+    indices = loader.IndexQueue("ready", 4)
     for index in range(3):
         indices.put(index)
     indices.get()

@@ -3,14 +3,7 @@
 import re
 from itertools import product
 
-from impala_async.metrics.names import (
-    ALIASES,
-    REGISTRY,
-    SECTIONS,
-    is_of_update,
-    numbers,
-    undeclared,
-)
+from impala_async.metrics import names
 
 # From outside these are read by their names.
 PROMISED = """
@@ -31,27 +24,27 @@ def spell_out(pattern):
 
 def test_promised_names_are_declared_and_others_are_found():
     for pattern in PROMISED.split():
-        assert undeclared(spell_out(pattern)) == set()
+        assert names.undeclared(spell_out(pattern)) == set()
     odd = {"loss/totl", "rejected/*", "user/", "user/a/b", "user/Loss", "user", "user/2x"}
-    assert undeclared({"updates", "user/surprise", "user/x2", *odd}) == odd
+    assert names.undeclared({"updates", "user/surprise", "user/x2", *odd}) == odd
 
 
 def test_an_algorithm_may_report_what_is_of_an_update():
-    assert all(map(is_of_update, ("loss/policy", "policy/kl", "user/surprise")))
-    assert not any(map(is_of_update, ("updates", "lag/mean", "mine/kl", "user/")))
+    assert all(map(names.is_of_update, ("loss/policy", "policy/kl", "user/surprise")))
+    assert not any(map(names.is_of_update, ("updates", "lag/mean", "mine/kl", "user/")))
 
 
 def test_numbers_go_by_the_names_of_others_too():
     report = {"mean_return": 3.0, "loss/total": None, "advice": "none", "lag/quantiles": [1.0]}
-    assert numbers(report) == {"mean_return": 3.0, "rollout/ep_rew_mean": 3.0}
-    assert set(ALIASES.values()) <= REGISTRY.keys()
-    assert not ALIASES.keys() & REGISTRY.keys()
+    assert names.numbers(report) == {"mean_return": 3.0, "rollout/ep_rew_mean": 3.0}
+    assert set(names.ALIASES.values()) <= names.REGISTRY.keys()
+    assert not names.ALIASES.keys() & names.REGISTRY.keys()
 
 
 def test_every_metric_is_whole_and_its_unit_agrees_with_its_ending():
-    assert len(REGISTRY) == sum(map(len, SECTIONS.values())), "a name stands twice"
+    assert len(names.REGISTRY) == sum(map(len, names.SECTIONS.values())), "a name stands twice"
     endings = {"_ms": "ms", "_bytes": "bytes", "_per_s": "/s", "_columns": "columns"}
-    for name, (unit, text) in REGISTRY.items():
+    for name, (unit, text) in names.REGISTRY.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)?", name)
         assert unit.strip() == unit != "", name
         assert len(text.split()) >= 2, name

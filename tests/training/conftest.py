@@ -15,8 +15,7 @@ from impala_async.schema import ObsSpec, policy_leaf, recurrent_state
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
-from impala_async.trajectory import columns_over
-from tests.columns import flat_schema
+from tests.columns import Planes, flat_schema
 
 CORE_SIZE = 8
 ALIVE_B = torch.ones(5, dtype=torch.bool)
@@ -51,10 +50,8 @@ def is_same(first, second):
 def random_batch(schema, num_columns=5, seed=0):
     """Random columns with episode ends, in planes as a slot has them."""
     rng = np.random.default_rng(seed)
-    layout = schema.layout
-    obs = np.zeros((num_columns, layout.obs_bytes), np.uint8)
-    small = np.zeros((num_columns, layout.small_bytes), np.uint8)
-    columns = columns_over(schema, obs, small)
+    planes = Planes(schema, num_columns)
+    columns = planes.columns
     shape = columns.rewards_CT.shape
     columns.obs[""][:] = rng.normal(size=columns.obs[""].shape)
     columns.actions[""][:] = rng.integers(0, schema.action.num_choices, shape)
@@ -67,7 +64,7 @@ def random_batch(schema, num_columns=5, seed=0):
     columns.truncated_CT[:] = (kinds == "truncated") & columns.mask_CT
     for array in (columns.rewards_CT, columns.log_probs_CT, columns.actions[""]):
         array[~columns.mask_CT] = 0
-    return Batch.in_planes(schema, obs, small)
+    return Batch.in_planes(schema, planes.obs, planes.small)
 
 
 @pytest.fixture

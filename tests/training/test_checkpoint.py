@@ -11,14 +11,6 @@ from safetensors import safe_open
 
 from impala_async.errors import CheckpointError
 from impala_async.training import checkpoint
-from impala_async.training.checkpoint import (
-    highest_epoch,
-    last_good,
-    prune,
-    read_digests,
-    save_checkpoint,
-    whole_checkpoints,
-)
 from impala_async.weights import Version
 
 TENSORS = {"model": {"w": torch.arange(6.0).reshape(2, 3), "steps": torch.tensor(3)}}
@@ -32,7 +24,7 @@ def folder(tmp_path):
 
 
 def save(folder, epoch, update, state=STATE, tensors=TENSORS):
-    return save_checkpoint(folder, Version(epoch, update), tensors, state)
+    return checkpoint.save_checkpoint(folder, Version(epoch, update), tensors, state)
 
 
 def names(folder):
@@ -42,7 +34,7 @@ def names(folder):
 def test_what_is_saved_is_what_is_loaded_and_what_the_manifest_says(folder):
     path = save(folder, 2, 15)
     assert path == folder / "ckpt-2-15"
-    found = next(whole_checkpoints(folder), None)
+    found = next(checkpoint.whole_checkpoints(folder), None)
     assert (found.path, found.version, found.state) == (path, Version(2, 15), STATE)
     assert found.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS["model"].items():
@@ -58,34 +50,34 @@ def test_what_is_saved_is_what_is_loaded_and_what_the_manifest_says(folder):
     with safe_open(path / MODEL, framework="np") as file:
         assert sorted(file.keys()) == ["steps", "w"]
     digest = hashlib.sha256((path / MODEL).read_bytes()).hexdigest()
-    assert read_digests(folder, Version(2, 15)) == {MODEL: digest}
-    assert read_digests(folder, Version(2, 16)) == {}
+    assert checkpoint.read_digests(folder, Version(2, 15)) == {MODEL: digest}
+    assert checkpoint.read_digests(folder, Version(2, 16)) == {}
 
 
 def test_the_newest_is_first_by_epoch_then_by_update_as_numbers(folder):
-    assert next(whole_checkpoints(folder), None) is None
-    assert highest_epoch(folder) == 0
+    assert next(checkpoint.whole_checkpoints(folder), None) is None
+    assert checkpoint.highest_epoch(folder) == 0
     for name in ("ckpt-1", "ckpt-1-2-3", "ckpt-01-2", "ckpt-a-b", ".partial-ckpt-1-2", "old-1-2"):
         (folder / name).mkdir(parents=True)
     # No epoch of ours: an actor could not be told of it.
     (folder / "ckpt-99999999999-1").mkdir()
-    assert next(whole_checkpoints(folder), None) is None
+    assert next(checkpoint.whole_checkpoints(folder), None) is None
     for epoch, update in ((1, 900), (2, 9), (2, 10), (1, 1000)):
         save(folder, epoch, update)
-    assert next(whole_checkpoints(folder), None).version == Version(2, 10)
+    assert next(checkpoint.whole_checkpoints(folder), None).version == Version(2, 10)
     # That of a damaged one counts too.
     (save(folder, 3, 1) / MANIFEST).unlink()
-    assert highest_epoch(folder) == 3
-    assert last_good(folder).name == "ckpt-2-10"
+    assert checkpoint.highest_epoch(folder) == 3
+    assert checkpoint.last_good(folder).name == "ckpt-2-10"
 
 
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(folder):
     folder.symlink_to(folder)
     with pytest.raises(CheckpointError, match="cannot be read: Too many levels"):
-        next(whole_checkpoints(folder), None)
+        next(checkpoint.whole_checkpoints(folder), None)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        prune(folder, keep=1)
-    assert last_good(folder) is None
+        checkpoint.prune(folder, keep=1)
+    assert checkpoint.last_good(folder) is None
 
 
 # -------------------- damage
@@ -151,7 +143,7 @@ DAMAGE = {
 def test_a_damaged_one_is_skipped_with_a_warning(folder, caplog, damage):
     save(folder, 1, 1)
     damage(save(folder, 1, 2))
-    assert next(whole_checkpoints(folder), None).version == Version(1, 1)
+    assert next(checkpoint.whole_checkpoints(folder), None).version == Version(1, 1)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "ckpt-1-2" in caplog.text
 
@@ -163,11 +155,11 @@ def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, capl
     def verified(path, version):
         if version.update == 1:
             save(folder, 1, 2)
-            prune(folder, keep=1)
+            checkpoint.prune(folder, keep=1)
         return real(path, version)
 
     monkeypatch.setattr(checkpoint, "_verified", verified)
-    assert next(whole_checkpoints(folder), None).version == Version(1, 2)
+    assert next(checkpoint.whole_checkpoints(folder), None).version == Version(1, 2)
     assert caplog.messages == []
 
 
@@ -181,14 +173,14 @@ def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, 
         # As somebody else wrote it.
         patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
         save(folder, 1, 5, tensors=tensors)
-    assert next(whole_checkpoints(folder), None).path == good
+    assert next(checkpoint.whole_checkpoints(folder), None).path == good
     assert "v is not finite" in caplog.text
     # Numbers of which torch cannot say it are none of ours.
     small = {"model": {"w": torch.zeros(3).to(torch.float8_e4m3fn)}}
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_check_finite", lambda path, tensors: None)
         save(folder, 1, 6, tensors=small)
-    assert next(whole_checkpoints(folder), None).path == good
+    assert next(checkpoint.whole_checkpoints(folder), None).path == good
 
 
 @pytest.mark.parametrize("name", [MODEL, "state.json"])
@@ -202,7 +194,7 @@ def test_a_file_lost_after_it_was_listed_is_damage(folder, monkeypatch, caplog, 
         return listed
 
     monkeypatch.setattr(checkpoint, "_sized_files", lose)
-    assert next(whole_checkpoints(folder), None) is None
+    assert next(checkpoint.whole_checkpoints(folder), None) is None
     assert f"{name} cannot be read" in caplog.text
 
 
@@ -226,7 +218,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_nothing_else(folder, monkeypat
         save(folder, 1, 2, {"best_return": float("nan")})
     assert names(folder) == ["ckpt-1-1"]
     save(folder, 1, 2)
-    assert next(whole_checkpoints(folder), None).version == Version(1, 2)
+    assert next(checkpoint.whole_checkpoints(folder), None).version == Version(1, 2)
 
 
 def test_one_whose_name_is_not_on_the_disk_is_said_to_be_there(folder, monkeypatch):
@@ -278,8 +270,8 @@ def test_what_a_crash_leaves_is_not_found_and_is_pruned(folder, monkeypatch):
         with pytest.raises(Killed):
             save(folder, 1, 2)
     assert names(folder) == [".partial-ckpt-1-2", "ckpt-1-1"]
-    assert next(whole_checkpoints(folder), None).version == Version(1, 1)
-    prune(folder, keep=3)
+    assert next(checkpoint.whole_checkpoints(folder), None).version == Version(1, 1)
+    checkpoint.prune(folder, keep=3)
     assert names(folder) == ["ckpt-1-1"]
 
 
@@ -302,9 +294,9 @@ def test_one_of_the_same_version_is_replaced_whatever_it_is(
     else:
         monkeypatch.setattr(checkpoint, "_RENAME_EXCHANGE", 1 << 20)  # no flag of Linux
     save(folder, 1, 2, {"env_steps_trained": 5})
-    prune(folder, keep=1)
+    checkpoint.prune(folder, keep=1)
     assert names(folder) == ["ckpt-1-2"]
-    assert next(whole_checkpoints(folder), None).state == {"env_steps_trained": 5}
+    assert next(checkpoint.whole_checkpoints(folder), None).state == {"env_steps_trained": 5}
     assert target is None or len(names(tmp_path / "moved")) == 3
 
 
@@ -312,14 +304,14 @@ def test_one_of_the_same_version_is_replaced_whatever_it_is(
 
 
 def test_pruning_keeps_the_newest_and_the_best_and_counts_no_damaged_one(folder):
-    prune(folder, keep=1)
+    checkpoint.prune(folder, keep=1)
     assert not folder.exists()
     for update in range(1, 8):
         save(folder, 1, update)
-    prune(folder, keep=3, best=Version(1, 2))
+    checkpoint.prune(folder, keep=3, best=Version(1, 2))
     assert names(folder) == ["ckpt-1-2", "ckpt-1-5", "ckpt-1-6", "ckpt-1-7"]
     os.truncate(folder / "ckpt-1-7" / MODEL, 10)
-    prune(folder, keep=1, best=Version(1, 6))
+    checkpoint.prune(folder, keep=1, best=Version(1, 6))
     assert names(folder) == ["ckpt-1-6", "ckpt-1-7"]
 
 
@@ -332,7 +324,7 @@ def test_links_and_plain_files_are_pruned_and_no_link_is_followed(folder, tmp_pa
     (folder / ".partial-y").symlink_to(moved)
     (folder / ".partial-z").symlink_to("nowhere")
     save(folder, 1, 2)
-    prune(folder, keep=1)
+    checkpoint.prune(folder, keep=1)
     assert names(folder) == ["ckpt-1-2"]
     assert names(moved) == [MANIFEST, MODEL, "state.json"]
 
@@ -349,7 +341,7 @@ def test_one_that_cannot_be_removed_is_named_and_keeps_no_other(folder, monkeypa
 
     monkeypatch.setattr("shutil.rmtree", remove)
     with pytest.raises(CheckpointError) as caught:
-        prune(folder, keep=1)
+        checkpoint.prune(folder, keep=1)
     left = folder / ".partial-old-ckpt-1-2"
     says = f"cannot remove old checkpoints: {left}: Permission denied: remove it by hand"
     assert str(caught.value) == says

@@ -62,7 +62,7 @@ def test_training_goes_on_bit_for_bit(tmp_path, make, make_batch, num_before, se
         if hasattr(step, "steps"):
             # The seed is not what is captured: it deals columns to the parts of a batch.
             for name, one in resumed.steps.items():
-                one._seed = step.steps[name]._seed
+                one.seed = step.steps[name].seed
         resumed.restore(state)
         train(resumed, make_batch, range(num_before, 9))
         assert is_same(remembered(resumed), remembered(step))

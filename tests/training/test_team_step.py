@@ -128,7 +128,7 @@ def test_a_copy_is_taken_anew_by_updates_of_its_source(
 
 def test_members_split_batches_each_in_its_own_way(make_team_step):
     step = make_team_step(name="ppo", num_minibatches=2)
-    assert step.steps["a"]._seed != step.steps["b"]._seed
+    assert step.steps["a"].seed != step.steps["b"].seed
 
 
 def test_a_trained_member_that_never_plays_is_told_of_once(

@@ -3,24 +3,9 @@
 import numpy as np
 
 from impala_async.schema import ArraySpec
-from impala_async.trajectory import columns_over
 from impala_async.weights import Version, Weights, WeightsLayout
-from impala_async.wire.messages import (
-    NO_LAYOUT,
-    PROTOCOL,
-    Bye,
-    ByeOk,
-    Data,
-    Get,
-    Grant,
-    Heartbeat,
-    Hello,
-    Spec,
-    WeightsReply,
-    Welcome,
-    encode_data,
-    pack,
-)
+from impala_async.wire import messages as wire
+from tests.columns import Planes
 from tests.learner.columns import small_schema
 
 ACTOR, RUN, SESSION, NONCE = (bytes(range(first, first + 16)) for first in (0xA0, 0xB0, 0xC0, 0xD0))
@@ -39,38 +24,40 @@ WIDTH = 16
 def session():
     """The frames of each message, from the first word to the last."""
     places = (RUN, 1, SESSION, 0, 5556, "", "", "", NONCE)
-    welcome = Welcome(*places, lease_s=10.0, heartbeat_s=2.0, max_columns=16)
-    spec = Spec(SESSION, SCHEMA.digest, NO_LAYOUT, 1, 1, gives_way=1)
-    grant = Grant(SESSION, 2, 0, 1, 0, [])
-    reply = WeightsReply(1, 0, LAYOUT.digest, WEIGHTS.digest())
+    welcome = wire.Welcome(*places, lease_s=10.0, heartbeat_s=2.0, max_columns=16)
+    spec = wire.Spec(SESSION, SCHEMA.digest, wire.NO_LAYOUT, 1, 1, gives_way=1)
+    grant = wire.Grant(SESSION, 2, 0, 1, 0, [])
+    reply = wire.WeightsReply(1, 0, LAYOUT.digest, WEIGHTS.digest())
     return {
-        "actor, data: Hello": [pack(Hello(PROTOCOL, ACTOR, "mine 1", bytes(16), 0, 0))],
-        "learner, data: Welcome (and a frame of settings)": [pack(welcome)],
-        "actor, data: Spec, and the schema": [pack(spec), SCHEMA.to_json()],
-        "learner, data: Grant, and the layout": [pack(grant), LAYOUT.to_json()],
-        "actor, weights: Heartbeat": [pack(Heartbeat(SESSION, {"env_time_ms": 0.5}))],
-        "learner, weights: Grant": [pack(grant)],
-        "actor, weights: Get": [pack(Get(SESSION, 0, 0))],
-        "learner, weights: WeightsReply, and the buffer": [pack(reply), WEIGHTS.buffer.data],
+        "actor, data: Hello": [
+            wire.pack(wire.Hello(wire.PROTOCOL, ACTOR, "mine 1", bytes(16), 0, 0))
+        ],
+        "learner, data: Welcome (and a frame of settings)": [wire.pack(welcome)],
+        "actor, data: Spec, and the schema": [wire.pack(spec), SCHEMA.to_json()],
+        "learner, data: Grant, and the layout": [wire.pack(grant), LAYOUT.to_json()],
+        "actor, weights: Heartbeat": [wire.pack(wire.Heartbeat(SESSION, {"env_time_ms": 0.5}))],
+        "learner, weights: Grant": [wire.pack(grant)],
+        "actor, weights: Get": [wire.pack(wire.Get(SESSION, 0, 0))],
+        "learner, weights: WeightsReply, and the buffer": [wire.pack(reply), WEIGHTS.buffer.data],
         "actor, data: Data with an inline body": data_frames(),
-        "learner, data: Grant": [pack(Grant(SESSION, 3, 1, 1, 4, []))],
-        "learner, data: Bye": [pack(Bye(SESSION, 0))],
-        "actor, data: ByeOk": [pack(ByeOk(SESSION))],
+        "learner, data: Grant": [wire.pack(wire.Grant(SESSION, 3, 1, 1, 4, []))],
+        "learner, data: Bye": [wire.pack(wire.Bye(SESSION, 0))],
+        "actor, data: ByeOk": [wire.pack(wire.ByeOk(SESSION))],
     }
 
 
 def data_frames():
     """An episode ends in row 0; row 1 shows its last observation; row 2 begins the next one."""
-    obs = np.zeros((1, SCHEMA.layout.obs_bytes), np.uint8)
-    small = np.zeros((1, SCHEMA.layout.small_bytes), np.uint8)
-    columns = columns_over(SCHEMA, obs, small)
+    planes = Planes(SCHEMA, 1)
+    columns = planes.columns
     columns.obs[""][0] = [[0.5, 1], [0.25, 2], [8, 3], [16, 4]]
     columns.log_probs_CT[0] = [-1, 0, -0.5]
     columns.rewards_CT[0] = [1.5, 0, 2]
     columns.actions[""][0] = [2, 0, 1]
     columns.terminated_CT[0] = [True, False, False]
     columns.mask_CT[0] = [True, False, True]
-    return encode_data(Data(SESSION, 0, 1, 0, 3, 1, 0, 0, None), obs, small, EPISODES)
+    data = wire.Data(SESSION, 0, 1, 0, 3, 1, 0, 0, None)
+    return wire.encode_data(data, planes.obs, planes.small, EPISODES)
 
 
 def example_text():

@@ -4,29 +4,8 @@ import pytest
 
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
 from impala_async.weights import Version
-from impala_async.wire.actor_side import (
-    FIRST_S,
-    HELLO_EVERY_S,
-    LONGEST_S,
-    ActorSide,
-    Handshake,
-    Outbox,
-    new_pauses,
-    read_answer,
-)
-from impala_async.wire.messages import (
-    MAX_WHY,
-    PROTOCOL,
-    Bye,
-    Get,
-    Grant,
-    Hello,
-    Reject,
-    Spec,
-    Welcome,
-    pack,
-    unpack,
-)
+from impala_async.wire import actor_side
+from impala_async.wire import messages as wire
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.session import reject
 from tests.learner.columns import small_schema
@@ -38,17 +17,17 @@ SCHEMA = small_schema()
 
 
 def welcome_of(**changes):
-    welcome = Welcome(RUN, 2, SESSION, 3, 1, "", "", "", bytes(16), LEASE_S, 2.0, 64)
+    welcome = wire.Welcome(RUN, 2, SESSION, 3, 1, "", "", "", bytes(16), LEASE_S, 2.0, 64)
     return welcome._replace(**changes)
 
 
 def grant_of(granted, settled=0, version=V1, **more):
-    return Grant(SESSION, granted, settled, *version, [], **more)
+    return wire.Grant(SESSION, granted, settled, *version, [], **more)
 
 
 def side_of(**pace):
     """One that has said its Spec."""
-    side = ActorSide(b"a" * 16)
+    side = actor_side.ActorSide(b"a" * 16)
     assert side.accept(welcome_of(), 0.0, **pace)
     side.set_spec(SCHEMA, LAYOUT, 2, 1)
     side.said_spec(0.0)
@@ -66,26 +45,29 @@ def send_all(outbox, now=0.0):
 
 
 def test_hello_is_due_now_and_then_and_over_each_new_connection():
-    pauses = new_pauses()
+    pauses = actor_side.new_pauses()
     taken = [next(pauses) for _ in range(9)]
-    assert (taken[:4], taken[-1]) == ([0.0, FIRST_S, 2 * FIRST_S, 4 * FIRST_S], LONGEST_S)
-    side = ActorSide(b"a" * 16)
+    assert (taken[:4], taken[-1]) == (
+        [0.0, actor_side.FIRST_S, 2 * actor_side.FIRST_S, 4 * actor_side.FIRST_S],
+        actor_side.LONGEST_S,
+    )
+    side = actor_side.ActorSide(b"a" * 16)
     side.number = 7
     hello = side.handshake(0.0).hello
     assert (hello.run_id, hello.epoch, hello.lowest_unsettled, hello.number) == (bytes(16), 0, 0, 7)
-    handshake = Handshake(hello, 0.0, chance=lambda: 0.5)
+    handshake = actor_side.Handshake(hello, 0.0, chance=lambda: 0.5)
     assert handshake.is_due(0.0, is_greeted=True)
     handshake.said(0.0)
-    assert handshake.say_at == 0.75 * HELLO_EVERY_S
+    assert handshake.say_at == 0.75 * actor_side.HELLO_EVERY_S
     assert not handshake.is_due(0.7, is_greeted=True)
     assert handshake.is_due(0.0, is_greeted=False)
     handshake.said(0.0)
-    assert not handshake.is_due(FIRST_S / 2, is_greeted=False)
+    assert not handshake.is_due(actor_side.FIRST_S / 2, is_greeted=False)
     assert handshake.is_due(0.75, is_greeted=True)
 
 
 def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over():
-    handshake = Handshake(Hello(PROTOCOL, b"a" * 16, "0", RUN, 2, 5), 0.0)
+    handshake = actor_side.Handshake(wire.Hello(wire.PROTOCOL, b"a" * 16, "0", RUN, 2, 5), 0.0)
     handshake.said(0.0)
     assert handshake.take(reject("full", "no room", 20.0), 1.0) is None
     assert (handshake.is_refused, handshake.refusal) == (True, "no room")
@@ -103,10 +85,10 @@ def test_a_final_refusal_ends_the_actor():
         *((reject(code, "no"), MismatchError)
           for code in ("mismatch", "protocol", "bad_message", "wrong_port")),
         (reject("not_allowed", "no"), NotAllowedError),
-        (Reject(200, "a code of a later release", -1.0), MismatchError),
+        (wire.Reject(200, "a code of a later release", -1.0), MismatchError),
     ):  # fmt: skip
         with pytest.raises(error):
-            ActorSide(b"a" * 16).handshake(0.0).take(refusal, 0.0)
+            actor_side.ActorSide(b"a" * 16).handshake(0.0).take(refusal, 0.0)
         with pytest.raises(error):
             side_of().take(refusal, 0.0)
 
@@ -114,7 +96,7 @@ def test_a_final_refusal_ends_the_actor():
 def test_once_joined_a_message_that_is_not_understood_is_one_message():
     side = side_of()
     spec, schema = side.spec_frames()
-    assert unpack(spec) == Spec(SESSION, SCHEMA.digest, LAYOUT, 2, 1, gives_way=1)
+    assert wire.unpack(spec) == wire.Spec(SESSION, SCHEMA.digest, LAYOUT, 2, 1, gives_way=1)
     assert schema == SCHEMA.to_json()
     side.take_grant(grant_of(1))
     assert not side.is_joined, "heartbeats are answered before"
@@ -132,11 +114,11 @@ def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_
     side = side_of()
     bye = side.bye("a\udcff.bin\n" + "x" * 1000)
     assert bye.text.startswith("a\\udcff.bin\\nxxx")
-    assert len(bye.text) == MAX_WHY
+    assert len(bye.text) == wire.MAX_WHY
     assert side.bye() is None
     side = side_of()
-    assert (side.take(Bye(bytes(16), 0), 0.0), side.has_session) == (None, True)
-    assert side.take(Bye(SESSION, 0), 0.0) == Bye(SESSION, 0)
+    assert (side.take(wire.Bye(bytes(16), 0), 0.0), side.has_session) == (None, True)
+    assert side.take(wire.Bye(SESSION, 0), 0.0) == wire.Bye(SESSION, 0)
     assert side.bye() is None
 
 
@@ -174,14 +156,14 @@ def test_what_a_learner_says_must_make_sense():
     beyond = grant_of(2**62, 2**61 + 1)
     for message in (grant_of(1, 2), beyond, welcome_of(heartbeat_s=LEASE_S + 1)):
         with pytest.raises(ProtocolError):
-            read_answer(pack(message))
-    silent = read_answer(pack(reject("full", "  ")))
+            actor_side.read_answer(wire.pack(message))
+    silent = actor_side.read_answer(wire.pack(reject("full", "  ")))
     assert silent == reject("full", "it does not say why (full)")
-    assert read_answer(pack(Get(SESSION, 1, 2))) == Get(SESSION, 1, 2)
+    assert actor_side.read_answer(wire.pack(wire.Get(SESSION, 1, 2))) == wire.Get(SESSION, 1, 2)
 
 
 def filled(items):
-    outbox = Outbox()
+    outbox = actor_side.Outbox()
     for item in items:
         outbox.put(item)
     return outbox

@@ -8,16 +8,8 @@ from unittest.mock import Mock
 import pytest
 import zmq
 
+from impala_async.wire import connections, sockets
 from impala_async.wire import connections as module
-from impala_async.wire import sockets
-from impala_async.wire.connections import (
-    NEVER_JOINED,
-    SENT_BEFORE,
-    SENT_TOO_MUCH,
-    STRANGER_BYTES,
-    Monitor,
-    most_descriptors,
-)
 from tests.proxy import LEARNER_HOST
 from tests.wire import raw_peer
 from tests.wire.ends import ANY_PORT, DEADLINE_S, greeted, take, until
@@ -93,13 +85,13 @@ def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(ends, rout
     send_frames(raw, 100_000)
     assert look(router, 5, {route: 200_000}) == 0
     look_until_over(router, raw, {route: 199_000})
-    assert router.connections.cut_off == {SENT_TOO_MUCH: 1}
+    assert router.connections.cut_off == {connections.SENT_TOO_MUCH: 1}
 
 
 def test_strangers_have_little_under_way_alone_and_together(router, dial, monkeypatch):
     # One message of frames without end.
     bomb, good = dial(), dial()
-    send_frames(bomb, STRANGER_BYTES)
+    send_frames(bomb, connections.STRANGER_BYTES)
     route = say_hello(router, good)
     look_until_over(router, bomb, {})
     assert not is_over(good)
@@ -119,7 +111,7 @@ def test_strangers_have_little_under_way_alone_and_together(router, dial, monkey
     look_until_over(router, bombs[2], {})
     look(router, 5, {})
     assert [is_over(raw) for raw in (quiet, *bombs)] == [False, False, False, True]
-    assert router.connections.cut_off == {SENT_BEFORE: 2}
+    assert router.connections.cut_off == {connections.SENT_BEFORE: 2}
     # Some of it is kept.
     monkeypatch.setattr(module, "KEPT_SHARE", 1)
     look_until_over(router, quiet, {})
@@ -150,9 +142,9 @@ def test_a_message_may_come_before_the_word_of_its_connection(router, dial, monk
         raw = dial()
         route = say_hello(router, raw)
         look(router, 1, {route: MUCH})
-    send_frames(raw, STRANGER_BYTES)
+    send_frames(raw, connections.STRANGER_BYTES)
     assert look(router, 5, {route: MUCH}) == 0
-    router.connections.cut(route, SENT_TOO_MUCH)
+    router.connections.cut(route, connections.SENT_TOO_MUCH)
     until(lambda: is_over(raw))
 
 
@@ -164,7 +156,7 @@ def test_too_many_strangers_make_the_oldest_go(ends, router, dial, monkeypatch):
     until(lambda: router.connections.read() or router.connections.cut_off.total() == 2)
     until(lambda: is_over(strangers[0]) and is_over(strangers[1]))
     assert not any(is_over(raw) for raw in strangers[2:])
-    assert router.connections.cut_off == {NEVER_JOINED: 2}
+    assert router.connections.cut_off == {connections.NEVER_JOINED: 2}
     assert router.send(route, [b"here"])
     # The descriptors of a process are not all for them.
     monkeypatch.setattr(module.resource, "getrlimit", lambda _: (40, 40))
@@ -198,7 +190,7 @@ def test_who_comes_and_goes_is_told_in_order_and_holds_nothing_up(ends):
     # With one thread: what several tell comes in any order.
     with zmq.Context(io_threads=1) as context, context.socket(zmq.ROUTER) as listening:
         listening.set(zmq.BACKLOG, num_peers)
-        monitor = Monitor(listening, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+        monitor = connections.Monitor(listening, int(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
         listening.bind(ANY_PORT)
         url = listening.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         host, _, port = url.removeprefix("tcp://").partition(":")
@@ -228,6 +220,6 @@ def test_as_many_descriptors_are_asked_for_as_are_allowed(monkeypatch):
     ):
         monkeypatch.setattr(resource, "getrlimit", Mock(return_value=(soft, hard)))
         monkeypatch.setattr(resource, "setrlimit", Mock())
-        assert most_descriptors() == wanted
+        assert connections.most_descriptors() == wanted
         asked = [pair for (_, pair), _ in resource.setrlimit.call_args_list]
         assert asked == ([(wanted, hard)] if 0 <= soft < wanted else []), soft

@@ -11,14 +11,6 @@ import pytest
 
 from impala_async.errors import ConfigError
 from impala_async.wire import local_link
-from impala_async.wire.local_link import (
-    MIN_AGE_S,
-    PREFIX,
-    LocalLink,
-    clear_left_behind,
-    is_socket,
-    read_nonce,
-)
 from impala_async.wire.sockets import IPC_PATH_MAX_BYTES
 
 
@@ -33,7 +25,7 @@ def runtime_dir(monkeypatch):
 def test_only_this_user_may_enter_and_where_the_runtime_folder_does_not_do_the_temporary_one_does(
     runtime_dir, tmp_path, monkeypatch
 ):
-    link, other = LocalLink(), LocalLink()
+    link, other = local_link.LocalLink(), local_link.LocalLink()
     folder = Path(link.nonce_path).parent
     assert folder.parent == runtime_dir
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -48,7 +40,7 @@ def test_only_this_user_may_enter_and_where_the_runtime_folder_does_not_do_the_t
     long.mkdir()
     for value in ("", "/nowhere/at/all", str(long)):
         monkeypatch.setenv("XDG_RUNTIME_DIR", value)
-        link = LocalLink()
+        link = local_link.LocalLink()
         assert len(os.fsencode(link.weights_path)) <= IPC_PATH_MAX_BYTES
         assert Path(link.nonce_path).read_bytes() == link.nonce
         assert list(long.iterdir()) == []
@@ -61,7 +53,7 @@ def test_where_nothing_can_be_written_the_variable_is_named(monkeypatch):
     for runtime, named in (("", "TMPDIR"), ("/tmp", "XDG_RUNTIME_DIR")):
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         with pytest.raises(ConfigError, match=f"^{named}: .*: Read-only file system: name one"):
-            LocalLink()
+            local_link.LocalLink()
 
 
 def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
@@ -71,27 +63,27 @@ def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
     os.mkfifo(pipe)
     ends.router(ipc=listening)
     (tmp_path / "large").write_bytes(b"n" * 100_000)
-    assert read_nonce(str(good)) == b"n" * 16
-    assert len(read_nonce(str(tmp_path / "large")) or b"") == 64
-    assert is_socket(str(listening))
+    assert local_link.read_nonce(str(good)) == b"n" * 16
+    assert len(local_link.read_nonce(str(tmp_path / "large")) or b"") == 64
+    assert local_link.is_socket(str(listening))
     for path in ("/dev/zero", "/dev/tty", "", "\0", "x" * 5000, *map(str, (pipe, link, tmp_path))):
-        assert read_nonce(path) is None
-        assert not is_socket(path)
+        assert local_link.read_nonce(path) is None
+        assert not local_link.is_socket(path)
 
 
 def age(folder):
-    long_ago = time.time() - 2 * MIN_AGE_S
+    long_ago = time.time() - 2 * local_link.MIN_AGE_S
     os.utime(folder, (long_ago, long_ago))
 
 
 def test_the_next_start_clears_what_a_killed_process_left(runtime_dir):
-    killed = LocalLink()
+    killed = local_link.LocalLink()
     # As the kernel does it.
     os.close(killed._hold)
     killed._hold = -1
     (left,) = runtime_dir.iterdir()
     age(left)
-    link = LocalLink()
+    link = local_link.LocalLink()
     assert list(runtime_dir.iterdir()) == [Path(link.nonce_path).parent]
     link.close()
 
@@ -99,20 +91,20 @@ def test_the_next_start_clears_what_a_killed_process_left(runtime_dir):
 def test_where_folders_cannot_be_locked_it_serves_and_clears_nothing(runtime_dir, monkeypatch):
     unlockable = OSError(9, "Bad file descriptor")
     monkeypatch.setattr(local_link.fcntl, "flock", Mock(side_effect=unlockable))
-    first = LocalLink()
+    first = local_link.LocalLink()
     age(Path(first.nonce_path).parent)
-    second = LocalLink()
-    assert read_nonce(first.nonce_path) == first.nonce
+    second = local_link.LocalLink()
+    assert local_link.read_nonce(first.nonce_path) == first.nonce
     first.close()
     second.close()
     assert list(runtime_dir.iterdir()) == []
 
 
 def test_whatever_may_belong_to_somebody_stays(runtime_dir, monkeypatch):
-    link = LocalLink()
+    link = local_link.LocalLink()
     held = Path(link.nonce_path).parent
     names = ("young", "file", "link", "full")
-    young, file, other, full = (runtime_dir / f"{PREFIX}{name}" for name in names)
+    young, file, other, full = (runtime_dir / f"{local_link.PREFIX}{name}" for name in names)
     foreign, theirs = runtime_dir / "impala-other", runtime_dir / "theirs"
     young.mkdir()
     file.touch()
@@ -122,7 +114,7 @@ def test_whatever_may_belong_to_somebody_stays(runtime_dir, monkeypatch):
     other.symlink_to(theirs)
     for path in (held, file, foreign, theirs, full):
         age(path)
-    clear_left_behind(runtime_dir)
+    local_link.clear_left_behind(runtime_dir)
     assert set(runtime_dir.iterdir()) == {held, young, file, other, foreign, theirs, full}
     assert (theirs / "mine").exists()
     assert (full / "mine").exists()
@@ -132,5 +124,5 @@ def test_whatever_may_belong_to_somebody_stays(runtime_dir, monkeypatch):
     young.touch()
     age(young)
     monkeypatch.setattr(local_link.os, "getuid", lambda: os.geteuid() + 1)
-    clear_left_behind(runtime_dir)
+    local_link.clear_left_behind(runtime_dir)
     assert young.exists()

@@ -6,24 +6,9 @@ import pytest
 
 from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
+from impala_async.wire import messages as wire
 from impala_async.wire import session
-from impala_async.wire.messages import (
-    MAX_TEXT_BYTES,
-    MAX_VERDICTS,
-    REJECT_CODES,
-    VERDICTS,
-    Reject,
-    pack,
-    plain,
-    unpack,
-)
 from impala_async.wire.peer import Peer
-from impala_async.wire.session import (
-    MAX_OVER_ONE_CONNECTION,
-    MAX_STRANGERS,
-    WATERMARK_LIFE_S,
-    reject,
-)
 from tests.wire.tables import (
     LEASE_S,
     MAX_LAG,
@@ -42,7 +27,7 @@ from tests.wire.tables import (
 def refusal_of(table, actor, **changes):
     """The code and the rest of it."""
     answer = table.hello(hello_of(actor, **changes), b"route", 0.0)
-    return REJECT_CODES[answer.code], answer.text, answer.retry_after_s
+    return wire.REJECT_CODES[answer.code], answer.text, answer.retry_after_s
 
 
 def work(table, actor, now=0.0):
@@ -116,10 +101,10 @@ def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_ze
 
 @pytest.mark.parametrize("text", ["a\ud800b", "é" * 2000, "x" * 5000, "\ud800" * 3000])
 def test_any_text_can_be_a_refusal(text):
-    answer = unpack(pack(reject("mismatch", text)))
-    assert len(answer.text.encode()) <= MAX_TEXT_BYTES
-    assert answer.text[:1] == plain(text[0])[:1]
-    assert reject("full", "as it is", 5.0) == Reject(1, "as it is", 5.0)
+    answer = wire.unpack(wire.pack(session.reject("mismatch", text)))
+    assert len(answer.text.encode()) <= wire.MAX_TEXT_BYTES
+    assert answer.text[:1] == wire.plain(text[0])[:1]
+    assert session.reject("full", "as it is", 5.0) == wire.Reject(1, "as it is", 5.0)
 
 
 # -------------------- leases
@@ -184,14 +169,14 @@ def test_a_refusal_settles_and_is_told_once_and_no_more_than_fit(table):
     table.deal(4, now=0.0)
     assert send(table, peer, 0, Version(3, 1)) == "stale"
     grant = peer.grant(NOW)
-    assert (grant.settled, grant.verdicts) == (1, [[0, VERDICTS.index("stale")]])
+    assert (grant.settled, grant.verdicts) == (1, [[0, wire.VERDICTS.index("stale")]])
     assert (grant.session, grant.epoch, grant.update) == (peer.session, *NOW)
     assert peer.grant(NOW).verdicts == []
-    for seq in range(MAX_VERDICTS + 5):
+    for seq in range(wire.MAX_VERDICTS + 5):
         table.settle(peer, seq, "invalid")
     grant = peer.grant(NOW)
-    assert (len(grant.verdicts), grant.settled) == (MAX_VERDICTS, MAX_VERDICTS + 5)
-    assert unpack(pack(grant)) == grant
+    assert (len(grant.verdicts), grant.settled) == (wire.MAX_VERDICTS, wire.MAX_VERDICTS + 5)
+    assert wire.unpack(wire.pack(grant)) == grant
 
 
 # -------------------- ranks
@@ -252,12 +237,12 @@ def test_a_hello_takes_no_place_from_who_joins():
 
 
 def test_whatever_is_done_often_passes_strangers_by_and_the_oldest_gives_way(table):
-    actor, num_strangers = join(table, 0), 3 * MAX_STRANGERS
+    actor, num_strangers = join(table, 0), 3 * session.MAX_STRANGERS
     builder = greet(table, 7, number=7)
     for stranger in range(100, 100 + num_strangers):
         greet(table, stranger)
-    assert len(table) == MAX_STRANGERS + 1
-    assert table.num_given_way == 1 + num_strangers - MAX_STRANGERS
+    assert len(table) == session.MAX_STRANGERS + 1
+    assert table.num_given_way == 1 + num_strangers - session.MAX_STRANGERS
     assert list(table.joined) == [actor]
     assert table.deal(100, now=0.0) == [actor]
     # Its Spec is of no session; it says hello again, and its number is its own.
@@ -266,7 +251,7 @@ def test_whatever_is_done_often_passes_strangers_by_and_the_oldest_gives_way(tab
     for now in (0.0, 4.0, 8.0):
         table.find(actor.session, now)
         table.expire(now)
-    assert len(table.expire(LEASE_S + 0.1)) == MAX_STRANGERS
+    assert len(table.expire(LEASE_S + 0.1)) == session.MAX_STRANGERS
     assert list(table) == [actor]
 
 
@@ -278,8 +263,8 @@ def test_over_one_connection_come_only_so_many(table, joins):
         flood.append(table.hello(hello_of(stranger), b"the flood", 0.0))
         assert not joins or table.join(flood[-1], 1, 1)
     # The last of them are there, and whoever came over other connections.
-    assert {*table} == {actor, builder, *flood[-MAX_OVER_ONE_CONNECTION:]}
-    assert table.num_given_way == 100 - MAX_OVER_ONE_CONNECTION
+    assert {*table} == {actor, builder, *flood[-session.MAX_OVER_ONE_CONNECTION :]}
+    assert table.num_given_way == 100 - session.MAX_OVER_ONE_CONNECTION
     # An actor that comes again is no other.
     again = join(table, 0)
     assert (again.rank, again in table, table.num_given_way) == (actor.rank, True, 84)
@@ -318,11 +303,11 @@ def test_actors_long_gone_are_forgotten_and_too_many_sooner(table, monkeypatch):
         table.expire(now)
         return [number for number in range(4) if actor_id(number).hex() in table.watermarks()]
 
-    for now in range(0, int(WATERMARK_LIFE_S), 4):
+    for now in range(0, int(session.WATERMARK_LIFE_S), 4):
         assert remembered(now) == [0, 1, 2, 3]
-    assert remembered(WATERMARK_LIFE_S + 1.0) == [0, 2, 3]
+    assert remembered(session.WATERMARK_LIFE_S + 1.0) == [0, 2, 3]
     monkeypatch.setattr(session, "MAX_GONE", 1)
-    assert remembered(WATERMARK_LIFE_S + 1.5) == [0, 3]
+    assert remembered(session.WATERMARK_LIFE_S + 1.5) == [0, 3]
 
 
 @pytest.mark.parametrize("changes", [{}, {"lowest_unsettled": 5}, {"run_id": bytes(16)}])

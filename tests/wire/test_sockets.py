@@ -19,14 +19,6 @@ import zmq
 from impala_async.errors import ConfigError
 from impala_async.wire import sockets
 from impala_async.wire.messages import MAX_HEADER_BYTES, MAX_INLINE_BYTES
-from impala_async.wire.sockets import (
-    IPC_PATH_MAX_BYTES,
-    MAX_ANSWER_BYTES,
-    MAX_UNREAD,
-    MAX_UNSENT,
-    NO_FRAME,
-    Dealer,
-)
 from tests.proxy import HOST, LEARNER_HOST, proxy
 from tests.wire import raw_peer
 from tests.wire.ends import DEADLINE_S, greeted, take, until
@@ -62,7 +54,7 @@ def test_there_and_back_and_sizes_are_the_true_ones(router, link, monkeypatch):
     places = [memoryview(memory)[8 * i : 8 * i + 8] for i in range(4)]
     assert [router.receive_into(place) for place in places] == [8, 3, 12, 0]
     assert bytes(memory) == b"12345678" + b"123....." + b"12345678" + b"........"
-    assert router.receive_into(places[0]) == NO_FRAME
+    assert router.receive_into(places[0]) == sockets.NO_FRAME
     assert bytes(places[0]) == b"12345678"
     _, header, size = take(router)
     assert (header, size) == (b"x" * (MAX_HEADER_BYTES + MAX_INLINE_BYTES), 20_000)
@@ -118,7 +110,7 @@ def test_little_waits_for_who_does_not_read_and_nobody_else_waits(router, link):
         while router.send(route, [bytes(1 << 20)]):
             num_sent += 1
         # As much as the kernel's buffers take has left.
-        assert num_sent < MAX_UNSENT + 20
+        assert num_sent < sockets.MAX_UNSENT + 20
         assert time.monotonic() - started < DEADLINE_S
         assert router.num_unsent == {route: 1}
         assert router.send(route_good, [b"good"])
@@ -232,7 +224,7 @@ def test_what_a_dealer_does_not_read_waits_at_its_sender_and_nothing_of_it_is_lo
         while num_sent < 100:
             flooder.send_multipart([route, b"%d" % num_sent, bytes(1 << 20)])
             num_sent += 1
-    assert num_sent < 3 * MAX_UNREAD
+    assert num_sent < 3 * sockets.MAX_UNREAD
     for number in range(num_sent):
         assert bytes(dealer.receive(DEADLINE_S)[0]) == b"%d" % number
 
@@ -240,12 +232,15 @@ def test_what_a_dealer_does_not_read_waits_at_its_sender_and_nothing_of_it_is_lo
 def test_a_frame_that_no_learner_sends_fills_no_memory(ends, tmp_path):
     url = f"ipc://{tmp_path / 'flood'}"
     flooder = ends.flooder(url)
-    for size, wait_s in ((MAX_ANSWER_BYTES + 1, 0.5), (MAX_ANSWER_BYTES, DEADLINE_S)):
+    for size, wait_s in (
+        (sockets.MAX_ANSWER_BYTES + 1, 0.5),
+        (sockets.MAX_ANSWER_BYTES, DEADLINE_S),
+    ):
         dealer = ends.dealer(url)
         until(lambda dealer=dealer: dealer.send([b"get"]))
         route, _ = flooder.recv_multipart()
         flooder.send_multipart([route, bytes(size)])
-        assert (dealer.receive(wait_s) is None) == (size > MAX_ANSWER_BYTES)
+        assert (dealer.receive(wait_s) is None) == (size > sockets.MAX_ANSWER_BYTES)
 
 
 def test_nothing_queues_for_a_learner_that_is_not_there(ends):
@@ -325,7 +320,7 @@ def test_a_dealer_that_cannot_be_made_leaves_nothing_open(num_sockets):
     context.set(zmq.MAX_SOCKETS, num_sockets)
     for _ in range(3):
         with pytest.raises(zmq.ZMQError, match="Too many open files"):
-            Dealer(context, "tcp://127.0.0.1:1")
+            sockets.Dealer(context, "tcp://127.0.0.1:1")
     context.term()
 
 
@@ -346,7 +341,7 @@ def test_an_address_that_cannot_be_listened_on_is_named_and_nothing_left_open(en
         with pytest.raises(ConfigError, match=re.escape(f"on {url}: {reason}")) as caught:
             ends.router(url)
         assert f"; {advice}" in str(caught.value)
-    for name in ("x" * IPC_PATH_MAX_BYTES, "missing/folder/ipc"):
+    for name in ("x" * sockets.IPC_PATH_MAX_BYTES, "missing/folder/ipc"):
         with pytest.raises(ConfigError, match=rf"cannot listen on ipc://{tmp_path}/{name}: \w"):
             ends.router(ipc=tmp_path / name)
     for end in ends.open:

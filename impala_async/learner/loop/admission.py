@@ -18,16 +18,7 @@ from impala_async.learner.slots import Arrival, Episodes, Slot
 from impala_async.schema import Schema
 from impala_async.trajectory import LARGEST, ColumnChecks, Fault
 from impala_async.weights import NO_VERSION, Version
-from impala_async.wire.messages import (
-    EPISODE,
-    PLAIN,
-    ZSTD,
-    Data,
-    Message,
-    body_sizes,
-    decompress_into,
-    split_inline,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.peer import Peer
 from impala_async.wire.sockets import NO_FRAME, Router
 
@@ -48,7 +39,7 @@ class Receiver:
     def __init__(self, schema: Schema, most_columns: int) -> None:
         self._schema = schema
         self._checks = ColumnChecks(schema)
-        largest = body_sizes(schema.layout, most_columns, most_columns * schema.rows)
+        largest = wire.body_sizes(schema.layout, most_columns, most_columns * schema.rows)
         self._small = np.zeros(largest.small, np.uint8)
         self._packed = np.zeros(largest.obs, np.uint8)
 
@@ -60,15 +51,16 @@ class Receiver:
             raise ProtocolError("wrong_size", f"{data.rows} rows, not {self._schema.rows}")
         if data.num_episodes > data.columns * data.rows:
             raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
-        sizes = body_sizes(self._schema.layout, data.columns, data.num_episodes)
+        sizes = wire.body_sizes(self._schema.layout, data.columns, data.num_episodes)
         small = self._small[: sizes.small]
         if data.body is not None:
-            if data.codec != PLAIN:
+            if data.codec != wire.PLAIN:
                 raise ProtocolError("wrong_size", "a body that is inline is never compressed")
-            obs[:], small = (np.frombuffer(p, np.uint8) for p in split_inline(data.body, sizes))
-        elif data.codec == ZSTD:
+            parts = wire.split_inline(data.body, sizes)
+            obs[:], small = (np.frombuffer(part, np.uint8) for part in parts)
+        elif data.codec == wire.ZSTD:
             packed = self._packed.data[: sizes.obs]
-            decompress_into(obs.data, packed[: _receive(rest, packed, is_whole=False)])
+            wire.decompress_into(obs.data, packed[: _receive(rest, packed, is_whole=False)])
         else:
             _receive(rest, obs.data)
         if data.body is None:
@@ -80,7 +72,7 @@ class Receiver:
         if not data.num_episodes:
             return arrival
         # The next message will be received where the episodes lie now.
-        return arrival._replace(episodes=np.frombuffer(small[num_bytes:].tobytes(), EPISODE))
+        return arrival._replace(episodes=np.frombuffer(small[num_bytes:].tobytes(), wire.EPISODE))
 
     def find_faults(self, arrivals: Sequence[Arrival]) -> list[Fault | None]:
         """Find the fault of each. Where there is none, one look at all of them shows it."""
@@ -138,9 +130,9 @@ class Admission:
         self._filler.open(slots, submit)
         self._bodies = Receiver(schema, self._filler.batch_columns)
 
-    def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
+    def hear(self, route: bytes, message: wire.Message, rest: Router, now: float) -> list[Answer]:
         """Answer a message on the data port, if that cannot wait for the end of the burst."""
-        if isinstance(message, Data):
+        if isinstance(message, wire.Data):
             self._take(route, message, rest, now)
             return []
         # A goodbye or a new hello is said after what was sent before.
@@ -197,7 +189,7 @@ class Admission:
             **(self._filler.report() if self._filler.batch_columns else {}),
         }
 
-    def _take(self, route: bytes, data: Data, rest: Router, now: float) -> None:
+    def _take(self, route: bytes, data: wire.Data, rest: Router, now: float) -> None:
         peer = self._table.find(data.session, now)
         if peer is None:
             raise self._unknown(data)
@@ -221,7 +213,7 @@ class Admission:
         else:
             raise self._unknown(data)
 
-    def _receive(self, peer: Peer, data: Data, rest: Router, now: float) -> None:
+    def _receive(self, peer: Peer, data: wire.Data, rest: Router, now: float) -> None:
         try:
             place = self._filler.assign(peer, data)
             if place is None:
@@ -238,7 +230,9 @@ class Admission:
         if arrival.slot is None:
             self.decide(now)
 
-    def _settle(self, peer: Peer, data: Data, verdict: str, what: str | None, now: float) -> None:
+    def _settle(
+        self, peer: Peer, data: wire.Data, verdict: str, what: str | None, now: float
+    ) -> None:
         """Refuse for good: count it, give its credit back, and say now and then `what` is wrong."""
         self._refuse(data, verdict)
         if verdict != "duplicate":
@@ -251,10 +245,10 @@ class Admission:
             so_far = f"{total} columns so far from all actors"
             logger.warning(text, peer.rank, data.columns, what, verdict, so_far)
 
-    def _unknown(self, data: Data) -> ProtocolError:
+    def _unknown(self, data: wire.Data) -> ProtocolError:
         self._refuse(data, "unknown_session")
         return ProtocolError("unknown_session")
 
-    def _refuse(self, data: Data, reason: str) -> None:
+    def _refuse(self, data: wire.Data, reason: str) -> None:
         # A stranger can claim any number.
         self._ledger.reject(min(data.columns, self._sessions.welcome.max_columns), reason)

@@ -16,23 +16,8 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import Counters
-from impala_async.wire.connections import (
-    CLAIMED_MUCH,
-    DOES_NOT_READ,
-    REPLACED,
-    SAID_HELLO,
-    SENT_TOO_MANY_FRAMES,
-)
-from impala_async.wire.messages import (
-    MAX_HEADER_BYTES,
-    Data,
-    Frame,
-    Hello,
-    Message,
-    Spec,
-    pack,
-    unpack,
-)
+from impala_async.wire import connections
+from impala_async.wire import messages as wire
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 
@@ -59,7 +44,7 @@ class Endpoint:
     router: Router
     counters: Counters
     """They are of WIRE_COUNTS, and others may share them."""
-    hear: Callable[[bytes, Message, Router, float], Iterable[Answer]]
+    hear: Callable[[bytes, wire.Message, Router, float], Iterable[Answer]]
     """Answers a message of a route, whose further frames the router has."""
     after: Callable[[], None] = lambda: None
     """Runs once a burst."""
@@ -76,18 +61,18 @@ class Endpoint:
     def say(self, answers: Iterable[Answer]) -> None:
         for answer in answers:
             if answer.replaces:
-                self.connections.cut(answer.replaces, REPLACED)
+                self.connections.cut(answer.replaces, connections.REPLACED)
             if not self.send(answer.route, answer.frames) and answer.instead:
                 self.send(answer.route, answer.instead)
 
-    def send(self, route: bytes, frames: Sequence[Frame]) -> bool:
+    def send(self, route: bytes, frames: Sequence[wire.Frame]) -> bool:
         if not self._is_open:
             return False
         was_sent = self.router.send(route, frames)
         if not was_sent:
             self.counters.add("wire/unroutable")
             if self.router.num_unsent[route] >= MAX_IN_VAIN:
-                self.connections.cut(route, DOES_NOT_READ)
+                self.connections.cut(route, connections.DOES_NOT_READ)
         self.look_again()
         return was_sent
 
@@ -101,7 +86,7 @@ class Endpoint:
         """End the connections over which too much comes, or nothing leaves for so long; whether
         the next look should be soon."""
         for route in self.router.find_stuck(patience_s):
-            self.connections.cut(route, DOES_NOT_READ)
+            self.connections.cut(route, connections.DOES_NOT_READ)
         return self.connections.look(allowances)
 
     def look_again(self) -> None:
@@ -138,13 +123,13 @@ class Endpoint:
         message = None
         try:
             if len(route) > MAX_ROUTE_BYTES:
-                self._turn_out(route, CLAIMED_MUCH)
+                self._turn_out(route, connections.CLAIMED_MUCH)
                 return
             message = self._read_header(header, size)
-            if isinstance(message, Hello):
+            if isinstance(message, wire.Hello):
                 self.hellos[route] += 1
             if self.hellos[route] > MAX_HELLOS:
-                self._turn_out(route, SAID_HELLO)
+                self._turn_out(route, connections.SAID_HELLO)
             else:
                 self.say(self.hear(route, message, self.router, time.monotonic()))
         except ProtocolError as error:
@@ -153,25 +138,25 @@ class Endpoint:
                 refusal = reject("hello_again", "this session is over", 0.0)
             else:
                 # This port was dialled for the other one, or the actor is of another version.
-                code = "wrong_port" if isinstance(message, Hello) else "bad_message"
+                code = "wrong_port" if isinstance(message, wire.Hello) else "bad_message"
                 refusal = reject(code, f"{error.reason}: {str(error)[:MAX_QUOTED]}")
-            self.send(route, [pack(refusal)])
+            self.send(route, [wire.pack(refusal)])
         finally:
             if not self._discard():
-                self._turn_out(route, SENT_TOO_MANY_FRAMES)
+                self._turn_out(route, connections.SENT_TOO_MANY_FRAMES)
 
     def _turn_out(self, route: bytes, why: str) -> None:
         """End the connection of a peer that is there to be told so: where it has hung up with its
         messages waiting, the descriptor that they name may be its successor's."""
         self.router.has_input()  # ZeroMQ takes in who went.
-        if self.send(route, [pack(reject("bad_message", why))]):
+        if self.send(route, [wire.pack(reject("bad_message", why))]):
             self.connections.cut(route, why)
 
-    def _read_header(self, header: memoryview, size: int) -> Message:
-        message = unpack(header) if size == len(header) else None
-        is_inline = isinstance(message, Data) and message.body is not None
-        if message is None or (size > MAX_HEADER_BYTES and not is_inline):
+    def _read_header(self, header: memoryview, size: int) -> wire.Message:
+        message = wire.unpack(header) if size == len(header) else None
+        is_inline = isinstance(message, wire.Data) and message.body is not None
+        if message is None or (size > wire.MAX_HEADER_BYTES and not is_inline):
             raise ProtocolError("oversized_header", f"a header of {size} bytes")
-        if self.router.has_more_frames and not isinstance(message, Data | Spec):
+        if self.router.has_more_frames and not isinstance(message, wire.Data | wire.Spec):
             raise ProtocolError("wrong_frame_count", "more frames than this message has")
         return message

@@ -97,9 +97,8 @@ class LockstepFiller(SlotFiller):
     def assign(self, peer: Peer, data: Data) -> Arrival:
         """Where to receive the next message of a rank; there is no other until it is committed."""
         if data.columns != self.width:
-            raise ProtocolError(
-                "wrong_size", f"{data.columns} columns, in lockstep an actor has {self.width}"
-            )
+            text = f"{data.columns} columns, in lockstep an actor has {self.width}"
+            raise ProtocolError("wrong_size", text)
         slot, _ = self._batch_of(peer.rank)
         columns = self._columns(peer.rank)
         return Arrival(peer, data, slot.obs[columns], slot.small[columns])

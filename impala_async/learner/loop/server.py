@@ -23,14 +23,8 @@ from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
+from impala_async.wire import messages as wire
 from impala_async.wire.local_link import LocalLink
-from impala_async.wire.messages import (
-    EPISODE_BYTES,
-    MAX_HEADER_BYTES,
-    MAX_MESSAGE_BYTES,
-    Welcome,
-    encode_settings,
-)
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import Router, new_context
 
@@ -67,10 +61,18 @@ class ActorServer:
         the digest of its weights before anything is built. `on_loss` is called when a session has
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        settings_frame = encode_settings(ActorSettings.of(config).model_dump(mode="json"))
-        self._filler = _make_filler(config, lineage, on_episodes, on_loss)
+        settings_frame = wire.encode_settings(ActorSettings.of(config).model_dump(mode="json"))
+        self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
-        self.table = _make_table(config, run_id, lineage)
+        is_lockstep = config.pace.is_lockstep
+        self.table = SessionTable(
+            run_id=run_id,
+            lineage=lineage,
+            lease_s=config.learner.lease_s,
+            max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
+            new_id=lambda: secrets.token_bytes(16),
+            num_ranks=config.train.num_actors if is_lockstep else None,
+        )
         # Before any actor is heard: what it sent to an earlier start must be known by then.
         if accounts is not None:
             self.ledger.restore(accounts["ledger"])
@@ -164,7 +166,7 @@ class ActorServer:
         for peer in self.table.joined:
             assert self.sessions.schema is not None
             # By its credit: how many streams it has is what it says of itself.
-            largest = MAX_HEADER_BYTES + _largest_body(peer.columns, self.sessions.schema)
+            largest = wire.MAX_HEADER_BYTES + _largest_body(peer.columns, self.sessions.schema)
             data[peer.data_route] = (peer.outstanding_messages + 1) * largest + SPARE_BYTES
             if peer.weights_route:
                 weights[peer.weights_route] = SPARE_BYTES
@@ -226,10 +228,10 @@ class ActorServer:
         self._acknowledgements = None
         self._data.say(self.admission.acknowledge(time.monotonic()))
 
-    def _welcome(self, weights_port: int) -> Welcome:
+    def _welcome(self, weights_port: int) -> wire.Welcome:
         """The welcome of every actor, still without a session and a rank."""
         learner = self._config.learner
-        return Welcome(
+        return wire.Welcome(
             run_id=self.table.run_id,
             epoch=self._lineage.epoch,
             session=b"",
@@ -244,9 +246,24 @@ class ActorServer:
             max_columns=learner.batch_columns,
         )
 
+    def _make_filler(
+        self, on_episodes: Callable[[Episodes], None], on_loss: Callable[[], None]
+    ) -> SlotFiller:
+        pace, num_ranks = self._config.pace, self._config.train.num_actors
+        if not pace.is_lockstep:
+            return SlotFiller(on_episodes)
+        return LockstepFiller(
+            on_episodes,
+            num_ranks=num_ranks,
+            width=self._config.learner.batch_columns // num_ranks,
+            lag=pace.lag,
+            first_update=self._lineage.forks[self._lineage.epoch],
+            on_loss=on_loss if pace.on_loss == "stop" else None,
+        )
+
     def _bind(self, schema: Schema | None) -> list[Router]:
         bind, link, routers = self._config.bind, self._link, list[Router]()
-        size = MAX_MESSAGE_BYTES
+        size = wire.MAX_MESSAGE_BYTES
         if schema is not None:
             # Nobody has a reason to send more than a whole batch at once.
             size = _largest_body(self._config.learner.batch_columns, schema) + 65536
@@ -264,36 +281,5 @@ class ActorServer:
         return routers
 
 
-def _make_table(config: RunConfig, run_id: bytes, lineage: Lineage) -> SessionTable:
-    is_lockstep = config.pace.is_lockstep
-    return SessionTable(
-        run_id=run_id,
-        lineage=lineage,
-        lease_s=config.learner.lease_s,
-        max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
-        new_id=lambda: secrets.token_bytes(16),
-        num_ranks=config.train.num_actors if is_lockstep else None,
-    )
-
-
-def _make_filler(
-    config: RunConfig,
-    lineage: Lineage,
-    on_episodes: Callable[[Episodes], None],
-    on_loss: Callable[[], None],
-) -> SlotFiller:
-    if not config.pace.is_lockstep:
-        return SlotFiller(on_episodes)
-    num_ranks = config.train.num_actors
-    return LockstepFiller(
-        on_episodes,
-        num_ranks=num_ranks,
-        width=config.learner.batch_columns // num_ranks,
-        lag=config.pace.lag,
-        first_update=lineage.forks[lineage.epoch],
-        on_loss=on_loss if config.pace.on_loss == "stop" else None,
-    )
-
-
 def _largest_body(columns: int, schema: Schema) -> int:
-    return columns * (schema.layout.column_bytes + EPISODE_BYTES * schema.rows)
+    return columns * (schema.layout.column_bytes + wire.EPISODE_BYTES * schema.rows)

@@ -22,25 +22,7 @@ from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema, digest_of
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    MAX_COLUMNS,
-    NO_LAYOUT,
-    Bye,
-    ByeOk,
-    Frame,
-    Get,
-    Heartbeat,
-    Hello,
-    Message,
-    NotModified,
-    Reject,
-    Spec,
-    WeightsReply,
-    Welcome,
-    pack,
-    plain,
-)
+from impala_async.wire import messages as wire
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable, reject
 from impala_async.wire.sockets import NO_FRAME, Router
@@ -65,8 +47,8 @@ class Answer(NamedTuple):
     """Frames that are to be sent, and the connection over which."""
 
     route: bytes
-    frames: Sequence[Frame]
-    instead: Sequence[Frame] = ()
+    frames: Sequence[wire.Frame]
+    instead: Sequence[wire.Frame] = ()
     """These are sent if those cannot be sent now."""
     replaces: bytes = b""
     """The connection whose place this one takes: it is to be ended."""
@@ -82,7 +64,7 @@ class Publisher:
         self.version: Version = NO_VERSION
         self.layout_digest = b""
         # The frames of each are there once somebody has asked: many are replaced before.
-        self._kept: deque[tuple[Weights, list[Frame]]] = deque(maxlen=num_kept)
+        self._kept: deque[tuple[Weights, list[wire.Frame]]] = deque(maxlen=num_kept)
         self._counters = Counters(("weights/served", "weights/not_modified", "weights/bytes"))
 
     def publish(self, weights: Weights) -> None:
@@ -90,7 +72,7 @@ class Publisher:
         self.version = weights.version
         self._kept.append((weights, []))
 
-    def reply(self, get: Get, *, may_begin: bool = True) -> list[Frame]:
+    def reply(self, get: wire.Get, *, may_begin: bool = True) -> list[wire.Frame]:
         """The frames that answer a pull: the oldest that is kept of those that are newer."""
         have = Version(get.epoch, get.update)
         if have >= self.version or (have == NO_VERSION and not may_begin):
@@ -101,15 +83,15 @@ class Publisher:
         weights, frames = newer[-1] if have == NO_VERSION else newer[0]
         if not frames:
             digest = weights.layout_digest or self.layout_digest
-            reply = WeightsReply(*weights.version, digest, weights.digest())
-            frames += [pack(reply), weights.buffer.data]
+            reply = wire.WeightsReply(*weights.version, digest, weights.digest())
+            frames += [wire.pack(reply), weights.buffer.data]
         self._counters.add("weights/served")
         self._counters.add("weights/bytes", len(frames[1]))
         return frames
 
-    def nothing_new(self) -> list[Frame]:
+    def nothing_new(self) -> list[wire.Frame]:
         """The answer to a pull that has to come again."""
-        return [pack(NotModified(*self.version))]
+        return [wire.pack(wire.NotModified(*self.version))]
 
     def report(self) -> dict[str, object]:
         return {
@@ -136,7 +118,7 @@ class PeerLog:
             logger.warning("%d more lines like these", self._num_left_out)
             self._num_left_out = 0
         self._num_lines += 1
-        logger.log(level, text, *(plain(arg) if isinstance(arg, str) else arg for arg in args))
+        logger.log(level, text, *(wire.plain(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -146,7 +128,7 @@ class Sessions:
     table: SessionTable
     publisher: Publisher
     filler: SlotFiller
-    welcome: Welcome
+    welcome: wire.Welcome
     """It is still without a session and a rank."""
     settings_frame: bytes
     rows: int
@@ -170,27 +152,29 @@ class Sessions:
         # Everybody knows the model by its float32 layout, whatever weights come in.
         self.publisher.layout_digest = layout.coarse(()).digest
 
-    def hear(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        if isinstance(message, Hello):
+    def hear(self, route: bytes, message: wire.Message, rest: Router, now: float) -> list[Answer]:
+        if isinstance(message, wire.Hello):
             if self.is_closing:
                 return []  # the actor asks again, and then another learner may be here
             opened = self.table.hello(message, route, now)
-            if isinstance(opened, Reject):
+            if isinstance(opened, wire.Reject):
                 return self._refuse(route, opened)
             welcome = self.welcome._replace(session=opened.session, rank=opened.rank)
-            return [Answer(route, [pack(welcome), self.settings_frame])]
-        if not isinstance(message, Spec | Bye | ByeOk):
+            return [Answer(route, [wire.pack(welcome), self.settings_frame])]
+        if not isinstance(message, wire.Spec | wire.Bye | wire.ByeOk):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
         peer = self.table.find(message.session, now)
-        if isinstance(message, Spec):
+        if isinstance(message, wire.Spec):
             if peer is None:
                 raise ProtocolError("unknown_session")
             peer.data_route = route
             return self._agree(peer, message, rest, now)
         return [] if peer is None else self._part(peer, route, message)
 
-    def hear_pull(self, route: bytes, message: Message, rest: Router, now: float) -> list[Answer]:
-        if not isinstance(message, Get | Heartbeat):
+    def hear_pull(
+        self, route: bytes, message: wire.Message, rest: Router, now: float
+    ) -> list[Answer]:
+        if not isinstance(message, wire.Get | wire.Heartbeat):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the weights port")
         peer = self.table.find(message.session, now)
         if peer is None:
@@ -198,7 +182,7 @@ class Sessions:
         # It has connected again; whoever has not, and reads nothing, would make us keep much.
         replaces = peer.weights_route if peer.weights_route != route else b""
         peer.weights_route = route
-        if isinstance(message, Heartbeat):
+        if isinstance(message, wire.Heartbeat):
             self._note_beat(peer, message.timers, now)
             return [Answer(route, self.grant(peer).frames, replaces=replaces)]
         may_begin = self.filler.may_begin(peer, self.publisher.version.update)
@@ -212,7 +196,7 @@ class Sessions:
 
     def grant(self, peer: Peer) -> Answer:
         """Say what an actor may do now, and what became of what it sent."""
-        return Answer(peer.data_route, [pack(peer.grant(self.publisher.version))])
+        return Answer(peer.data_route, [wire.pack(peer.grant(self.publisher.version))])
 
     def publish(self, weights: Weights) -> list[Answer]:
         """There is a new version. Where everybody waits for it, it is told at once to all who have
@@ -226,8 +210,9 @@ class Sessions:
         return [self.grant(peer)._replace(route=peer.weights_route) for peer in told]
 
     def say_bye(self, reason: str) -> list[Answer]:
-        code = BYE_REASONS.index(reason)
-        return [Answer(peer.data_route, [pack(Bye(peer.session, code))]) for peer in self.table]
+        code = wire.BYE_REASONS.index(reason)
+        byes = [(peer.data_route, wire.Bye(peer.session, code)) for peer in self.table]
+        return [Answer(route, [wire.pack(bye)]) for route, bye in byes]
 
     def expire(self, now: float) -> None:
         for peer in self.table.expire(now):
@@ -262,7 +247,7 @@ class Sessions:
             report["actor/hang"] = line(now - since)
         return report
 
-    def _agree(self, peer: Peer, spec: Spec, rest: Router, now: float) -> list[Answer]:
+    def _agree(self, peer: Peer, spec: wire.Spec, rest: Router, now: float) -> list[Answer]:
         size = rest.receive_into(self._schema_buffer)
         if size == NO_FRAME or rest.has_more_frames:
             raise ProtocolError("wrong_frame_count", "Spec comes with one frame more, its schema")
@@ -293,7 +278,7 @@ class Sessions:
         if is_new:
             self._note_join(peer)
         answer = self.grant(peer)
-        if spec.layout_digest == NO_LAYOUT and self._layout is not None:
+        if spec.layout_digest == wire.NO_LAYOUT and self._layout is not None:
             answer = answer._replace(frames=[*answer.frames, self._layout.to_json()])
         return [answer]
 
@@ -311,7 +296,7 @@ class Sessions:
 
     def _put_off(self, peer: Peer, why: str) -> list[Answer]:
         self.table.end(peer)
-        return [Answer(peer.data_route, [pack(reject("hello_again", why, 0.0))])]
+        return [Answer(peer.data_route, [wire.pack(reject("hello_again", why, 0.0))])]
 
     def _note_join(self, peer: Peer) -> None:
         self._log.say(logging.INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
@@ -319,7 +304,7 @@ class Sessions:
             text = f"actor %d runs %s, the learner {__version__}"
             self._log.say(logging.WARNING, text, peer.rank, peer.build)
 
-    def _decide_schema(self, peer: Peer, schema: Schema, spec: Spec) -> str | None:
+    def _decide_schema(self, peer: Peer, schema: Schema, spec: wire.Spec) -> str | None:
         try:
             fault = _model_misfit(self.find_layout(schema), spec)
             if fault is not None:
@@ -332,7 +317,7 @@ class Sessions:
         # The layout of some models is known only now.
         return _model_misfit(self.publisher.layout_digest, spec)
 
-    def _misfit(self, schema: Schema, spec: Spec) -> str | None:
+    def _misfit(self, schema: Schema, spec: wire.Spec) -> str | None:
         if self.schema is None and schema.rows != self.rows:
             return f"trajectory.rows: {self.rows} {HERE}, {schema.rows} {THERE}"
         if self.schema is not None and schema != self.schema:
@@ -353,7 +338,7 @@ class Sessions:
             if name in ACTOR_TIMERS and 0 <= ms <= LONGEST_MS
         }
         seconds, where, first, last = (int(timers.get(name, -1)) for name in HANG_NAMES)
-        if seconds < 0 or not 0 <= first <= last <= MAX_COLUMNS:
+        if seconds < 0 or not 0 <= first <= last <= wire.MAX_COLUMNS:
             peer.hang = None
             return
         # It hangs no longer than its session lasts.
@@ -365,30 +350,31 @@ class Sessions:
             due = now + HANG_EVERY_S
         peer.hang = now - seconds, line, due
 
-    def _part(self, peer: Peer, route: bytes, message: Bye | ByeOk) -> list[Answer]:
+    def _part(self, peer: Peer, route: bytes, message: wire.Bye | wire.ByeOk) -> list[Answer]:
         self.table.end(peer)
         self._counters.add("sessions/closed")
         why, death = "left", None
-        if isinstance(message, Bye):
-            why = f"said goodbye ({BYE_REASONS[message.reason]})"
+        if isinstance(message, wire.Bye):
+            why = f"said goodbye ({wire.BYE_REASONS[message.reason]})"
             if message.text:
-                death = f"died of {plain(message.text)}"
+                death = f"died of {wire.plain(message.text)}"
                 why = f"it {death}"
         # Nobody misses who never joined.
         if peer.columns:
             self._log.say(logging.INFO, "actor %d is gone: %s", peer.rank, why)
             if death is not None:
                 self._last_death = f"actor {peer.rank} {death}"
-        return [Answer(route, [pack(ByeOk(message.session))])] if isinstance(message, Bye) else []
+        answer = Answer(route, [wire.pack(wire.ByeOk(message.session))])
+        return [answer] if isinstance(message, wire.Bye) else []
 
-    def _refuse(self, route: bytes, refusal: Reject) -> list[Answer]:
+    def _refuse(self, route: bytes, refusal: wire.Reject) -> list[Answer]:
         self._counters.add("sessions/refused")
         self._log.say(logging.WARNING, "an actor was refused: %s", refusal.text)
-        return [Answer(route, [pack(refusal)])]
+        return [Answer(route, [wire.pack(refusal)])]
 
 
-def _model_misfit(layout: bytes | None, spec: Spec) -> str | None:
-    if not layout or spec.layout_digest in (layout, NO_LAYOUT):
+def _model_misfit(layout: bytes | None, spec: wire.Spec) -> str | None:
+    if not layout or spec.layout_digest in (layout, wire.NO_LAYOUT):
         return None
     return (
         f"the model differs: layout {layout.hex()} {HERE}, {spec.layout_digest.hex()} {THERE}: "

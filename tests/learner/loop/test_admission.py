@@ -11,22 +11,9 @@ from hypothesis import strategies as st
 from impala_async.learner.loop.endpoint import BAD_REASONS
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
-from impala_async.wire.messages import (
-    EPISODE,
-    PLAIN,
-    VERDICTS,
-    ZSTD,
-    ByeOk,
-    Get,
-    Hello,
-    Spec,
-    compress,
-    encode_data,
-    pack,
-    unpack,
-)
-from tests.columns import find_fault
-from tests.learner.columns import Planes, big_schema, planes_of, same, small_schema
+from impala_async.wire import messages as wire
+from tests.columns import Planes, find_fault
+from tests.learner.columns import big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import LAYOUT
 from tests.learner.pure_learner import HandActor, PureLearner
 
@@ -44,7 +31,7 @@ def train(learner):
 
 def refused(actor):
     """Seqs, and why."""
-    return [(seq, VERDICTS[code]) for seq, code in actor.verdicts]
+    return [(seq, wire.VERDICTS[code]) for seq, code in actor.verdicts]
 
 
 # -------------------- what is sound
@@ -64,9 +51,9 @@ def test_columns_and_episodes_arrive_as_they_were_sent(form, columns):
             # Noise would only grow.
             planes.columns.obs["pixels"][...] = number
         ended = [(1.5 * number, 2), (-3.0, 1)][: number % 3]
-        header = actor.header(codec=ZSTD if form == "compressed" else PLAIN)
+        header = actor.header(codec=wire.ZSTD if form == "compressed" else wire.PLAIN)
         how = {"is_compressed": form == "compressed"}
-        actor.say(*encode_data(header, planes.obs, planes.small, ended, **how))
+        actor.say(*wire.encode_data(header, planes.obs, planes.small, ended, **how))
         actor.seq += 1
         learner.end_burst()
         sent += [(planes.columns, column) for column in range(columns)]
@@ -145,8 +132,8 @@ def test_a_bad_value_refuses_its_message_and_leaves_the_others():
 def broken(actor):
     """The frames of messages of one column, not as they should be, by the reason."""
     planes = planes_of(actor.schema, 1)
-    header, obs, small = encode_data(actor.header(), planes.obs, planes.small, [])
-    squeezed = pack(actor.header(codec=ZSTD))
+    header, obs, small = wire.encode_data(actor.header(), planes.obs, planes.small, [])
+    squeezed = wire.pack(actor.header(codec=wire.ZSTD))
     inline = actor.header(body=bytes(64))
     return {
         "wrong_size": [
@@ -157,22 +144,26 @@ def broken(actor):
             [header, obs, bytes(small) + b"x"],
             [header, small, obs],
             [squeezed, obs, small],
-            [squeezed, compress(obs[:-1]), small],
-            [squeezed, compress(memoryview(bytes(obs) + b"x")), small],
+            [squeezed, wire.compress(obs[:-1]), small],
+            [squeezed, wire.compress(memoryview(bytes(obs) + b"x")), small],
             [squeezed, bytes(obs) + b"x", small],
-            [squeezed, compress(obs), small[:-8]],
-            [pack(inline)],
-            [pack(inline._replace(codec=ZSTD))],
-            [pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
-            [pack(actor.header(rows=1)), obs, small],
+            [squeezed, wire.compress(obs), small[:-8]],
+            [wire.pack(inline)],
+            [wire.pack(inline._replace(codec=wire.ZSTD))],
+            [wire.pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
+            [wire.pack(actor.header(rows=1)), obs, small],
             # Rows cannot end more episodes than they are; and one end is missing.
-            [pack(actor.header(num_episodes=4)), obs, bytes(small) + bytes(4 * EPISODE.itemsize)],
-            [pack(actor.header(num_episodes=1)), obs, small],
+            [
+                wire.pack(actor.header(num_episodes=4)),
+                obs,
+                bytes(small) + bytes(4 * wire.EPISODE.itemsize),
+            ],
+            [wire.pack(actor.header(num_episodes=1)), obs, small],
         ],
         "wrong_frame_count": [
             [header],
             [header, obs],
-            [squeezed, compress(obs)],
+            [squeezed, wire.compress(obs)],
             [header, obs, small, b""],
         ],
     }
@@ -275,7 +266,7 @@ def test_what_an_actor_says_is_heard_after_what_it_sent():
     _, _, (frame,) = actor.data_of(None, [])
     actor.say(frame)
     assert learner.report()["trajectories/received"] == 0
-    actor.say(Hello(**actor.hello_of()._asdict() | {"run_id": learner.table.run_id}))
+    actor.say(wire.Hello(**actor.hello_of()._asdict() | {"run_id": learner.table.run_id}))
     assert learner.report()["trajectories/admitted"] == 2
     (peer,) = learner.table
     assert (peer.granted, peer.watermark.below) == (1, 1)
@@ -358,7 +349,7 @@ def test_what_is_admitted_is_recorded_as_it_was_sent(schema):
     for actor, seq in ((wide, 0), (narrow, 0), (wide, 1)):
         planes = planes_of(schema, actor.columns, seed=len(wanted))
         actor.send(planes, episodes=[(1.5, 2)])
-        tail = np.array([(1.5, 2)], EPISODE).tobytes()
+        tail = np.array([(1.5, 2)], wire.EPISODE).tobytes()
         sent = planes.obs.tobytes() + planes.small.tobytes() + tail
         wanted.append((0 if actor is wide else 1, seq, actor.columns, sent))
     narrow.send(spoiled(planes_of(schema, 1), "reward", np.inf))
@@ -445,8 +436,8 @@ class Bay(PureLearner):
         if seq == actor.seq < granted:
             actor.seq += 1
         header = actor.header(seq=seq, epoch=1, update=update)
-        (frame,) = encode_data(header, planes.obs, planes.small, episodes)
-        message = unpack(frame)
+        (frame,) = wire.encode_data(header, planes.obs, planes.small, episodes)
+        message = wire.unpack(frame)
         body = message.body[:-1] if kind == "short" else message.body
         if reason := actor.say(message._replace(body=body)):
             self.refused.append(reason)
@@ -579,12 +570,12 @@ def test_thousands_of_bad_messages():
             epoch=rng.choice((1, 1, 1, 0, 2, 2**31)),
             columns=rng.choice((1, 1, 1, 2, 4096)),
         )
-        spec = Spec(session, bad.schema.digest, LAYOUT, rng.randint(1, 9), rng.randint(1, 3))
-        frames = encode_data(header, planes.obs, planes.small, [])
+        spec = wire.Spec(session, bad.schema.digest, LAYOUT, rng.randint(1, 9), rng.randint(1, 3))
+        frames = wire.encode_data(header, planes.obs, planes.small, [])
         others = (
-            [pack(spec), bad.schema.to_json()],
-            [pack(ByeOk(session))],
-            [pack(Get(session, 1, 1))],
+            [wire.pack(spec), bad.schema.to_json()],
+            [wire.pack(wire.ByeOk(session))],
+            [wire.pack(wire.Get(session, 1, 1))],
         )
         frames = rng.choice((*others, *[frames] * 5))
         reasons[bad.say(*(mutated(rng, frames) if rng.random() < 0.8 else frames))] += 1

@@ -13,28 +13,15 @@ from impala_async.errors import ProtocolError
 from impala_async.learner.loop.endpoint import BAD_REASONS, MAX_IN_VAIN, WIRE_COUNTS, Endpoint
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.report import Counters, merge
+from impala_async.wire import messages as wire
 from impala_async.wire.connections import CLAIMED_MUCH, REPLACED
-from impala_async.wire.messages import (
-    MAX_HEADER_BYTES,
-    MAX_INLINE_BYTES,
-    REJECT_CODES,
-    ByeOk,
-    Data,
-    Get,
-    Heartbeat,
-    Hello,
-    NotModified,
-    Spec,
-    pack,
-    unpack,
-)
 from impala_async.wire.sockets import MAX_DISCARDED, Dealer, Router, new_context
 from tests.learner.hand_actor import DEADLINE_S, until
 from tests.wire import raw_peer
 from tests.wire.ends import until as wait_for
 
 ID = b"i" * 16
-DATA = Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
+DATA = wire.Data(ID, 1, 1, 1, 3, 1, 0, 0, None)
 
 
 class Bench:
@@ -61,12 +48,12 @@ class Bench:
     async def refusal(self, code):
         """The text of the refusal that comes."""
         answer = await self.answer()
-        assert answer.code == REJECT_CODES.index(code)
+        assert answer.code == wire.REJECT_CODES.index(code)
         return str(answer.text)
 
     async def answer(self):
         frames = await until(lambda: self.dealer.receive(0), "an answer")
-        return unpack(frames[0])
+        return wire.unpack(frames[0])
 
 
 @pytest.fixture
@@ -83,7 +70,7 @@ async def test_messages_arrive_in_order_and_in_bursts_that_let_others_run(bench)
     loop = asyncio.get_running_loop()
     others = []
     for number in range(320):
-        await bench.say(pack(Get(ID, 1, number)))
+        await bench.say(wire.pack(wire.Get(ID, 1, number)))
 
     def tick():
         others.append(len(bench.heard))
@@ -111,7 +98,7 @@ async def test_sends_while_messages_wait_lose_none_of_them(bench, cut):
 
     def send_back(route, message):
         for _ in range(3):
-            bench.endpoint.send(route, [pack(NotModified(1, 1))])
+            bench.endpoint.send(route, [wire.pack(wire.NotModified(1, 1))])
 
     def have_come():
         while bench.dealer.receive(0) is not None:
@@ -120,7 +107,7 @@ async def test_sends_while_messages_wait_lose_none_of_them(bench, cut):
 
     bench.on_message = send_back
     for number in range(500):
-        await bench.say(pack(Get(ID, 1, number)))
+        await bench.say(wire.pack(wire.Get(ID, 1, number)))
         if number % 7 == 0:
             have_come()
             await asyncio.sleep(0)
@@ -131,10 +118,10 @@ BAD_HEADERS = [
     *(("malformed_header", (text,)) for text in (b"", b"\xff\xff\xff", b"\x91" * 4000)),
     ("malformed_header", (msgpack.packb([6, ID, 1, -1]),)),
     ("unknown_type", (msgpack.packb([99]),)),
-    ("oversized_header", (b"\0" * (MAX_HEADER_BYTES + MAX_INLINE_BYTES + 1),)),
+    ("oversized_header", (b"\0" * (wire.MAX_HEADER_BYTES + wire.MAX_INLINE_BYTES + 1),)),
     ("oversized_header", (b"\0" * 500_000,)),
-    ("wrong_frame_count", (pack(Get(ID, 1, 1)), b"")),
-    ("wrong_frame_count", (pack(Heartbeat(ID, {})), b"", b"")),
+    ("wrong_frame_count", (wire.pack(wire.Get(ID, 1, 1)), b"")),
+    ("wrong_frame_count", (wire.pack(wire.Heartbeat(ID, {})), b"", b"")),
 ]
 
 
@@ -142,10 +129,10 @@ async def test_a_bad_header_is_counted_and_answered(bench):
     for number, (reason, frames) in enumerate(BAD_HEADERS):
         before = bench.counters[f"bad/{reason}"]
         await bench.say(*frames)
-        await bench.say(pack(Get(ID, 1, number)))
+        await bench.say(wire.pack(wire.Get(ID, 1, number)))
         assert (await bench.refusal("bad_message")).startswith(f"{reason}: ")
         await until(lambda heard=number + 1: len(bench.heard) == heard)
-        assert bench.heard[-1][1] == Get(ID, 1, number)
+        assert bench.heard[-1][1] == wire.Get(ID, 1, number)
         assert bench.counters[f"bad/{reason}"] == before + 1
     assert bench.counters["wire/messages"] == 2 * len(BAD_HEADERS)
     merge(bench.counters)
@@ -153,9 +140,9 @@ async def test_a_bad_header_is_counted_and_answered(bench):
 
 async def test_frames_nobody_took_are_gone_before_the_next_message(bench):
     # A body that is inline may be longer than a header.
-    headers = DATA, Spec(ID, ID, ID, 1, 1), DATA._replace(body=b"x" * MAX_INLINE_BYTES)
+    headers = DATA, wire.Spec(ID, ID, ID, 1, 1), DATA._replace(body=b"x" * wire.MAX_INLINE_BYTES)
     for header in headers:
-        await bench.say(pack(header), b"one", b"two", b"three" * 1000)
+        await bench.say(wire.pack(header), b"one", b"two", b"three" * 1000)
     await until(lambda: [message for _, message in bench.heard] == [*headers])
     assert bench.counters["wire/messages"] == 3
 
@@ -168,24 +155,24 @@ async def test_what_the_handler_refuses_is_counted_under_its_reason(bench):
 
     bench.on_message = refuse
     for reason in BAD_REASONS:
-        await bench.say(pack(DATA), b"left", b"over")
+        await bench.say(wire.pack(DATA), b"left", b"over")
         await bench.refusal("hello_again" if reason == "unknown_session" else "bad_message")
         assert bench.counters[f"bad/{reason}"] == 1
     # A hello belongs to the other port; and a refusal quotes little.
     reason, text = "not_allowed_now", "x" * 1900
-    await bench.say(pack(Hello(1, ID, "", ID, 0, 0)))
+    await bench.say(wire.pack(wire.Hello(1, ID, "", ID, 0, 0)))
     assert len(await bench.refusal("wrong_port")) < 250
 
 
 async def test_an_answer_may_have_another_instead_and_take_the_place_of_a_connection(
     bench, cut, monkeypatch
 ):
-    await bench.say(pack(ByeOk(ID)))
+    await bench.say(wire.pack(wire.ByeOk(ID)))
     await until(lambda: len(bench.heard) == 1)
     route = bench.heard[0][0]
-    ok, late = [pack(ByeOk(ID))], [pack(NotModified(1, 1))]
+    ok, late = [wire.pack(wire.ByeOk(ID))], [wire.pack(wire.NotModified(1, 1))]
     bench.endpoint.say([Answer(route, ok, late), Answer(route, late, replaces=b"former")])
-    assert [await bench.answer(), await bench.answer()] == [ByeOk(ID), NotModified(1, 1)]
+    assert [await bench.answer(), await bench.answer()] == [wire.ByeOk(ID), wire.NotModified(1, 1)]
     assert cut == [(b"former", REPLACED)]
     monkeypatch.setattr(Router, "send", lambda router, route, frames: frames == late)
     bench.endpoint.say([Answer(route, ok, late)])
@@ -194,7 +181,7 @@ async def test_an_answer_may_have_another_instead_and_take_the_place_of_a_connec
 
 async def test_who_never_reads_is_cut_off(bench, cut):
     with raw_peer.connect(bench.router.connectable_url()) as deaf:
-        deaf.sendall(raw_peer.message(pack(Get(ID, 1, 7))))
+        deaf.sendall(raw_peer.message(wire.pack(wire.Get(ID, 1, 7))))
         await until(lambda: len(bench.heard) == 1)
         route = bench.heard[0][0]
         while bench.endpoint.send(route, [bytes(1 << 20)]):
@@ -207,7 +194,7 @@ async def test_who_never_reads_is_cut_off(bench, cut):
 async def test_a_long_routing_id_is_cut_off_unheard(bench, cut):
     for size, taken in (255, bench.heard), (256, cut):
         with raw_peer.connect(bench.router.connectable_url(), b"r" * size) as raw:
-            raw.sendall(raw_peer.message(pack(Get(ID, 1, 7))))
+            raw.sendall(raw_peer.message(wire.pack(wire.Get(ID, 1, 7))))
             await until(partial(len, taken), "it is taken")
     assert len(bench.heard) == 1
     assert [(len(route), why) for route, why in cut] == [(256, CLAIMED_MUCH)]
@@ -216,10 +203,10 @@ async def test_a_long_routing_id_is_cut_off_unheard(bench, cut):
 async def test_after_the_close_nothing_is_read(bench):
     errors = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-    await bench.say(pack(Get(ID, 1, 7)))
+    await bench.say(wire.pack(wire.Get(ID, 1, 7)))
     assert select.select([bench.router.fd], [], [], DEADLINE_S)[0]
     # Each message that is sent makes the endpoint look again; so a turn of the loop is to come.
-    bench.endpoint.send(b"nobody", [pack(ByeOk(ID))])
+    bench.endpoint.send(b"nobody", [wire.pack(wire.ByeOk(ID))])
     bench.endpoint.close()
     bench.is_open = False
     for _ in range(5):
@@ -229,8 +216,8 @@ async def test_after_the_close_nothing_is_read(bench):
 
 
 async def test_a_message_of_very_many_frames_is_dropped_in_turns_and_cut_off(bench, cut):
-    await bench.say(pack(NotModified(1, 1)), *[b""] * (5 * MAX_DISCARDED))
-    await bench.say(pack(DATA))
+    await bench.say(wire.pack(wire.NotModified(1, 1)), *[b""] * (5 * MAX_DISCARDED))
+    await bench.say(wire.pack(DATA))
     await until(lambda: [message for _, message in bench.heard] == [DATA], "the next message")
     # Between them the loop had its turns.
     assert len(bench.bursts) >= 3
@@ -259,6 +246,6 @@ async def test_who_hung_up_is_not_cut_off_in_the_shape_of_its_successor(bench):
                 wait_for(partial(number_open, number))
         assert {*descriptors} <= {*connections._open}
         await until(lambda: bench.counters["bad/malformed_header"], "what the first one left")
-        successor.sendall(raw_peer.message(pack(DATA)))
+        successor.sendall(raw_peer.message(wire.pack(DATA)))
         await until(lambda: [message for _, message in bench.heard] == [DATA], "the successor")
     assert connections.cut_off.total() == 0

@@ -15,19 +15,7 @@ from impala_async.learner.loop.sessions import MAX_LINES_PER_S, MAX_SCHEMA_BYTES
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.weights import NO_VERSION, Version, Weights
-from impala_async.wire.messages import (
-    BYE_REASONS,
-    NO_LAYOUT,
-    REJECT_CODES,
-    Bye,
-    ByeOk,
-    Get,
-    Grant,
-    Heartbeat,
-    NotModified,
-    Spec,
-    unpack,
-)
+from impala_async.wire import messages as wire
 from tests.learner.columns import small_schema
 from tests.learner.hand_actor import LAYOUT
 from tests.learner.pure_learner import RUN_ID, HandActor, PureLearner
@@ -39,7 +27,7 @@ learner_of = functools.partial(PureLearner, SCHEMA)
 
 def refusal(actor, code="mismatch"):
     """The text of the refusal that came."""
-    assert [reject.code for reject in actor.rejects] == [REJECT_CODES.index(code)]
+    assert [reject.code for reject in actor.rejects] == [wire.REJECT_CODES.index(code)]
     return actor.rejects.pop().text
 
 
@@ -67,38 +55,42 @@ def test_goodbyes_end_sessions_and_say_why(caplog):
     actors[3].hello()
     caplog.clear()
     died = "EnvError: it broke\nactor 7 joined"
-    actors[0].say(Bye(actors[0].session, BYE_REASONS.index("leaving")))
-    actors[1].say(Bye(actors[1].session, 2, died))
-    actors[2].say(ByeOk(actors[2].session))
+    actors[0].say(wire.Bye(actors[0].session, wire.BYE_REASONS.index("leaving")))
+    actors[1].say(wire.Bye(actors[1].session, 2, died))
+    actors[2].say(wire.ByeOk(actors[2].session))
     # Nobody misses who never joined.
-    actors[3].say(Bye(actors[3].session, 2, "EnvError: it was not made"))
+    actors[3].say(wire.Bye(actors[3].session, 2, "EnvError: it was not made"))
     died = died.replace("\n", r"\n")
     assert caplog.messages == [
         "actor 0 is gone: said goodbye (leaving)",
         f"actor 1 is gone: it died of {died}",
         "actor 2 is gone: left",
     ]
-    oks = [[unpack(one[0]) for one in actor.others] for actor in actors]
-    told = [[ByeOk(actor.session)] for actor in actors]
+    oks = [[wire.unpack(one[0]) for one in actor.others] for actor in actors]
+    told = [[wire.ByeOk(actor.session)] for actor in actors]
     assert oks == [told[0], told[1], [], told[3]]
     report = learner.report()
     assert report["actor/last_death"] == f"actor 1 died of {died}"
     assert (report["sessions/closed"], report["num_actors"]) == (4, 0)
     assert report["credit/granted_columns"] == 0
     # A goodbye to a session that is over changes nothing.
-    assert actors[2].say(Bye(NOBODY, 0)) == actors[2].say(ByeOk(NOBODY)) == ""
+    assert actors[2].say(wire.Bye(NOBODY, 0)) == actors[2].say(wire.ByeOk(NOBODY)) == ""
     assert (actors[2].others, learner.report()["sessions/closed"]) == ([], 4)
 
 
 def test_who_speaks_of_no_session_is_unknown_and_who_says_what_is_not_his_not_allowed():
     learner = learner_of()
     actor = HandActor(learner).join()
-    assert actor.say(Spec(NOBODY, NOBODY, NOBODY, 1, 1), b"{}") == "unknown_session"
-    assert actor.pull(Get(NOBODY, 1, 1)) == actor.pull(Heartbeat(NOBODY, {})) == "unknown_session"
-    ours = [Grant(actor.session, 1, 0, 1, 0, []), NotModified(1, 1)]
-    for message in [*ours, Get(actor.session, 1, 1), Heartbeat(actor.session, {})]:
+    assert actor.say(wire.Spec(NOBODY, NOBODY, NOBODY, 1, 1), b"{}") == "unknown_session"
+    assert (
+        actor.pull(wire.Get(NOBODY, 1, 1))
+        == actor.pull(wire.Heartbeat(NOBODY, {}))
+        == "unknown_session"
+    )
+    ours = [wire.Grant(actor.session, 1, 0, 1, 0, []), wire.NotModified(1, 1)]
+    for message in [*ours, wire.Get(actor.session, 1, 1), wire.Heartbeat(actor.session, {})]:
         assert actor.say(message) == "not_allowed_now"
-    for message in [*ours, ByeOk(actor.session), actor.hello_of(), actor.header()]:
+    for message in [*ours, wire.ByeOk(actor.session), actor.hello_of(), actor.header()]:
         assert actor.pull(message) == "not_allowed_now"
     assert learner.report()["num_actors"] == 1
 
@@ -112,7 +104,9 @@ def test_a_learner_that_ends_welcomes_nobody_and_tells_everybody():
     assert (learner.schemas, known.grants, late.welcome) == ([], [], None)
     (answer,) = learner.sessions.say_bye("finished")
     assert answer.route == known.route
-    assert unpack(bytes(answer.frames[0])) == Bye(known.session, BYE_REASONS.index("finished"))
+    assert wire.unpack(bytes(answer.frames[0])) == wire.Bye(
+        known.session, wire.BYE_REASONS.index("finished")
+    )
 
 
 # -------------------- what is run: agreed, or refused with the field and both values
@@ -193,12 +187,12 @@ def test_a_first_schema_that_comes_to_nothing_is_refused():
 def test_an_actor_without_a_model_is_told_the_layout_of_the_weights():
     learner = learner_of()
     actor = HandActor(learner)
-    actor.layout = NO_LAYOUT
+    actor.layout = wire.NO_LAYOUT
     actor.join()
     (frame,) = actor.after_grant
     assert json.loads(frame) == [{"name": "w", "shape": [16], "dtype": "float32"}]
-    actor.pull(Get(actor.session, 0, 0))
-    assert unpack(actor.others[0][0]).layout_digest == hashlib.sha256(frame).digest()[:16]
+    actor.pull(wire.Get(actor.session, 0, 0))
+    assert wire.unpack(actor.others[0][0]).layout_digest == hashlib.sha256(frame).digest()[:16]
     # Those who have one are told nothing.
     assert HandActor(learner).join().after_grant == []
 
@@ -220,7 +214,7 @@ def test_a_broken_spec_is_told_decides_nothing_and_may_be_repeated():
     actor.hello()
     for frames, reason in BROKEN:
         learner.now += 1.0
-        spec = Spec(actor.session, SCHEMA.digest, LAYOUT, 1, 1)
+        spec = wire.Spec(actor.session, SCHEMA.digest, LAYOUT, 1, 1)
         assert actor.say(spec, *frames) == reason, frames
     assert learner.schemas == []
     learner.now += 1.0
@@ -230,7 +224,9 @@ def test_a_broken_spec_is_told_decides_nothing_and_may_be_repeated():
 
 def written_otherwise(actor, text, digest=None):
     actor.hello()
-    actor.say(Spec(actor.session, digest or hashlib.sha256(text).digest()[:16], LAYOUT, 1, 1), text)
+    actor.say(
+        wire.Spec(actor.session, digest or hashlib.sha256(text).digest()[:16], LAYOUT, 1, 1), text
+    )
 
 
 def test_a_schema_may_be_written_in_any_way_and_has_the_digest_of_its_text():
@@ -278,7 +274,7 @@ def test_weights_are_for_those_who_have_said_their_spec():
     actor.hello()
 
     def sizes():
-        get = Get(actor.session, 0, 0)
+        get = wire.Get(actor.session, 0, 0)
         return [len(made.frames) for made in learner.sessions.hear_pull(b"w", get, None, 0.0)]
 
     assert sizes() == [1]
@@ -294,22 +290,24 @@ def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again():
         (made,) = learner.sessions.hear_pull(route, message, None, 0.0)
         return made
 
-    first = answer(Get(actor.session, 0, 0), b"one")
-    reply = unpack(first.frames[0])
+    first = answer(wire.Get(actor.session, 0, 0), b"one")
+    reply = wire.unpack(first.frames[0])
     assert (reply.update, reply.layout_digest, len(first.frames)) == (0, LAYOUT, 2)
-    assert [unpack(bytes(frame)) for frame in first.instead] == [NotModified(1, 0)]
-    assert answer(Get(actor.session, 1, 0), b"one").instead == []
+    assert [wire.unpack(bytes(frame)) for frame in first.instead] == [wire.NotModified(1, 0)]
+    assert answer(wire.Get(actor.session, 1, 0), b"one").instead == []
     # A session has one connection for weights: each of many that read nothing would keep some.
-    replaced = [answer(Heartbeat(actor.session, {}), route).replaces for route in (b"two", b"two")]
+    replaced = [
+        answer(wire.Heartbeat(actor.session, {}), route).replaces for route in (b"two", b"two")
+    ]
     assert (first.replaces, replaced) == (b"", [b"one", b""])
     # A heartbeat is answered with what it may do.
     actor.grants.clear()
-    actor.pull(Heartbeat(actor.session, {}))
+    actor.pull(wire.Heartbeat(actor.session, {}))
     assert (actor.granted, actor.version) == (1, Version(1, 0))
 
 
 def beat(actor, **timers):
-    actor.pull(Heartbeat(actor.session, timers))
+    actor.pull(wire.Heartbeat(actor.session, timers))
     report = actor.learner.report()
     merge(report)
     return report
@@ -327,7 +325,7 @@ def test_what_actors_say_of_their_time_is_reported_as_medians():
     report = beat(actors[3], env_time_ms=8.0)
     assert (report["actor/env_time_ms"], "actor/secret" in report) == (3.0, False)
     # Who is gone, or begins anew, is in no median.
-    actors[3].say(Bye(actors[3].session, 2))
+    actors[3].say(wire.Bye(actors[3].session, 2))
     actors[1].hello()
     assert learner.report()["actor/env_time_ms"] == 1.0
     # The times of one without heartbeats are out of date, also while its trajectories come.
@@ -359,7 +357,7 @@ def test_a_hang_is_told_now_and_then_and_reported_with_its_seconds(caplog):
     ]
     # It is over, or its session is.
     assert "actor 1" in str(beat(first)["actor/hang"])
-    second.say(ByeOk(second.session))
+    second.say(wire.ByeOk(second.session))
     assert learner.report()["actor/hang"] is None
     # No longer than its session, and of environments that there are.
     assert "for 71 s" in str(beat(first, **HANG | {"hang_s": 1e11})["actor/hang"])
@@ -400,9 +398,9 @@ def publisher_of(*versions, num_kept=1):
 
 
 def served(publisher, *have, **asked):
-    frames = publisher.reply(Get(NOBODY, *have), **asked)
-    reply = unpack(bytes(frames[0]))
-    if isinstance(reply, NotModified):
+    frames = publisher.reply(wire.Get(NOBODY, *have), **asked)
+    reply = wire.unpack(bytes(frames[0]))
+    if isinstance(reply, wire.NotModified):
         return None, frames
     version, buffer = Version(reply.epoch, reply.update), np.frombuffer(frames[1], np.uint8)
     assert Weights(version, buffer).digest() == reply.content_digest
@@ -433,7 +431,7 @@ def test_all_pulls_of_a_version_share_its_memory():
     first, second, other = (served(publisher, *have)[1] for have in ((1, 3), (1, 3), (1, 4)))
     assert first[0] is second[0]
     assert all(np.shares_memory(np.asarray(reply[1]), weights.buffer) for reply in (first, second))
-    digests = [unpack(bytes(frames[0])).layout_digest for frames in (first, other)]
+    digests = [wire.unpack(bytes(frames[0])).layout_digest for frames in (first, other)]
     assert digests == [b"d" * 16, b"e" * 16]
     served(publisher, 1, 5)
     assert merge(publisher.report()) == {
