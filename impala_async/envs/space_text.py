@@ -32,8 +32,8 @@ def as_json(space: Space[Any]) -> dict[str, Any]:
         nvec, start = space.nvec.tolist(), space.start.tolist()
         return {"kind": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": dtype}
     if isinstance(space, MultiBinary):
-        n: Any = space.n if isinstance(space.n, int) else list(space.n)
-        return {"kind": "MultiBinary", "n": n}
+        shape = space.n if isinstance(space.n, int) else list(space.n)
+        return {"kind": "MultiBinary", "n": shape}
     raise EnvError(f"{type(space).__name__} is no space that can be written down")
 
 
