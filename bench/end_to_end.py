@@ -228,6 +228,9 @@ def bare_pong() -> Sample:
 
 def cpu_us(spent: list[tuple[float, int]]) -> float:
     """Per trained step, between the first and the last of these processor seconds and steps."""
+    # A process that has ended is in the sum no more.
+    falls = (n for n, (one, two) in enumerate(itertools.pairwise(spent), 1) if two[0] < one[0])
+    spent = spent[: next(falls, len(spent))]
     if len(spent) < 2 or spent[-1][1] == spent[0][1]:
         return 0.0
     return 1e6 * (spent[-1][0] - spent[0][0]) / (spent[-1][1] - spent[0][1])
