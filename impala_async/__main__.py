@@ -1,6 +1,5 @@
 """The console command: `impala-async <door>`, the same doors as `python -m impala_async.<door>`."""
 
-import contextlib
 import difflib
 import importlib
 import os
@@ -44,10 +43,9 @@ def _open(args: list[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         print(f"error: there is no door {args[0]!r}{hint}\n\n{_help()}", file=sys.stderr)
         return Exit.CONFIG
-    # As `python -m` does: environments of one's own often lie in this folder, if it is still there.
-    with contextlib.suppress(FileNotFoundError):
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
+    # As `python -m` does: environments of one's own often lie in this folder.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     return int(importlib.import_module(DOORS[args[0]][0]).main(args[1:]))
 
 

@@ -278,6 +278,7 @@ def run_door(body: Callable[[], int]) -> int:
     said = ""
     try:
         begin()
+        _check_current_folder()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
                 # A character that an encoding does not have is written as an escape.
@@ -310,6 +311,13 @@ def run_door(body: Callable[[], int]) -> int:
         sys.stderr.write(said)
     flush_output()
     return code
+
+
+def _check_current_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # paths lead nowhere, and torch ends the process when it is imported
+        raise ConfigError("the current folder was removed: change to one that is there") from None
 
 
 def _has_reader(stream: IO[str]) -> bool:

@@ -45,7 +45,9 @@ def test_the_rest_of_the_arguments_is_the_door_s(door, monkeypatch):
     assert taken == [["--help", "-x"]]
 
 
-def test_environments_in_the_current_folder_are_found_unless_it_is_gone(monkeypatch, tmp_path):
+def test_environments_in_the_current_folder_are_found_and_one_that_is_gone_is_told(
+    monkeypatch, tmp_path, capsys
+):
     folder = tmp_path / "mine"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -56,7 +58,9 @@ def test_environments_in_the_current_folder_are_found_unless_it_is_gone(monkeypa
         assert main(["evaluate"]) == 0
     assert seen == [[str(folder)]] * 2
     folder.rmdir()
-    assert main(["evaluate"]) == 0
+    assert main(["evaluate"]) == 2
+    told = "error: the current folder was removed: change to one that is there\n"
+    assert capsys.readouterr().err == told
 
 
 @pytest.mark.parametrize(

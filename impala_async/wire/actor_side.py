@@ -185,6 +185,9 @@ class ActorSide(Generic[Item]):
     ) -> bool:
         """A session begins, without credit. False if of another run, which drops what was held."""
         is_same_run = self.run_id in (NO_RUN, welcome.run_id)
+        if self.run_id != NO_RUN and welcome.epoch == self._epoch:
+            # A run folder that was put back counts the same epoch twice, with other weights.
+            is_same_run &= welcome.nonce == self.welcome.nonce
         if not is_same_run:
             self.version, self.outbox = NO_VERSION, Outbox()
         self.welcome, self.session = welcome, welcome.session

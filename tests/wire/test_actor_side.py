@@ -110,6 +110,20 @@ def test_once_joined_a_message_that_is_not_understood_is_one_message():
     assert (side.bye(), side.last_heard) == (None, 2.0)
 
 
+def test_what_is_held_is_of_this_run_and_where_its_folder_was_put_back_of_this_start():
+    for changes, is_kept in (
+        ({"session": b"t" * 16}, True),
+        ({"epoch": 3, "nonce": b"n" * 16}, True),
+        ({"nonce": b"n" * 16}, False),
+        ({"run_id": b"o" * 16}, False),
+    ):
+        side = side_of()
+        side.act_with(V1)
+        side.put("a")
+        assert side.accept(welcome_of(**changes), 1.0) == is_kept
+        assert (side.version == V1, len(side.outbox) == 1) == (is_kept, is_kept)
+
+
 def test_a_goodbye_is_of_this_session_and_its_own_says_in_one_line_what_it_died_of():
     side = side_of()
     bye = side.bye("a\udcff.bin\n" + "x" * 1000)
