@@ -90,7 +90,7 @@ def _read(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: is not the config.json of a run") from None
         why = str(error)
         if "Invalid value" in why:
-            why += "; text wants double quotes, and TOML has true, false and no none"
+            why += '; text wants double quotes, and TOML has true, false and, for settings, "none"'
         raise ConfigError(f"{path}: not a valid TOML file: {why}") from None
 
 

@@ -35,9 +35,11 @@ class Section(BaseModel):
         """pydantic reads true as 1, 1 as true and "1" as 1, which nobody means, and takes any
         number."""
         kinds = set(_within(cls.model_fields[str(info.field_name)].annotation))
+        if value in (None, "none") and type(None) in kinds:
+            return None  # a TOML file has only text for it
         items = value if isinstance(value, list) else [value]
         is_truth = any(isinstance(item, bool) for item in items)
-        is_other = kinds & {bool, int, float} and value is not None and is_truth != (bool in kinds)
+        is_other = kinds & {bool, int, float} and is_truth != (bool in kinds)
         is_text = isinstance(value, str) and not kinds & {str, value} and kinds & {int, float}
         is_plain = all(_is_plain(item, 0) for item in items if isinstance(item, int | str))
         if is_other or is_text or not is_plain:

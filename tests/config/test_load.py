@@ -51,7 +51,7 @@ def test_a_file_that_is_not_toml(tmp_path):
         ("env.id = 'Some-v1'\n".encode("utf-16"), "codec can't decode"),
         (b"[env]\nid = CartPole-v1", "line 2, column 6); text wants double quotes, and TOML"),
         (b"[env]\r\n kwargs.on = True # y\r\n", "line 2, column 14); text wants double quotes"),
-        (b"[env]\nkwargs.a = None", "and TOML has true, false and no none"),
+        (b"[env]\nkwargs.a = None", 'and TOML has true, false and, for settings, "none"'),
         (b"env.id = 'X'\nseed = " + b"[" * 5000, "maximum recursion depth exceeded"),
         (b"env.id = 'X'\nseed = " + b"9" * 5000, "Exceeds the limit"),
     ):
