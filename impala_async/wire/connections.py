@@ -4,9 +4,11 @@ ZeroMQ shows a message when it is whole, and limits no frames: 2 bytes on the wi
 So the kernel is asked how many bytes have come over each tcp connection.
 """
 
+import ctypes
 import resource
 import socket
 import struct
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ STRANGERS_BYTES = 1 << 19
 KEPT_SHARE = 32
 MAX_STRANGERS = 1000
 MANY_DESCRIPTORS = 65536
+# ZeroMQ closes one that was cut off only when what it took from there is read. While more than so
+# many wait for that, each for so long at most, nobody is let in; and so many are remembered.
+MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
 # Why one is cut off: it is a connection that ...
 SENT_TOO_MANY_FRAMES = "sent a message of too many frames"
 SENT_TOO_MUCH = "sent more than credit allows"
@@ -35,7 +40,11 @@ SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
 _BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
-WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+# SO_ATTACH_FILTER, with one instruction that drops all, and SO_DETACH_FILTER: all that comes to a
+# listener is from newcomers, who knock again after a second. To unbind it would end all others.
+_DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
+_FILTERS = {True: (26, struct.pack("@HP", 1, ctypes.addressof(_DROP))), False: (27, bytes(4))}
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -101,6 +110,11 @@ class Connections:
         # Descriptors over which too much had come at the last look.
         self._doubtful: set[int] = set()
         self._max_strangers = min(MAX_STRANGERS, max_strangers)
+        # Routes of those that were cut off: whatever still comes from there is dropped.
+        self.gone: dict[bytes, None] = {}
+        # Descriptors of those of them that ZeroMQ has not closed yet, and when they were cut off.
+        self._leaving: dict[int, float] = {}
+        self._listener, self._is_shut = -1, False
 
     @property
     def fd(self) -> int:
@@ -116,18 +130,23 @@ class Connections:
 
     def note_first(self, route: bytes, fd: int) -> None:
         self.read()
-        if fd not in self._open:
+        if fd in self._leaving:
+            self._note_gone(route)
+        elif fd not in self._open:
             self._early[fd] = route
-            return
-        connection = self._open[fd]
-        self._routes.pop(connection.route, None)
-        connection.route, self._routes[route] = route, fd
+        else:
+            connection = self._open[fd]
+            self._routes.pop(connection.route, None)
+            connection.route, self._routes[route] = route, fd
 
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
         for event, fd in self._monitor.read():
             self.follow(event)
             self._forget(fd)
+            self._leaving.pop(fd, None)
+            if event == zmq.EVENT_LISTENING:
+                self._listener = fd
             if event in _BEGINNINGS:
                 self._open[fd], self._strangers[fd] = _Connection(), None
                 if route := self._early.pop(fd, b""):
@@ -171,6 +190,8 @@ class Connections:
         for fd in self._doubtful & doubtful:
             self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
         self._doubtful = doubtful & self._open.keys()
+        since = time.monotonic() - LONGEST_LEAVE_S
+        self._shut(sum(at > since for at in self._leaving.values()) > MAX_LEAVING)
         return bool(self._doubtful)
 
     def cut(self, route: bytes, why: str) -> None:
@@ -189,9 +210,23 @@ class Connections:
         if (connection := self._open.pop(fd, None)) is not None:
             self._routes.pop(connection.route, None)
 
+    def _shut(self, is_shut: bool) -> None:
+        """Let nobody in, or everybody again."""
+        if is_shut != self._is_shut:
+            _ask(self._listener, lambda own: own.setsockopt(socket.SOL_SOCKET, *_FILTERS[is_shut]))
+            self._is_shut = is_shut
+
+    def _note_gone(self, route: bytes) -> None:
+        self.gone[route] = None
+        if len(self.gone) > MAX_GONE:
+            del self.gone[next(iter(self.gone))]
+
     def _cut(self, fd: int, why: str) -> None:
         """Shut it down: ZeroMQ, which owns the descriptor, notices and closes it."""
+        if route := self._open[fd].route:
+            self._note_gone(route)
         self._forget(fd)
+        self._leaving[fd] = time.monotonic()
         _ask(fd, lambda own: own.shutdown(socket.SHUT_RDWR))
         self.cut_off[why] += 1
 

@@ -1,5 +1,6 @@
 """Real connections: who sends too much is cut off, who has a reason to send much is not."""
 
+import math
 import resource
 import socket
 from contextlib import ExitStack, suppress
@@ -161,6 +162,36 @@ def test_too_many_strangers_make_the_oldest_go(ends, router, dial, monkeypatch):
     # The descriptors of a process are not all for them.
     monkeypatch.setattr(module.resource, "getrlimit", lambda _: (40, 40))
     assert ends.router().connections._max_strangers == 10
+
+
+def test_nobody_is_let_in_while_many_that_were_cut_off_have_not_gone(router, dial, monkeypatch):
+    """ZeroMQ reads no further where a thousand messages wait, and does not see the end of those."""
+    watched, knock = router.connections, (LEARNER_HOST, router.port)
+    monkeypatch.setattr(module, "MAX_LEAVING", 2)
+    monkeypatch.setattr(module, "STRANGER_BYTES", 1000)
+    for number in range(3):
+        raw = dial()
+        raw.sendall(raw_peer.message(b"x") * 10_000)
+        until(lambda num=number: look(router, 1, {}) > num)
+    with pytest.raises(TimeoutError):
+        socket.create_connection(knock, timeout=0.1)
+    assert take(router)[0] in watched.gone
+
+    def are_gone():
+        while router.receive() is not None:
+            router.discard_rest()
+        watched.look({})
+        return not watched._leaving
+
+    until(are_gone)
+    socket.create_connection(knock, timeout=0.1).close()
+    # One that is never closed keeps nobody out for ever; and only the last are remembered.
+    watched._leaving = dict.fromkeys(range(-3, 0), -math.inf)
+    watched.look({})
+    socket.create_connection(knock, timeout=0.1).close()
+    monkeypatch.setattr(module, "MAX_GONE", len(watched.gone))
+    watched._note_gone(b"another")
+    assert len(watched.gone) == module.MAX_GONE
 
 
 def test_who_went_is_forgotten_and_not_cut_in_the_shape_of_its_successor(ends, router, monkeypatch):

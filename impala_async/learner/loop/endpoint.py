@@ -122,6 +122,8 @@ class Endpoint:
     def _take(self, route: bytes, header: memoryview, size: int) -> None:
         message = None
         try:
+            if route in self.connections.gone:
+                return
             if len(route) > MAX_ROUTE_BYTES:
                 self._turn_out(route, connections.CLAIMED_MUCH)
                 return

@@ -108,6 +108,12 @@ async def test_who_says_hello_again_and_again_is_cut_off(make_harness):
     assert len(harness.server.table) == 1 + MAX_OVER_ONE_CONNECTION
     await good.send()
     assert good.rejects == []
+    # A connection that was cut off has nothing more to say.
+    num_opened, num_heard = harness.server.table.num_opened, harness.count("wire/messages")
+    harness.server._data.connections.gone.update(dict.fromkeys(harness.server._data.hellos))
+    await good.say(Hello(PROTOCOL, bytes(16), "", bytes(16), 0, 0))
+    await until(lambda: harness.count("wire/messages") > num_heard)
+    assert harness.server.table.num_opened == num_opened
 
 
 async def test_a_learner_that_builds_for_longer_than_a_lease_blames_nobody(
