@@ -317,7 +317,8 @@ def _check_current_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:  # paths lead nowhere, and torch ends the process when it is imported
-        raise ConfigError("the current folder was removed: change to one that is there") from None
+        gone = "the current folder was removed: change to one that is there"
+        raise errors.ConfigError(gone) from None
 
 
 def _has_reader(stream: IO[str]) -> bool:
