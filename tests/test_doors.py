@@ -29,6 +29,7 @@ from impala_async.doors import (
     new_parser,
     packaged_configs,
     run_door,
+    seeds_of,
     start_told_of,
 )
 from impala_async.errors import CheckpointError, ConfigError, RunOver, UnreachableError
@@ -45,7 +46,9 @@ FLAGS = {
     "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
-    "evaluate": {"--episodes", "--max-steps", "--seed"},
+    "evaluate": {
+        *("--episodes", "--max-steps", "--seeds", "--greedy", "--sampled", "--json", "--video"),
+    },
 }
 
 
@@ -101,7 +104,7 @@ WRONG = [
     ("replay", ["/nowhere"]),
     ("replay", ["/", "--exact", "--loop"]),
     ("evaluate", ["/nowhere"]),
-    ("evaluate", ["/", "--seed", "-1"]),
+    ("evaluate", ["/", "--episodes", "0"]),
     ("evaluate", ["/"]),
 ]
 
@@ -120,6 +123,14 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
     assert "Traceback" not in answer.stderr
     assert len(re.findall("error: ", answer.stderr)) == len(WRONG)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_seeds_are_a_range_or_a_list():
+    for text, seeds in (("3", [3]), ("0-2", [0, 1, 2]), ("5, 1-2,5", [5, 1, 2])):
+        assert seeds_of(text) == seeds
+    for text in ("", "-1", "2-1", "0-1000", "1,,2", "a", "1.5", "9999999999"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"such as 0-4 or 0,2,5"):
+            seeds_of(text)
 
 
 def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypatch, capsys):

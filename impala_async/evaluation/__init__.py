@@ -1,0 +1,1 @@
+"""Whole episodes with a trained policy: for `evaluate`, and beside a learner."""
