@@ -47,7 +47,12 @@ FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_retu
 # How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
 LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
 # The keys of `stop` that end a run for good, not only this start, and what the summary calls them.
-REACHED = {"env_steps": "env_steps_trained", "updates": "updates", "mean_return": "mean_return_100"}
+REACHED = {
+    "env_steps": "env_steps_trained",
+    "updates": "updates",
+    "mean_return": "mean_return_100",
+    "eval_return": "best_eval_return",
+}
 POLL_S = 0.02
 MOST_SEEDS = 1000
 # The system has no more disk, open files or memory. ZeroMQ has errors of its own.

@@ -57,28 +57,30 @@ def _evaluate(args: argparse.Namespace) -> int:
     for flag, *_ in FLAGS:
         if (value := getattr(args, flag.replace("-", "_"))) < 1:
             raise ConfigError(f"--{flag}: wants a whole number from 1 up, got {value}")
-    folder, named = _locate(args.path)
+    folder, checkpoints, named = _locate(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
-        checkpoint = _open(folder.checkpoints, named, args)
+        checkpoint = _open(checkpoints, named, args)
         _play_and_tell(config, checkpoint, args)
     return 0
 
 
-def _locate(path: Path) -> "tuple[RunFolder, Path | None]":
+def _locate(path: Path) -> "tuple[RunFolder, Path, Path | None]":
+    """The run, the checkpoints of which the newest plays, and the one instead that is named."""
     from impala_async.runs.folder import RunFolder
 
     if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
         raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
     whole = path.resolve()
     for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
-        if folder.exists() and whole in (folder.path, folder.checkpoints):
-            return folder, None
-        if folder.exists() and whole.parent == folder.checkpoints:
-            return folder, whole
+        kept = (folder.checkpoints, folder.best)
+        if folder.exists() and whole in (folder.path, *kept):
+            return folder, kept[whole == folder.best], None
+        if folder.exists() and whole.parent in kept:
+            return folder, whole.parent, whole
     raise CheckpointError(
-        f"{path}: wants the folder of a run, its checkpoints, or one of them "
+        f"{path}: wants the folder of a run, its checkpoints or its best, or one of them "
         "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
     )
 

@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume", "--record"}
 # Others call these: a flag that goes or comes is a decision, and this line is where it is made.
 FLAGS = {
-    "train": RUN_FLAGS,
+    "train": RUN_FLAGS | {"--seeds"},
     "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "replay": {"--exact", "--loop", "--set", "--run-dir"},

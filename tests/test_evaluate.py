@@ -276,7 +276,7 @@ def test_what_cannot_be_played_is_told(run, tmp_path, capsys):
         ("empty/checkpoints", [], "holds no whole checkpoint yet"),
         ("none", [], "there is no such folder"),
         (300 * "n", [], "there is no such folder"),  # it cannot even be looked for
-        (".", [], "wants the folder of a run, its checkpoints, or one of them"),
+        (".", [], "wants the folder of a run, its checkpoints or its best, or one of"),
         ("run/config.json", [], "wants the folder of a run"),
         ("run/actors", [], "wants the folder of a run"),
         ("run/actors/checkpoints", [], "wants the folder of a run"),

@@ -85,6 +85,7 @@ BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
 }
 WHOLE_CONFIG_FILES = {  # "room/module.py": reason. The doors need no entry.
     "config/run.py": "it picks the sections that an actor is told",
+    "evaluation/evaluator.py": "a learner tells it all settings, and it builds what plays",
     "evaluation/play.py": "it builds the environments and the policy of a run",
     "learner/build.py": "it builds what the run is made of, and checks what lies between sections",
     "learner/loop/server.py": "it builds, and sends the sections that an actor is told",

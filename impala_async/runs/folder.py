@@ -44,6 +44,7 @@ class RunFolder:
         # Code of the user's own, imported later, may change the current folder.
         self.whole = path = path.absolute()
         self.checkpoints = path / "checkpoints"
+        self.best = path / "best"
         self.metrics = path / "metrics.jsonl"
         self.checkpoint_bytes = 0
         """How much a checkpoint takes; 0 while that is unknown."""
