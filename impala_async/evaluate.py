@@ -3,8 +3,9 @@
 import argparse
 import json
 import os
-from collections.abc import Sequence
-from contextlib import closing
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from impala_async.user_code import one_line
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
     from impala_async.evaluation.play import Episode
+    from impala_async.evaluation.results import Row
     from impala_async.policy import AnyPolicy
     from impala_async.runs.folder import RunFolder
     from impala_async.training.checkpoint import TrainingState
@@ -62,8 +64,29 @@ def _evaluate(args: argparse.Namespace) -> int:
     # Foreign code may hear no handler of ours.
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
         checkpoint = _open(checkpoints, named, args)
-        _play_and_tell(config, checkpoint, args)
+        with _printed_to_stderr() if args.json else nullcontext():
+            about, rows = _play(config, checkpoint, args)
+    if args.json:
+        print(json.dumps(about, indent=2), flush=True)
+        return 0
+    for row in rows:
+        print(row.describe(args.actions), flush=True)
+    if video := about["video"]:
+        print(f"video: {video['file']} ({video['length']} steps)", flush=True)
     return 0
+
+
+@contextmanager
+def _printed_to_stderr() -> Iterator[None]:
+    """A context in which environments, and libraries in C, leave stdout to the result."""
+    kept = os.dup(1)
+    try:
+        with redirect_stdout(sys.stderr):
+            os.dup2(2, 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _locate(path: Path) -> "tuple[RunFolder, Path, Path | None]":
@@ -98,9 +121,10 @@ def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "T
     return checkpoint
 
 
-def _play_and_tell(
+def _play(
     config: "RunConfig", checkpoint: "TrainingState", args: argparse.Namespace
-) -> None:
+) -> "tuple[dict[str, Any], list[Row]]":
+    """All that is known of the episodes, and the rows of the table."""
     from impala_async.evaluation.play import build_players, columns_for, play
     from impala_async.evaluation.results import as_json, rows_of
 
@@ -127,13 +151,7 @@ def _play_and_tell(
         "video": video,
         **as_json(played, config.policies),
     }
-    if args.json:
-        print(json.dumps(about, indent=2), flush=True)
-        return
-    for row in rows_of(played, config.policies):
-        print(row.describe(args.actions), flush=True)
-    if video is not None:
-        print(f"video: {video['file']} ({video['length']} steps)", flush=True)
+    return about, rows_of(played, config.policies)
 
 
 def _load(policy: "AnyPolicy", checkpoint: "TrainingState") -> None:

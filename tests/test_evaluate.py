@@ -13,6 +13,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
+from bench.probes import Counting
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
@@ -118,6 +119,25 @@ def test_one_json_object_tells_of_all_that_was_played(run, capsys):
     assert [(each["seed"], each["return"]) for each in found["episodes"]] == [
         (seed, 1.0) for seed in (4, 0, 1) for _ in range(3)
     ]
+
+
+class Chatty(Counting):
+    """Prints, as a library in C does too."""
+
+    def reset(self, **how):
+        print("from Python")
+        os.write(1, b"from C\n")
+        return super().reset(**how)
+
+
+def test_an_environment_that_prints_leaves_stdout_to_the_object(tmp_path, capfd):
+    run, _ = begin(tmp_path, f"{__name__}:Chatty", kwargs={"length": 2})
+    assert main([str(run.path), "--episodes", "1", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["episodes"][0]["length"] == 2
+    assert {*err.splitlines()} == {"from Python", "from C"}
+    assert main([str(run.path), "--episodes", "1"]) == 0
+    assert "from C\n" in capfd.readouterr().out
 
 
 def test_sampled_actions_are_those_of_the_policy_and_the_same_again(run, capsys):
