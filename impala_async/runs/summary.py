@@ -196,10 +196,10 @@ def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float
     top.set_title(title, parse_math=False)
     draw(top, INTERVAL_RETURN, alpha=0.4, label="interval")
     draw(top, "mean_return_100", label="last 100 episodes", linewidth=2)
-    for kind in ("greedy", "sampled"):
+    for kind, color in (("greedy", "tab:purple"), ("sampled", "tab:brown")):
         # A report repeats the newest evaluation: its point is drawn once more, at its own place.
-        name, style = f"evaluate/{kind}_return", {"marker": ".", "label": f"evaluation, {kind}"}
-        draw(top, name, "evaluate/env_steps", **style)
+        style = {"marker": ".", "color": color, "label": f"evaluation, {kind}"}
+        draw(top, f"evaluate/{kind}_return", "evaluate/env_steps", **style)
     if goal is not None:
         top.axhline(goal, color="tab:green", linestyle="--", label="goal")
     top.set_ylabel("episode return")
