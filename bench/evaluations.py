@@ -21,7 +21,7 @@ CASES = (ASLEEP, Case("CartPole", CONFIGS / "cartpole.toml"))
 NOTES = """
 Updates per second of whole trainings, {counted:g} s of each, with an evaluation of ten episodes
 every {every:g} s and without. Environments that sleep leave the cores idle. CartPole at full speed
-does not: on {cores} cores its evaluations, at a niceness of 19, take what is left of them.
+does not: on {cores} cores its evaluations, at a niceness of 10, compete with learner and actor.
 """
 
 

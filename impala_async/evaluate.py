@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.actor.stopping import Stopper
-from impala_async.config.evaluate import MAX_STEPS, SEED
 from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
 from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError
+from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, without_echo
 from impala_async.user_code import one_line
 

@@ -1,15 +1,10 @@
-"""The `[evaluate]` section, and what it has in common with the `evaluate` door."""
+"""The `[evaluate]` section: when a run is evaluated while it trains, and how."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from impala_async.config.section import MOST_S, Section
-
-SEED = 10_000
-"""The seed of the environments where none is named: training begins with other ones."""
-MAX_STEPS = 100_000
-"""An environment that takes more steps is given up."""
 
 
 class EvaluateSection(Section):

@@ -25,8 +25,8 @@ from impala_async.evaluation.results import mean_return, trained_of
 from impala_async.policy import AnyPolicy
 from impala_async.runs.folder import RunFolder
 
-# It takes what learner and actors leave of the cores.
-NICENESS = 19
+# Where all cores are busy it gets about a tenth of what a learner or an actor does.
+NICENESS = 10
 
 
 def main() -> int:

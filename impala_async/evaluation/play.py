@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from impala_async.config.evaluate import MAX_STEPS, SEED
 from impala_async.config.run import RunConfig
 from impala_async.envs.batch import EnvBatch, Step
 from impala_async.envs.describe import check_numbers
 from impala_async.envs.faults import tell_stderr
 from impala_async.envs.make import build_envs
 from impala_async.errors import EnvError
+from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.metrics.report import format_return
 from impala_async.output import Wait
 from impala_async.policy import AnyPolicy, build_policy, check_default_dtype

@@ -28,7 +28,6 @@ def test_trainings_with_and_without_are_compared_round_by_round(tmp_path, monkey
 def test_a_training_is_measured(monkeypatch):
     for name, value in (("AFTER_S", 0.0), ("COUNTED_S", 3.0)):
         monkeypatch.setattr(evaluations, name, value)
-    measured = evaluations.train(evaluations.CASES[1], ("evaluate.every_s=0.1",))
-    assert measured["per_s"] > 1
-    assert measured["evaluations"] >= 1
-    assert measured["took_s"] > 0
+    measured = evaluations.train(evaluations.CASES[1])
+    assert measured.pop("per_s") > 1
+    assert measured == {"evaluations": 0, "took_s": 0.0}
