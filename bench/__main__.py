@@ -11,6 +11,7 @@ BENCHES = {
     "end_to_end": "whole trainings: speed, start, time to 475, memory",
     "scaling": "actors against env steps trained per second",
     "host": "one actor with env workers beside an actor for each core",
+    "evaluations": "trainings with evaluations beside trainings without",
     "soak": "half an hour at full speed: does anything grow",
     "learner": "the learner service beside a bare training loop",
     "codec": "messages to frames and back, beside msgpack and pickle",
@@ -24,7 +25,7 @@ def main() -> int:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in BENCHES:
         for known, what in BENCHES.items():
-            print(f"{known:10} {what}")
+            print(f"{known:11} {what}")
         return 0 if name in ("", "-h", "--help") else 2
     sys.argv = [f"bench.{name}", *sys.argv[2:]]
     runpy.run_module(f"bench.{name}", run_name="__main__")

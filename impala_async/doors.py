@@ -38,8 +38,14 @@ FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_retu
 # How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
 LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
 # The keys of `stop` that end a run for good, not only this start, and what the summary calls them.
-REACHED = {"env_steps": "env_steps_trained", "updates": "updates", "mean_return": "mean_return_100"}
+REACHED = {
+    "env_steps": "env_steps_trained",
+    "updates": "updates",
+    "mean_return": "mean_return_100",
+    "eval_return": "best_eval_return",
+}
 POLL_S = 0.02
+MOST_SEEDS = 1000
 # The system has no more disk, open files or memory. ZeroMQ has errors of its own.
 SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
@@ -135,6 +141,20 @@ def typed_path(text: str) -> Path:
     """A path as it was typed, `~` included: a shell leaves that behind a `=` as it is."""
     # Path.expanduser raises where there is no such user.
     return Path(os.path.expanduser(text))
+
+
+def seeds_of(text: str) -> list[int]:
+    """The seeds of a flag: `0-4` for five of them, or a list of numbers and ranges, by commas."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not first <= last < first + MOST_SEEDS:
+            raise argparse.ArgumentTypeError(
+                f"wants whole numbers such as 0-4 or 0,2,5, {MOST_SEEDS} at most, got {text[:80]!r}"
+            )
+        seeds += range(first, last + 1)
+    return list(dict.fromkeys(seeds))
 
 
 def check_learner(where: str) -> None:

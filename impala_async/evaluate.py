@@ -1,45 +1,55 @@
-"""The evaluate door: greedy episodes with the weights of a checkpoint, or of a run's newest."""
+"""The evaluate door: episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from impala_async.actor.stopping import Stopper
-from impala_async.doors import new_parser, run_door, start_told_of
+from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
 from impala_async.envs.faults import Watch, tell_stderr
-from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.metrics.report import format_return
-from impala_async.output import Wait
+from impala_async.errors import CheckpointError, ConfigError
+from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, without_echo
 from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
-    from impala_async.envs.batch import EnvBatch
+    from impala_async.evaluation.play import Episode
+    from impala_async.evaluation.results import Row
     from impala_async.policy import AnyPolicy
+    from impala_async.training.checkpoint import TrainingState
 
-NUM_ENVS = 8
-MAX_STEPS = 100_000
-# Each with its default, the least it may be, and its use.
+# Each with its default and its use.
 FLAGS = (
-    ("episodes", 10, 1, "how many each agent plays, at least"),
-    ("max-steps", MAX_STEPS, 1, "give up when an environment has taken so many steps"),
-    ("seed", 10_000, 0, "of the environments"),
+    ("episodes", 10, "how many each agent plays of each seed, at least"),
+    ("max-steps", MAX_STEPS, "give up when an environment has taken so many steps"),
 )
 
-Played = tuple[int, float]
-"""One episode: the number of the policy that played it, and its return."""
+ACTIONS = {"greedy": "choose the likeliest actions (default)", "sampled": "sample, as actors do"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = new_parser("evaluate", "Play greedy episodes with a trained policy.")
+    parser = new_parser("evaluate", "Play episodes with a trained policy.")
     parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
-    for flag, default, _, text in FLAGS:
+    for flag, default, text in FLAGS:
         told = f"{text}; default: {default}"
         parser.add_argument(f"--{flag}", type=int, default=default, metavar="N", help=told)
+    told = f"of the environments: 0-4, or a list by commas; default: {SEED}"
+    parser.add_argument("--seeds", type=seeds_of, default=[SEED], metavar="SEEDS", help=told)
+    actions = parser.add_mutually_exclusive_group()
+    for name, told in ACTIONS.items():
+        how: dict[str, Any] = {"dest": "actions", "action": "store_const", "const": name}
+        actions.add_argument(f"--{name}", **how, help=told)
+    told = "one JSON object on stdout, with the return and the length of each episode"
+    parser.add_argument("--json", action="store_true", help=told)
+    told = "film an episode with the first seed: to a .gif, or an .mp4"
+    parser.add_argument("--video", type=typed_path, metavar="FILE", help=told)
+    parser.set_defaults(actions="greedy")
     args = parser.parse_args(argv)
     return run_door(lambda: _evaluate(args))
 
@@ -47,112 +57,106 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _evaluate(args: argparse.Namespace) -> int:
     from impala_async.runs.folder import locate
 
-    for flag, _, least, _ in FLAGS:
-        if (value := getattr(args, flag.replace("-", "_"))) < least:
-            raise ConfigError(f"--{flag}: wants a whole number from {least} up, got {value}")
-    folder, named = locate(args.path)
+    for flag, *_ in FLAGS:
+        if (value := getattr(args, flag.replace("-", "_"))) < 1:
+            raise ConfigError(f"--{flag}: wants a whole number from 1 up, got {value}")
+    folder, checkpoints, named = locate(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
-        played = _play(config, folder.checkpoints, named, args)
-    for number, name in enumerate(config.policies.names or [""]):
-        returns = [total for policy, total in played if policy == number]
-        if returns:
-            who, mean = f"{name}: " if name else "", sum(returns) / len(returns)
-            print(f"{who}mean return of {len(returns)} greedy episodes: {format_return(mean)}")
-            smallest, largest = format_return(min(returns)), format_return(max(returns))
-            print(f"{who}smallest {smallest}, largest {largest}", flush=True)
+        checkpoint = _open(checkpoints, named, args)
+        with _printed_to_stderr() if args.json else nullcontext():
+            about, rows = _play(config, checkpoint, args)
+    if args.json:
+        print(json.dumps(about, indent=2), flush=True)
+        return 0
+    for row in rows:
+        print(row.describe(args.actions), flush=True)
+    if video := about["video"]:
+        print(f"video: {video['file']} ({video['length']} steps)", flush=True)
     return 0
 
 
-def _play(
-    config: "RunConfig", checkpoints: Path, named: Path | None, args: argparse.Namespace
-) -> list[Played]:
+@contextmanager
+def _printed_to_stderr() -> Iterator[None]:
+    """A context in which environments, and libraries in C, leave stdout to the result."""
+    kept = os.dup(1)
+    try:
+        with redirect_stdout(sys.stderr):
+            os.dup2(2, 1)
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "TrainingState":
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
+        from impala_async.evaluation.video import check_film
         from impala_async.training.checkpoint import checkpoint_of
 
-        checkpoint = checkpoint_of(checkpoints, named)
+        if args.video is not None:
+            check_film(args.video)
+        return checkpoint_of(checkpoints, named)
+
+
+def _play(
+    config: "RunConfig", checkpoint: "TrainingState", args: argparse.Namespace
+) -> "tuple[dict[str, Any], list[Row]]":
+    """All that is known of the episodes, and the rows of the table."""
+    from impala_async.evaluation.play import build_players, columns_for, play
+    from impala_async.evaluation.results import as_json, rows_of
+
     # From here on there is something to close.
     answer_requests(without_echo(interrupt))
-    per_column = -(-args.episodes // NUM_ENVS)
-    envs, policy = build_players(config, -(-args.episodes // per_column))
+    num_envs, per_column = columns_for(args.episodes)
+    how = {"is_sampled": args.actions == "sampled", "max_steps": args.max_steps}
+    envs, policy = build_players(config, num_envs)
+    played: list[Episode] = []
     with closing(envs):
-        try:
-            policy.load_tensors(checkpoint.tensors["model"])
-        except (KeyError, RuntimeError) as error:
-            raise CheckpointError(
-                f"{checkpoint.path} does not fit this model and environment; did the environment "
-                f"change since? {one_line(error)}"
-            ) from None
-        # A full disk is told before anything is played: what is printed is the result.
-        print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
-        return _play_greedily(policy, envs, per_column, args.seed, args.max_steps)
+        _load(policy, checkpoint)
+        if not args.json:
+            # A full disk is told before anything is played: what is printed is the result.
+            print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
+        video = None if args.video is None else _film(config, policy, args, how)
+        for seed in args.seeds:
+            played += play(policy, envs, per_column, seed=seed, **how)
+    about: dict[str, Any] = {
+        "env_id": config.env.id,
+        "checkpoint": str(checkpoint.path),
+        "env_steps_trained": checkpoint.state.get("env_steps_trained"),
+        "updates": checkpoint.version.update,
+        "actions": args.actions,
+        "video": video,
+        **as_json(played, config.policies),
+    }
+    return about, rows_of(played, config.policies)
 
 
-def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPolicy]":
-    """Environments of a run and a new policy, which plays with the torch threads of an actor."""
-    import torch
-
-    from impala_async.envs.make import build_envs
-    from impala_async.policy import build_policy, check_default_dtype
-    from impala_async.schema import Schema, recurrent_state
-
-    torch.set_num_threads(config.actor.threads)
-    policies, rows = config.policies, config.trajectory.rows
-    envs = build_envs(config.actor.sampler, config.env, num_envs, policies)
-    check_default_dtype(config.env.id)
-    state = recurrent_state(config.model.core, config.model.core_size)
-    schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies.names)
-    return envs, build_policy(schema, config.model, policies, seed=config.seed)
+def _load(policy: "AnyPolicy", checkpoint: "TrainingState") -> None:
+    try:
+        policy.load_tensors(checkpoint.tensors["model"])
+    except (KeyError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit this model and environment; did the environment "
+            f"change since? {one_line(error)}"
+        ) from None
 
 
-def _play_greedily(
-    policy: "AnyPolicy",
-    envs: "EnvBatch",
-    per_column: int,
-    seed: int,
-    max_steps: int = MAX_STEPS,
-    clock: Callable[[], float] = time.monotonic,
-) -> list[Played]:
-    """Each column plays the same number of episodes, so short ones are not favoured."""
-    import numpy as np
+def _film(
+    config: "RunConfig", policy: "AnyPolicy", args: argparse.Namespace, how: dict[str, Any]
+) -> dict[str, Any]:
+    """Play an episode in an environment that draws itself, with the first seed."""
+    from impala_async.envs.make import build_drawn
+    from impala_async.evaluation.play import play
+    from impala_async.evaluation.video import film, frames_of, frames_per_s
 
-    from impala_async.envs.describe import check_numbers
-    from impala_async.schema import POLICY
-
-    num_wanted, played = per_column * envs.num_envs, list[Played]()
-
-    def so_far(seconds: float) -> str:
-        mean = format_return(sum(total for _, total in played) / len(played) if played else None)
-        done = f"{len(played)} of {num_wanted} episodes after {seconds:.0f} s"
-        return f"playing: {done}, mean return {mean}"
-
-    totals, num_left = np.zeros(envs.num_envs), np.full(envs.num_envs, per_column)
-    obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
-    check_numbers(envs, obs)
-    num_steps, wait = 0, Wait(tell_stderr, clock=clock)
-    while num_left.any():
-        num_steps += 1
-        wait.look(so_far)
-        if num_steps > max_steps:
-            raise EnvError(
-                f"{envs.name}: {len(played)} of {num_wanted} episodes ended within {max_steps} "
-                "steps; allow more with --max-steps, or give it a time limit"
-            )
-        actions, _, state = policy.act(obs, state)
-        step = envs.step(actions)
-        check_numbers(envs, step.obs, step.rewards)
-        obs = step.obs
-        totals += step.rewards
-        for column in np.flatnonzero(step.ended & (num_left > 0)).tolist():
-            player = int(obs[POLICY][column]) if len(policy.members) > 1 else 0
-            played.append((player, float(totals[column])))
-            num_left[column] -= 1
-        totals[step.ended] = 0.0
-        if (fresh := step.fresh) is not None:
-            for part in state.values():
-                part[fresh] = 0.0
-    return played
+    envs, env = build_drawn(config.env, config.policies)
+    draw = frames_of(env, config.env.id)
+    with closing(envs), film(args.video, frames_per_s(env)) as opened:
+        seed = args.seeds[0]
+        first = play(policy, envs, 1, seed=seed, look=lambda: opened.add(draw()), **how)[0]
+    return {"file": str(args.video), "return": first.total, "length": first.length}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ from impala_async.errors import CheckpointError, ConfigError
 
 PUBLIC = 0o666
 MOST_BYTES = 32 << 20
+# Last words are looked for in so much of a log's end: an environment may print without end.
+MOST_LAST_BYTES = 64 << 10
+MOST_QUOTED = 300
 # A number beyond these overflows, or does not fit into a message, as soon as it is computed with.
 MOST_INT, MOST_FLOAT = 2**62, 1e100
 
@@ -95,6 +98,20 @@ def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None
     if not isinstance(content, dict):
         raise _unreadable(path, "it holds no JSON object")
     return content
+
+
+def last_words(log: Path, begin: int) -> str:
+    """The words in a log, since a place in it, that say why a process ended: an environment prints
+    there too."""
+    words = b""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(begin, file.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
+        words = file.read(MOST_LAST_BYTES)
+    # A line of its work, as `start_logging` writes it, is no reason of a death.
+    lines = [x for x in words.decode(errors="replace").splitlines() if x[8:14] != " INFO "]
+    if errors := [line for line in lines if line.startswith("error: ")]:
+        return errors[-1].removeprefix("error: ")
+    return f"the last line of its log: {lines[-1][:MOST_QUOTED]}" if lines else "it said nothing"
 
 
 def open_regular(path: str, flags: int) -> int:

@@ -149,14 +149,14 @@ def load_policy(
     policy: str | None = None,
     spaces: tuple[Space[Any], Space[Any]] | None = None,
 ) -> LoadedPolicy:
-    """The policy of a run folder's newest checkpoint, or of one checkpoint in it.
+    """The policy of a run folder's newest checkpoint, of its best, or of one checkpoint in it.
 
     `policy` names one of a team. `spaces` are the environment's observation and action spaces, for
     a run folder that lacks them (`spaces.json`), as of a run with `env.probe = "actor"`. Raises
     CheckpointError, ConfigError or EnvError, each with a line about it.
     """
-    folder, named = locate(Path(path))
-    checkpoint = checkpoint_of(folder.checkpoints, named)
+    folder, checkpoints, named = locate(Path(path))
+    checkpoint = checkpoint_of(checkpoints, named)
     loaded = LoadedPolicy(folder.load_config(), spaces or _spaces_in(folder), policy)
     try:
         loaded.load(checkpoint.tensors["model"])

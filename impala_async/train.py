@@ -1,13 +1,20 @@
 """The train door: one learner and its actors on this machine."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from impala_async import doors
-from impala_async.errors import Exit
+from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LocalRun
+from impala_async.output import told_of
 from impala_async.processes import leave
+from impala_async.user_code import one_line
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,19 +24,73 @@ def main(argv: Sequence[str] | None = None) -> int:
         "CartPole-v1, until the mean return of 100 episodes is 475.",
     )
     doors.add_run_flags(parser)
+    told = "train with each seed, one after the other, in a folder of its own: 0-4, or a list"
+    parser.add_argument("--seeds", type=doors.seeds_of, metavar="SEEDS", help=told)
     flags = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(flags)
-    return doors.run_door(lambda: _train(args, flags))
+    return doors.run_door(lambda: _train_each(args) if args.seeds else _train(args, flags))
 
 
-def _train(args: argparse.Namespace, flags: list[str]) -> int:
+def _train_each(args: argparse.Namespace) -> int:
+    """Train with one seed after the other; the first that does not end by itself is the last."""
+    from impala_async.config.load import load_config
+    from impala_async.runs.folder import RunFolder, default_run_path
+
+    if args.resume or args.record is not None:
+        raise ConfigError("--seeds: wants new runs, without a recording: drop --resume, --record")
+    flags = [] if (config := _choose_config(args)) is None else ["--config", str(config)]
+    base = args.run_dir or default_run_path(load_config(config, args.overrides))
+    runs = {}
+    for seed in args.seeds:
+        own = {"config": config, "overrides": [*args.overrides, f"seed={seed}"]}
+        runs[seed] = argparse.Namespace(**vars(args) | own | {"run_dir": base / f"seed-{seed}"})
+        doors.check_run(runs[seed])
+    code: int = Exit.DONE
+    ended = dict[Path, dict[str, Any]]()
+    for seed, one in runs.items():
+        print(f"seed {seed} ({len(ended) + 1} of {len(runs)})", flush=True)
+        settings = [part for override in one.overrides for part in ("--set", override)]
+        code = _train(one, [*flags, *settings, "--run-dir", str(one.run_dir)])
+        summary = RunFolder(one.run_dir).peek_json("summary.json")
+        if summary is not None:
+            ended[one.run_dir] = summary
+        if code != Exit.DONE or summary is None or summary["exit_reason"] == "terminated":
+            break
+    if ended:
+        _tell_seeds(base, ended)
+    return code
+
+
+def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
+    from impala_async.files import write_whole
+    from impala_async.runs.seeds import describe_seeds, draw_seeds
+
+    first, *_ = summaries = [*ended.values()]
+    print(f"\n{describe_seeds(summaries)}\nrun folders: {base}", flush=True)
+    where = str(base / "learning_curve.png")
+    try:
+        with told_of("ending: drawing the curves of all seeds, with matplotlib", logger.info):
+            write_whole(Path(where), draw_seeds([*ended], str(first["env_id"])))
+    # matplotlib fails in its own ways, and the runs are over.
+    except Exception as error:
+        where = f"cannot be drawn: {one_line(error)}"
+    print(f"learning curves: {where}", flush=True)
+
+
+def _choose_config(args: argparse.Namespace) -> Path | None:
+    """The file of settings: that of CartPole, where nothing says what is to be trained."""
     from impala_async.config.load import merge_overrides
 
     env = merge_overrides({}, args.overrides)[0].get("env")
     names_an_env = isinstance(env, dict) and "id" in env
-    if not (args.resume or args.config or names_an_env):
-        args.config = doors.packaged_configs()["cartpole"]
-        flags += ["--config", str(args.config)]
+    is_open = not (args.resume or args.config or names_an_env)
+    return doors.packaged_configs()["cartpole"] if is_open else args.config
+
+
+def _train(args: argparse.Namespace, flags: list[str]) -> int:
+    if (chosen := _choose_config(args)) != args.config:
+        args.config = chosen
+        flags += ["--config", str(chosen)]
     config, folder = doors.check_run(args)
     folder.check_free()
     doors.start_logging()

@@ -18,6 +18,7 @@ from impala_async.processes import is_ctrl_c
 EXTRAS = {
     "Box2D": "box2d",
     "ale_py": "atari",
+    "imageio_ffmpeg": "video",
     "minatar": "minatar",
     "minigrid": "minigrid",
     "mujoco": "mujoco",

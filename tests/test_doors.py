@@ -31,11 +31,13 @@ ROOT = Path(__file__).resolve().parents[1]
 RUN_FLAGS = {"--config", "--set", "--run-dir", "--resume", "--record"}
 # Others call these: a flag that goes or comes is a decision, and this line is where it is made.
 FLAGS = {
-    "train": RUN_FLAGS,
+    "train": RUN_FLAGS | {"--seeds"},
     "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
-    "evaluate": {"--episodes", "--max-steps", "--seed"},
+    "evaluate": {
+        *("--episodes", "--max-steps", "--seeds", "--greedy", "--sampled", "--json", "--video"),
+    },
 }
 
 
@@ -91,7 +93,7 @@ WRONG = [
     ("replay", ["/nowhere"]),
     ("replay", ["/", "--exact", "--loop"]),
     ("evaluate", ["/nowhere"]),
-    ("evaluate", ["/", "--seed", "-1"]),
+    ("evaluate", ["/", "--episodes", "0"]),
     ("evaluate", ["/"]),
 ]
 
@@ -110,6 +112,14 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
     assert "Traceback" not in answer.stderr
     assert len(re.findall("error: ", answer.stderr)) == len(WRONG)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_seeds_are_a_range_or_a_list():
+    for text, seeds in (("3", [3]), ("0-2", [0, 1, 2]), ("5, 1-2,5", [5, 1, 2])):
+        assert doors.seeds_of(text) == seeds
+    for text in ("", "-1", "2-1", "0-1000", "1,,2", "a", "1.5", "9999999999"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"such as 0-4 or 0,2,5"):
+            doors.seeds_of(text)
 
 
 def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypatch, capsys):

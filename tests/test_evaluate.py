@@ -1,102 +1,31 @@
-"""Greedy episodes, of each column the same number, and their means."""
+"""The door: which checkpoint plays, what is told of it, and what is wrong."""
 
-import itertools
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box
 
 from bench.probes import Counting
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
-from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.make import build_envs
-from impala_async.envs.vector import SerialEnvs
-from impala_async.evaluate import _play_greedily, build_players, main
-from impala_async.policy import Action
+from impala_async.evaluate import main
+from impala_async.evaluation.play import build_players
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
-from tests.envs.test_agents import Lives
 from tests.envs.test_batch import Odd
+from tests.evaluation.test_video import greys
 
 PROBES = "bench.probes"
-
-
-class Remembering:
-    """Chooses action 1 in a column as long as it remembers as many steps as the episode has had.
-
-    `Counting` gives 10 more for it. So a memory that is lost, or kept too long, shows in returns.
-    """
-
-    members = {"": None}  # noqa: RUF012
-
-    def first_state(self, num_columns):
-        return {"sum": np.zeros((num_columns, 1), np.float32)}
-
-    def act(self, obs, state):
-        is_right = state["sum"][:, 0] == obs[""][:, 2]
-        return Action({"": is_right.astype(np.int32)}, None, {"sum": state["sum"] + 1})
-
-
-def returns_of(envs, per_column):
-    played = _play_greedily(Remembering(), envs, per_column, seed=0)
-    assert {policy for policy, _ in played} == {0}
-    envs.close()
-    return sorted(total for _, total in played)
-
-
-def counted(length):
-    """The return of `length` steps of `Counting` with action 1: each its number, and 10 more."""
-    return sum(step + 10 for step in range(1, length + 1))
-
-
-# -------------------- episodes
-
-
-@pytest.mark.parametrize("autoreset", ["NextStep", "SameStep"])
-@pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
-def test_returns_are_those_of_the_episodes_which_know_nothing_of_each_other(autoreset, ends):
-    lengths = (1, 3, 5)
-    kwargs = {"lengths": lengths, "autoreset": autoreset, "ends": ends}
-    section = EnvSection(id=f"{PROBES}:CountingVector", kwargs=kwargs)
-    # As many of each: short episodes are not favoured.
-    expected = [counted(length) for length in lengths for _ in range(4)]
-    assert returns_of(build_envs("vector", section, 3), 4) == expected
-    serial = build_envs("serial", EnvSection(id=f"{PROBES}:Counting", kwargs={"length": 4}), 2)
-    assert returns_of(serial, 2) == [counted(4)] * 4
-    agents = AgentEnvs([Lives(lengths) for _ in range(2)])
-    assert returns_of(agents, 2) == expected
-
-
-def test_a_key_called_policy_means_nothing_where_there_is_one():
-    class Named(gym.wrappers.TransformObservation):
-        def __init__(self):
-            shown = Dict({"": Box(-9, 9, (3,)), "policy": Discrete(9)})
-            super().__init__(Counting(2), lambda obs: {"": obs, "policy": 7}, shown)
-
-    assert returns_of(SerialEnvs([Named()]), 4) == [counted(2)] * 4
-
-
-def test_a_long_play_says_how_far_it_is(capfd):
-    envs = SerialEnvs([Counting(2), Counting(2)])
-    # Each look at the clock, one per step, is a second later.
-    seconds = itertools.count()
-    _play_greedily(Remembering(), envs, 6, seed=0, clock=lambda: float(next(seconds)))
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert err.splitlines() == [
-        "playing: 2 of 12 episodes after 3 s, mean return 23.0",
-        "playing: 8 of 12 episodes after 13 s, mean return 23.0",
-    ]
 
 
 # -------------------- runs and checkpoints
@@ -117,7 +46,8 @@ def begin(tmp_path, env, *, policies=ONE_POLICY, kwargs=None, **model):
 
 def save(folder, policy, update=1):
     tensors = {"model": policy.named_tensors()}
-    return save_checkpoint(folder.checkpoints, Version(1, update), tensors, {})
+    state = {"env_steps_trained": 32 * update}
+    return save_checkpoint(folder.checkpoints, Version(1, update), tensors, state)
 
 
 @pytest.fixture
@@ -175,6 +105,77 @@ def test_the_newest_checkpoint_plays_or_the_one_that_is_named(run, capsys, monke
             assert f"{PROBES}:ActionReward with {checkpoint}\n" in said
             assert f"mean return of 5 greedy episodes: {mean}\n" in said
             assert f"smallest {mean}, largest {mean}" in said
+
+
+def test_one_json_object_tells_of_all_that_was_played(run, capsys):
+    assert main([str(run.path), "--episodes", "3", "--seeds", "4,0-1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["env_id"] == f"{PROBES}:ActionReward"
+    assert found["checkpoint"] == str(run.checkpoints.resolve() / "ckpt-1-20")
+    assert (found["updates"], found["env_steps_trained"]) == (20, 640)
+    assert (found["actions"], found["video"]) == ("greedy", None)
+    assert (found["mean_return"], found["standard_error"]) == (1.0, 0.0)
+    assert [row["seed"] for row in found["rows"]] == [4, 0, 1, None]
+    assert [(each["seed"], each["return"]) for each in found["episodes"]] == [
+        (seed, 1.0) for seed in (4, 0, 1) for _ in range(3)
+    ]
+
+
+class Chatty(Counting):
+    """Prints, as a library in C does too."""
+
+    def reset(self, **how):
+        print("from Python")
+        os.write(1, b"from C\n")
+        return super().reset(**how)
+
+
+def test_an_environment_that_prints_leaves_stdout_to_the_object(tmp_path, capfd):
+    run, _ = begin(tmp_path, f"{__name__}:Chatty", kwargs={"length": 2})
+    assert main([str(run.path), "--episodes", "1", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["episodes"][0]["length"] == 2
+    assert {*err.splitlines()} == {"from Python", "from C"}
+    assert main([str(run.path), "--episodes", "1"]) == 0
+    assert "from C\n" in capfd.readouterr().out
+
+
+def test_sampled_actions_are_those_of_the_policy_and_the_same_again(run, capsys):
+    with torch.no_grad():
+        _, policy = begin(run.path.parent / "other", f"{PROBES}:ActionReward")
+        policy.model.policy_head.bias.zero_()
+    save(run, policy, 30)
+    told = []
+    for flags in (["--sampled"], ["--sampled"], ["--sampled", "--seeds", "2"], ["--greedy"]):
+        assert main([str(run.path), "--episodes", "40", *flags]) == 0
+        told.append(re.search(r"40 (\w+) episodes: ([\d.]+)", capsys.readouterr().out).groups())
+    (kind, first), again, other, (usual, greedy) = told
+    assert (kind, usual) == ("sampled", "greedy")
+    assert again[1] == first != other[1]
+    assert 0.1 < float(first) < 0.9
+    assert greedy in ("0.00", "1.00")
+
+
+def test_a_film_of_an_episode_lies_where_it_was_wanted(tmp_path, capsys):
+    run, _ = begin(tmp_path, "tests.evaluation.test_video:Drawn", kwargs={"length": 4})
+    path = tmp_path / "film.gif"
+    assert main([str(run.path), "--episodes", "1", "--video", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(f"\nvideo: {path} (4 steps)\n")
+    assert [grey for grey, _ in greys(path)] == [0, 40, 80, 120, 160]
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "says"),
+    [
+        (f"{PROBES}:ActionReward", None, "ActionReward failed to be made with kwargs {'render_"),
+        ("tests.evaluation.test_video:Drawn", {"picture": None}, "Drawn: --video: wants a pict"),
+    ],
+)
+def test_an_environment_that_draws_nothing_is_told_in_a_line(env, kwargs, says, tmp_path, capsys):
+    run, _ = begin(tmp_path, env, kwargs=kwargs)
+    assert main([str(run.path), "--video", str(tmp_path / "film.gif")]) == 2
+    assert says_one_error(capsys.readouterr().err, says)
+    assert not [*tmp_path.glob("*film*")]
 
 
 def test_a_result_that_the_disk_does_not_take_is_no_success(run, capsys, monkeypatch):
@@ -295,13 +296,14 @@ def test_what_cannot_be_played_is_told(run, tmp_path, capsys):
         ("empty/checkpoints", [], "holds no whole checkpoint yet"),
         ("none", [], "there is no such folder"),
         (300 * "n", [], "there is no such folder"),  # it cannot even be looked for
-        (".", [], "wants the folder of a run, its checkpoints, or one of them"),
+        (".", [], "wants the folder of a run, its checkpoints or its best, or one of"),
         ("run/config.json", [], "wants the folder of a run"),
         ("run/actors", [], "wants the folder of a run"),
         ("run/actors/checkpoints", [], "wants the folder of a run"),
         ("run/checkpoints/note", [], "is not a checkpoint"),
         ("run", ["--episodes", "0"], "--episodes: wants a whole number from 1 up, got 0"),
-        ("run", ["--seed", "-1"], "--seed: wants a whole number from 0 up, got -1"),
+        ("run", ["--video", "film.avi"], "--video: wants a name that ends in .gif or .mp4, got f"),
+        ("run", ["--video", "none/film.gif"], "--video: none/film.gif: there is no such folder"),
         ("run", ["--max-steps", "0"], "--max-steps: wants a whole number from 1 up, got 0"),
     ):
         assert main([str(tmp_path / path), *flags]) == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import CheckpointError
-from impala_async.files import MOST_BYTES, beside, find_bytes, find_object, write_whole
+from impala_async.files import MOST_BYTES, beside, find_bytes, find_object, last_words, write_whole
 
 
 def grow(path):
@@ -86,3 +86,15 @@ def test_it_is_written_beside_and_on_the_disk_before_it_is_there(path, monkeypat
     assert seen == [(False, b"before"), (True, b"after")]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_last_words_are_an_error_or_the_last_line_since_a_process_began(tmp_path):
+    log = tmp_path / "a.log"
+    assert last_words(log, 0) == "it said nothing"
+    log.write_text("error: of before\n")
+    begin = log.stat().st_size
+    assert last_words(log, begin) == "it said nothing"
+    log.write_text(f"{log.read_text()}ep 7\n12:00:00 INFO at work\n")
+    assert last_words(log, begin) == "the last line of its log: ep 7"
+    log.write_text(f"{log.read_text()}error: no GL\nbye\n")
+    assert last_words(log, begin) == "no GL"

@@ -33,7 +33,7 @@ FLOORS = {
     **dict.fromkeys(["metrics", "wire", "envs", "algo", "models"], ROOMS),
     **dict.fromkeys(["policy", "runs"], MIDDLE),
     "training": WORKSHOP,
-    **dict.fromkeys(["actor", "learner", "launch"], PROCESSES),
+    **dict.fromkeys(["actor", "learner", "launch", "evaluation"], PROCESSES),
     # It starts a learner as `launch` does, and speaks to it as an actor does.
     "replay": UPPER_PROCESSES,
     "loaded": PROCESSES,
@@ -87,6 +87,8 @@ BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
 }
 WHOLE_CONFIG_FILES = {  # "room/module.py": reason. The doors need no entry.
     "config/run.py": "it picks the sections that an actor is told",
+    "evaluation/evaluator.py": "a learner tells it all settings, and it builds what plays",
+    "evaluation/play.py": "it builds the environments and the policy of a run",
     "learner/build.py": "it builds what the run is made of, and checks what lies between sections",
     "learner/loop/server.py": "it builds, and sends the sections that an actor is told",
     "learner/service.py": "it builds what the run is made of",

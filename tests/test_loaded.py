@@ -16,7 +16,7 @@ from impala_async.config.load import load_config
 from impala_async.envs.describe import look_of
 from impala_async.envs.make import make_env
 from impala_async.errors import CheckpointError, ConfigError, EnvError
-from impala_async.evaluate import build_players
+from impala_async.evaluation.play import build_players
 from impala_async.runs.folder import SPACES, RunFolder
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version

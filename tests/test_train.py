@@ -1,3 +1,5 @@
+import json
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -12,6 +14,14 @@ from impala_async.runs.folder import RunFolder
 
 ANY = "tcp://127.0.0.1:*"
 SUMMARY = {"exit_reason": "mean_return", "env_steps_trained": 123456}
+WHOLE = {
+    **SUMMARY,
+    "env_id": "E",
+    "mean_return": 475.0,
+    "best_eval_return": None,
+    "wall_s": 1.5,
+    "seed": 0,
+}
 LOST = "; what it trained since its last checkpoint is lost"
 
 
@@ -104,6 +114,54 @@ def test_ports_that_are_named_are_kept():
     assert "--resume" in run.flags
     # Neither is needed: the run folder holds the config.
     assert run.values("--config") == run.values("--set") == []
+
+
+def test_each_seed_is_trained_in_a_folder_of_its_own_and_told_in_one_table(monkeypatch, capsys):
+    def during(folder):
+        number = len(FakeRun.made)
+        write_down(folder, f"seed={number}")
+        folder.write_json("summary.json", {**WHOLE, "seed": number, "mean_return": 10.0 * number})
+        line = {"env_steps_trained": 5, "mean_return_100": number, "episodes/return_mean": 1.0}
+        lines = [line, line | {"env_steps_trained": 9}]
+        folder.metrics.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    assert train.main(["--seeds", "1-3", "--run-dir", "all", "--set", "stop.updates=9"]) == 0
+    assert [run.run_dir for run in FakeRun.made] == [Path(f"all/seed-{n}") for n in (1, 2, 3)]
+    for number, run in enumerate(FakeRun.made, start=1):
+        assert run.values("--set")[:2] == ["stop.updates=9", f"seed={number}"]
+        assert run.values("--config") == [str(packaged_configs()["cartpole"])]
+    table = capsys.readouterr().out
+    assert re.search(r"(?m)^2 +mean_return +20.0 +- +123,456 +1.5$", table)
+    assert re.search(r"(?m)^mean +20.0 +- +123,456 +1.5$", table)
+    assert Path("all/learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(130, "interrupted"), (0, "terminated"), (75, "checkpoint_not_written")]
+)
+def test_the_seeds_after_one_that_was_ended_are_not_trained(code, reason, monkeypatch, capsys):
+    def during(folder):
+        write_down(folder)
+        folder.write_json("summary.json", {**WHOLE, "exit_reason": reason})
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    monkeypatch.setattr(FakeRun, "code", code)
+    assert train.main(["--seeds", "0,5"]) == code
+    assert len(FakeRun.made) == 1
+    assert re.search(rf"(?m)^0 +{reason} +4\d\d +", capsys.readouterr().out)
+
+
+def test_seeds_want_new_runs(capsys):
+    write_down(RunFolder(Path("all/seed-2")))
+    for flags, says in (
+        (["--resume"], "--seeds: wants new runs"),
+        (["--record", "x"], "--seeds: wants new runs"),
+        ([], "all/seed-2 already holds a run"),
+    ):
+        assert train.main(["--seeds", "1-2", "--run-dir", "all", *flags]) == 2
+        assert says in capsys.readouterr().err
+    assert FakeRun.made == []
 
 
 def test_wrong_settings_start_nothing(capsys):

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from impala_async.envs.batch import EnvBatch, Obs
-from impala_async.evaluate import build_players
+from impala_async.evaluation.play import build_players
 from impala_async.policy import AnyPolicy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import POLICY

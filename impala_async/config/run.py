@@ -12,6 +12,7 @@ from pydantic import Field
 from impala_async.config.actor import MAX_COLUMNS, ActorSection
 from impala_async.config.algorithm import ALGORITHM_KEYS, ALGORITHMS, AlgorithmSection
 from impala_async.config.env import EnvSection
+from impala_async.config.evaluate import EvaluateSection
 from impala_async.config.learner import BindSection, LearnerSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
@@ -34,6 +35,7 @@ ONLY_WHERE = {
     ("model.core", "lstm", "gru"): "model.core_size",
     ("policies.names",): "policies.mapping policies.train policies.copies",
     ("policies.copies",): "policies.copy_every_updates",
+    ("evaluate.every_s",): "evaluate.episodes evaluate.actions stop.eval_return",
 }
 """A key and its values, or the key alone where it is set: the keys that else do nothing."""
 
@@ -77,6 +79,8 @@ class StopSection(Section):
     """Updates made; minibatches of the last batch may pass it."""
     mean_return: float | None = None
     """Mean return of the last 100 episodes."""
+    eval_return: float | None = None
+    """Mean return of an evaluation (`evaluate.every_s`)."""
     wall_s: float | None = Field(None, gt=0, le=MOST_S)
     """Seconds from the first update."""
 
@@ -118,6 +122,7 @@ class RunConfig(Section):
     train: TrainSection = TrainSection()
     stop: StopSection = StopSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    evaluate: EvaluateSection = EvaluateSection()
     report: ReportSection = ReportSection()
 
     def model_post_init(self, context: Any, /) -> None:

@@ -77,11 +77,30 @@ def build_usual(
         return "serial", serial
 
 
+def build_drawn(
+    section: EnvSection, policies: PoliciesSection = ONE_POLICY
+) -> tuple[EnvBatch, Any]:
+    """One single environment that can draw itself, and the batch that steps it."""
+    kwargs, made = {**section.kwargs, "render_mode": "rgb_array"}, list[Any]()
+    section = section.model_copy(update={"kwargs": kwargs})
+    with warnings.catch_warnings():
+        # One that does not know the mode is told of by what it gives instead of a picture.
+        warnings.simplefilter("ignore", UserWarning)
+        envs = _build(section, 1, policies, is_vector=False, made=made)
+    return envs, made[0]
+
+
 @signals_kept()
 def _build(
-    section: EnvSection, num_envs: int, policies: PoliciesSection, *, is_vector: bool
+    section: EnvSection,
+    num_envs: int,
+    policies: PoliciesSection,
+    *,
+    is_vector: bool,
+    made: list[Any] | None = None,
 ) -> EnvBatch:
-    made: list[Any] = []
+    """`made` takes the environments themselves, for whoever wants more than to step them."""
+    made = [] if made is None else made
     build: Callable[..., EnvBatch] = VectorEnvs
     try:
         if is_vector:

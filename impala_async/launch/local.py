@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from impala_async.errors import SHELL_SIGNAL, ConfigError, Exit, how_it_ended
-from impala_async.files import open_regular, writing
+from impala_async.files import last_words, open_regular, writing
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP, Lifeline, answer_requests, signals_kept, without_echo
 
@@ -31,9 +31,6 @@ RESTART_AFTER_S = 1.0
 GOODBYE_S = 3.0
 MAX_QUICK_DEATHS = 5
 QUICK_DEATH_S = 10.0
-# Last words are looked for in so much of a log's end: an environment may print without end.
-MOST_LAST_BYTES = 64 << 10
-MOST_QUOTED = 300
 # Longer than a learner gives itself for its end, the last checkpoint included.
 LEARNER_END_S = 720.0
 ACTOR_END_S = 3.0
@@ -86,19 +83,10 @@ class _Actor:
         self.spoke_at = None
 
     def how_it_ended(self, code: int) -> str:
-        """How it ended, and the last words since its start that say why: environments print too."""
+        """How it ended, and the last words since its start that say why."""
         if code == -signal.SIGKILL:
             return how_it_ended(code)
-        said, words = "it said nothing", b""
-        with contextlib.suppress(OSError), self.log_path.open("rb") as log:
-            log.seek(max(self.log_begin, log.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
-            words = log.read(MOST_LAST_BYTES)
-        # A line of its work, as `start_logging` writes it, is no reason of a death.
-        lines = [x for x in words.decode(errors="replace").splitlines() if x[8:14] != " INFO "]
-        if errors := [line for line in lines if line.startswith("error: ")]:
-            said = errors[-1].removeprefix("error: ")
-        elif lines:
-            said = f"the last line of its log: {lines[-1][:MOST_QUOTED]}"
+        said = last_words(self.log_path, self.log_begin)
         return f"{how_it_ended(code)} ({said})"
 
 

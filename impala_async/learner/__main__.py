@@ -22,7 +22,7 @@ from impala_async.output import WRITER, flush_output, write_unhurried
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config.run import RunConfig
+    from impala_async.config.run import RunConfig, StopSection
     from impala_async.learner.handoff import Captured
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
@@ -105,7 +105,7 @@ def _serve(
         code = uvloop.run(serve())
         summary = None if folder.is_gone() else folder.peek_json("summary.json")
         if summary is not None and summary != earlier:
-            _show(summary, folder, config.stop.mean_return, code, is_resumed=args.resume)
+            _show(summary, folder, config.stop, code, is_resumed=args.resume)
         return code
 
 
@@ -213,7 +213,12 @@ def _sinks(
 
 
 def _show(
-    summary: dict[str, Any], folder: "RunFolder", goal: float | None, code: int, *, is_resumed: bool
+    summary: dict[str, Any],
+    folder: "RunFolder",
+    stop: "StopSection",
+    code: int,
+    *,
+    is_resumed: bool,
 ) -> None:
     from impala_async.runs.summary import describe, draw_at_end
 
@@ -224,10 +229,12 @@ def _show(
     write_unhurried("stdout")
     # Nobody may read it, or the disk be full: the run has ended as it has.
     with suppress(OSError):
-        print(f"{describe(summary, goal, is_resumed=is_resumed)}\nrun folder: {folder.path}")
+        print(describe(summary, stop.mean_return, is_resumed=is_resumed))
+        print(f"run folder: {folder.path}")
         sys.stdout.flush()
     if reason != "terminated":  # that leaves ten seconds
         processes.end_at_signal(code)
+        goal = stop.eval_return if stop.mean_return is None else stop.mean_return
         curve = draw_at_end(summary, folder, goal)
         with suppress(OSError):
             print(f"learning curve: {curve}", flush=True)

@@ -18,6 +18,7 @@ from impala_async.errors import CheckpointError, ConfigError, Exit, ServiceError
 from impala_async.learner import handoff
 from impala_async.learner.build import build_learner, find_layout
 from impala_async.learner.loader import HostLoader
+from impala_async.learner.loop.evaluations import Evaluations
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.learner.loop.saver import Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer
@@ -32,6 +33,7 @@ from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
 from impala_async.schema import Schema
 from impala_async.training.checkpoint import read_digests
+from impala_async.weights import Lineage
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +79,7 @@ class LearnerService:
         self._is_building = False
         self._last_words: handoff.Captured | None = None
         self._saving: asyncio.Task[object] | None = None
+        self._is_save_due = False
         self._late_death: ServiceError | None = None
         self._goal_return: float | None = None
         self._start, lineage = begin_epoch(folder, restored)
@@ -96,16 +99,7 @@ class LearnerService:
             recorder=recorder,
         )
         self._make_reporter(sinks, state["run_s"] if state else 0.0)
-        self._saver = Saver(
-            folder=folder,
-            keep=config.checkpoint.keep,
-            accounts=self._server.accounts,
-            lineage=lineage,
-            episodes=self._episodes,
-            run_s=lambda: self._reporter.run_s(time.monotonic()),
-        )
-        if state:
-            self._saver.restore(state)
+        self._make_saver(lineage)
 
     def _make_reporter(self, sinks: Sequence[Sink], earlier_s: float) -> None:
         # In lockstep no version may be passed over.
@@ -122,13 +116,35 @@ class LearnerService:
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,
             sinks=sinks,
-            parts=[self._report_learner, self._server.report, self._episodes.report],
+            parts=[
+                *(self._report_learner, self._server.report, self._episodes.report),
+                lambda: self._evaluations.report(),
+            ],
             env_steps=lambda: self._reading.progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
             ask=self._channels.is_report_due.set,
             earlier_s=earlier_s,
             earlier_updates=self._start.update,
             lr_is_0_at=self._config.idle_from,
+        )
+
+    def _make_saver(self, lineage: Lineage) -> None:
+        config = self._config
+        self._saver = Saver(
+            folder=self._folder,
+            keep=config.checkpoint.keep,
+            accounts=self._server.accounts,
+            lineage=lineage,
+            episodes=self._episodes,
+            run_s=lambda: self._reporter.run_s(time.monotonic()),
+        )
+        if self._training is not None:
+            self._saver.restore(self._training.state)
+        self._evaluations = Evaluations(
+            config.evaluate,
+            self._saver,
+            ask=self._channels.is_capture_due.set,
+            on_return=self._on_evaluated,
         )
 
     async def run(self) -> int:
@@ -151,6 +167,7 @@ class LearnerService:
             if self._loader is not None:
                 self._loader.close()
             self._server.close()
+            self._evaluations.close()
             for sink in self._reporter.sinks:
                 sink.close()
             self._folder.remove("service.json")
@@ -166,6 +183,7 @@ class LearnerService:
             "connections": self._server.watch(),
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
+            "evaluations": self._evaluations.run(),
         }
         tasks = [self._begin(f"the {name} task", body) for name, body in bodies.items()]
         try:
@@ -245,6 +263,11 @@ class LearnerService:
             self._goal_return = reached
             self.stop("mean_return")
 
+    def _on_evaluated(self, mean_return: float) -> None:
+        goal = self._config.stop.eval_return
+        if goal is not None and mean_return >= goal:
+            self.stop("eval_return")
+
     def _on_reading(self, reading: handoff.LearnerReport) -> None:
         self._reading = reading
         self._reporter.answered.set()
@@ -252,7 +275,11 @@ class LearnerService:
     def _on_captured(self, captured: handoff.Captured) -> None:
         # The newest is saved once more at the end. Where the disk is slow, others are left out.
         self._last_words = captured
-        if not self._ended.done() and (self._saving is None or self._saving.done()):
+        if self._ended.done():
+            return
+        self._evaluations.take(captured)
+        if self._is_save_due and (self._saving is None or self._saving.done()):
+            self._is_save_due = False
             self._saving = self._begin("a save", self._saver.save(captured))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -282,6 +309,7 @@ class LearnerService:
     async def _checkpoint_regularly(self) -> None:
         while True:
             await asyncio.sleep(self._config.checkpoint.every_s)
+            self._is_save_due = True
             self._channels.is_capture_due.set()
 
     async def _wind_down(self, reason: str) -> str:
@@ -301,8 +329,8 @@ class LearnerService:
             await self._server.say_bye("finished", GOODBYE_S)
         self._watchdog.end_begins(SAVE_WITHIN_S)
         with told_of("ending: waiting for the last checkpoint to be written", logger.info):
-            if self._saving is not None:
-                await asyncio.wait([self._saving])
+            if saving := [each for each in (self._saving, self._evaluations.saving) if each]:
+                await asyncio.wait(saving)
             is_saved = self._last_words is None or await self._saver.save(self._last_words)
         if self._late_death is not None:
             raise self._late_death
@@ -339,6 +367,7 @@ class LearnerService:
             env_steps_since=reading.progress.env_steps_trained - (first[1] if first else 0),
             lag_histogram=reading.lag_histogram,
             mean_return=self._episodes.mean_return if goal_return is None else goal_return,
+            best_evaluated=self._saver.best_evaluated,
             verdict=self._reporter.verdict(report),
         )
         try:

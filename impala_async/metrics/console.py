@@ -67,6 +67,8 @@ def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
     if frame_rate != rate:
         rates += f" ({_text(frame_rate, ',.0f')} frames/s)"
     returned = format_mean_return(get("mean_return"), get("episodes/count"), stop.mean_return)
+    if (evaluated := _evaluated(report)) is not None or stop.eval_return is not None:
+        returned += f"  eval {format_mean_return(evaluated, None, stop.eval_return)}"
     lag = f"{_text(get('lag/mean'), '.1f')} (max {_text(get('lag/max'), 'g')})"
     queue = _text(get("learner_queue/size_mean"), ".1f", get("learner_queue/capacity"))
     return (
@@ -74,6 +76,12 @@ def _texts(report: dict[str, Value], stop: StopSection) -> tuple[str, str, str]:
         f"lag {lag}  queue {queue}  actors {_text(get('num_actors'), 'g')}",
         f"bottleneck {report.get('bottleneck') or '-'}",
     )
+
+
+def _evaluated(report: dict[str, Value]) -> float | None:
+    """The return of the newest evaluation that decides what is best."""
+    get = numbers(report).get
+    return get("evaluate/greedy_return", get("evaluate/sampled_return"))
 
 
 def _text(value: float | None, form: str, goal: float | None = None) -> str:

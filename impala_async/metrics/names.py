@@ -112,6 +112,14 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("episodes/return_mean", "reward", "of this interval, unclipped and unscaled"),
         ("episodes/length_mean", "rows", "of this interval"),
     ),
+    "Evaluation": (
+        ("evaluate/greedy_return", "reward", "mean of the newest evaluation, likeliest actions"),
+        ("evaluate/sampled_return", "reward", "mean of the newest evaluation, sampled actions"),
+        ("evaluate/env_steps", "rows", "trained into the weights of the newest evaluation"),
+        ("evaluate/best_return", "reward", "the largest that has decided; weights in best/"),
+        ("evaluate/took_s", "s", "the newest evaluation, to play its episodes"),
+        ("evaluate/count", "evaluations", "finished in this start"),
+    ),
     "Weights": (
         ("weights/version_epoch", "epoch", "of the newest published version"),
         ("weights/version_update", "updates", "of the newest published version"),

@@ -76,6 +76,7 @@ def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: b
         "env": {**settings.get("env", {}), "probe": "actor"},
         "bind": {"data": ANY_PORT, "weights": ANY_PORT},
         "stop": goal,
+        "evaluate": {},
     }
     config = validate_config(*merge_overrides(recorded, overrides))
     as_recorded = validate_config(recorded)

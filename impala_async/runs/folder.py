@@ -39,18 +39,20 @@ def default_run_path(config: RunConfig) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def locate(path: Path) -> "tuple[RunFolder, Path | None]":
-    """The run folder that a user has named, and the checkpoint, if it was one in it."""
+def locate(path: Path) -> "tuple[RunFolder, Path, Path | None]":
+    """The run that a user has named, where the newest of its checkpoints is looked for, and the one
+    instead that is named."""
     if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
         raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
     whole = path.resolve()
     for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
-        if folder.exists() and whole in (folder.path, folder.checkpoints):
-            return folder, None
-        if folder.exists() and whole.parent == folder.checkpoints:
-            return folder, whole
+        kept = (folder.checkpoints, folder.best)
+        if folder.exists() and whole in (folder.path, *kept):
+            return folder, kept[whole == folder.best], None
+        if folder.exists() and whole.parent in kept:
+            return folder, whole.parent, whole
     raise CheckpointError(
-        f"{path}: wants the folder of a run, its checkpoints, or one of them "
+        f"{path}: wants the folder of a run, its checkpoints or its best, or one of them "
         "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
     )
 
@@ -61,6 +63,7 @@ class RunFolder:
         # Code of the user's own, imported later, may change the current folder.
         self.whole = path = path.absolute()
         self.checkpoints = path / "checkpoints"
+        self.best = path / "best"
         self.metrics = path / "metrics.jsonl"
         self.checkpoint_bytes = 0
         """How much a checkpoint takes; 0 while that is unknown."""

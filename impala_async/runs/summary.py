@@ -49,6 +49,7 @@ def summarise(
     env_steps_since: int,
     lag_histogram: Sequence[int],
     mean_return: float | None,
+    best_evaluated: tuple[float, str] | None,
     verdict: str,
 ) -> dict[str, Any]:
     """`report` is the last one; `wall_s`, from the first update on, had `env_steps_since`."""
@@ -70,6 +71,8 @@ def summarise(
         "mean_return": report["mean_return"] if mean_return is None else mean_return,
         "mean_return_100": mean_return,
         "episodes": report["episodes/count"],
+        "best_eval_return": best_evaluated and best_evaluated[0],
+        "best_checkpoint": best_evaluated and best_evaluated[1],
         "lag_quantiles": lag_quantiles(lag_histogram),
         "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},
         "rejected": report["trajectories/rejected"],
@@ -107,6 +110,8 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
         "trajectories refused": summary["rejected"],
         f"what limits it{last}": summary["bottleneck"],
     }
+    if (best := summary["best_eval_return"]) is not None:
+        rows["best evaluation"] = f"{format_return(best)} ({summary['best_checkpoint']})"
     if (zero_at := summary["lr_is_0_since"]) is not None:
         rows["learning rate"] = f"0 since env step {zero_at:,}: nothing was learned after it"
     if summary["advice"] is not None:
@@ -163,8 +168,8 @@ def read_reports(path: Path) -> list[dict[str, float]]:
     return kept
 
 
-def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float | None) -> bytes:
-    """Return over env steps, with the lag beneath it, as PNG."""
+def load_pyplot() -> Any:
+    """Matplotlib's pyplot, which draws into memory."""
     # It is read at the import, and may name what is not installed here.
     os.environ["MPLBACKEND"] = "agg"
     import matplotlib as mpl
@@ -172,10 +177,17 @@ def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    def draw(axes: "Axes", name: str, **style: Any) -> None:
-        known = [each for each in reports if name in each]
+    return plt
+
+
+def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float | None) -> bytes:
+    """Return over env steps, with the lag beneath it, as PNG."""
+    plt = load_pyplot()
+
+    def draw(axes: "Axes", name: str, over: str = ENV_STEPS, **style: Any) -> None:
+        known = [each for each in reports if name in each and over in each]
         if known:
-            axes.plot([each[ENV_STEPS] for each in known], [each[name] for each in known], **style)
+            axes.plot([each[over] for each in known], [each[name] for each in known], **style)
 
     figure, (top, bottom) = plt.subplots(
         2, 1, sharex=True, figsize=(8, 6), height_ratios=[3, 1], layout="constrained"
@@ -184,6 +196,10 @@ def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float
     top.set_title(title, parse_math=False)
     draw(top, INTERVAL_RETURN, alpha=0.4, label="interval")
     draw(top, "mean_return_100", label="last 100 episodes", linewidth=2)
+    for kind, color in (("greedy", "tab:purple"), ("sampled", "tab:brown")):
+        # A report repeats the newest evaluation: its point is drawn once more, at its own place.
+        style = {"marker": ".", "color": color, "label": f"evaluation, {kind}"}
+        draw(top, f"evaluate/{kind}_return", "evaluate/env_steps", **style)
     if goal is not None:
         top.axhline(goal, color="tab:green", linestyle="--", label="goal")
     top.set_ylabel("episode return")

@@ -78,6 +78,10 @@ def test_one_plain_line():
     assert line.startswith("12 / 600 s  steps 12,345 / 500,000  3,210 steps/s  return 123 / 475  ")
     early = REPORT | {"mean_return": 0.8996, "episodes/count": 12}
     assert "  return 0.8996 / 0.9 (12 episodes)  " in line_of(early, mean_return=0.9)
+    evaluated = REPORT | {"evaluate/sampled_return": 12.5}
+    assert "  return 123  eval 12.5  lag" in line_of(evaluated)
+    both = evaluated | {"evaluate/greedy_return": 474.9}
+    assert "  return 123  eval 474.9 / 475  lag" in line_of(both, eval_return=475.0)
     for unknown in ({}, dict.fromkeys(REPORT)):
         assert line_of(unknown, mean_return=475.0) == (
             "- s  steps -  - steps/s  return - / 475  lag - (max -)  queue -  actors -  "

@@ -45,6 +45,7 @@ def summary_of(env_id="tests:None", config=None, **changes):
         "env_steps_since": 600,
         "lag_histogram": [1, 1],
         "mean_return": 475.5,
+        "best_evaluated": None,
         "verdict": "learner: busy",
     }
     config = config or config_of(small_schema(), env={"id": env_id})
@@ -110,6 +111,10 @@ def test_a_summary_as_a_table():
     # A long advice goes on below, where it began.
     *_, last = table_of(whole | {"advice": ADVICE["environment"]}).splitlines()
     assert last == " " * 30 + "actor.num_envs with as many actor.num_workers, cores or not"
+    # The best checkpoint is named, where there were evaluations.
+    evaluated = summary_of(best_evaluated=(498.25, "best/ckpt-1-7"))
+    assert evaluated["best_checkpoint"] == "best/ckpt-1-7"
+    assert "\n  best evaluation             498 (best/ckpt-1-7)\n" in table_of(evaluated)
     # A run without updates, and one with a frame skip.
     nothing = {"mean_return": None, "lag_quantiles": [], "advice": None, "frames_per_s": 600.0}
     shown = table_of(summary_of() | nothing)
@@ -174,6 +179,13 @@ def test_returns_their_mean_the_goal_and_the_lag_are_drawn(lines_of):
     assert drawn["lag"] == [(100, 1.5), (200, 1.5)]
     assert {y for _, y in drawn["goal"]} == {475.0}
     assert drawn["title"] == "A $b$ c$"
+
+
+def test_evaluations_are_drawn_at_the_steps_of_their_weights(lines_of):
+    newest = {"evaluate/greedy_return": 30.0, "evaluate/env_steps": 50}
+    drawn = lines_of(report(100), report(200, **newest), report(300, **newest))
+    assert {*drawn["evaluation, greedy"]} == {(50, 30.0)}
+    assert "evaluation, sampled" not in drawn
 
 
 def test_what_is_not_known_yet_damage_and_what_a_resumed_run_did_again_are_passed_over(lines_of):

@@ -10,6 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -32,6 +33,8 @@ from impala_async.weights import Lineage, Version
 
 logger = logging.getLogger(__name__)
 
+EVAL_RETURN = "eval_return"
+"""The key of a best checkpoint's return in its `state.json`."""
 Best = tuple[float, Version]
 Count = Annotated[int, Field(ge=0)]
 
@@ -129,12 +132,28 @@ class Saver:
     episodes: EpisodeStats
     run_s: Callable[[], float]
     _best: Best | None = field(default=None, init=False)
+    best_evaluated: tuple[float, str] | None = field(default=None, init=False)
+    """The largest return of an evaluation, and where its weights are in the run folder."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.episodes.restore(**state["episodes"])
         if state.get("best"):
             score, epoch, update = state["best"]
             self._best = (score, Version(epoch, update))
+        found = next(whole_checkpoints(self.folder.best), None)
+        if found is not None and isinstance(score := found.state.get(EVAL_RETURN), float):
+            self.best_evaluated = score, self._name_of(found.path)
+
+    def state_of(self, captured: Captured) -> dict[str, Any]:
+        """The content of a `state.json`, with the accounts of now."""
+        return {
+            **captured.training.state,
+            **captured.progress._asdict(),
+            "run_s": self.run_s(),
+            "forks": self.lineage.forks,
+            "episodes": self.episodes.save(),
+            **self.accounts(),
+        }
 
     async def save(self, captured: Captured) -> bool:
         """Write a checkpoint; False, with a log line, if the disk does not take it."""
@@ -143,15 +162,7 @@ class Saver:
         score, best = self.episodes.mean_return, self._best
         if score is not None and (best is None or score > best[0]):
             best = (score, captured.progress.version)
-        state = {
-            **captured.training.state,
-            **captured.progress._asdict(),
-            "run_s": self.run_s(),
-            "forks": self.lineage.forks,
-            "episodes": self.episodes.save(),
-            **self.accounts(),
-            "best": [best[0], *best[1]] if best else None,
-        }
+        state = {**self.state_of(captured), "best": [best[0], *best[1]] if best else None}
         self.folder.checkpoint_bytes = sum(
             each.nbytes for group in captured.training.tensors.values() for each in group.values()
         )
@@ -166,6 +177,26 @@ class Saver:
         # Only now: until it is on the disk, the former best must stay there.
         self._best = best
         return True
+
+    async def save_best(self, captured: Captured, state: dict[str, Any], score: float) -> None:
+        """Let these take the place of the best so far, with what `state_of` said of them."""
+        if self.folder.is_gone():
+            return
+        state = {**state, EVAL_RETURN: score}
+
+        def write() -> None:
+            version, tensors = captured.progress.version, captured.training.tensors
+            path = save_checkpoint(self.folder.best, version, tensors, state)
+            self.best_evaluated = score, self._name_of(path)
+            prune(self.folder.best, 1)
+
+        try:
+            await on_thread("save best", write)
+        except (CheckpointError, OSError) as error:
+            logger.error("the best weights so far are not kept: %s", error)
+
+    def _name_of(self, path: Path) -> str:
+        return f"{self.folder.best.name}/{path.name}"
 
     def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
         directory = self.folder.checkpoints

@@ -1,0 +1,87 @@
+"""Several runs that differ in their seeds: one table, and one picture with bands."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from impala_async.metrics.report import format_return
+from impala_async.runs.summary import ENV_STEPS, load_pyplot, read_reports
+
+NUM_POINTS = 200
+CURVES = {"mean_return_100": "last 100 episodes", "evaluate/greedy_return": "evaluation, greedy"}
+HEAD = ("seed", "ended", "mean return", "best evaluation", "env steps", "seconds")
+
+
+def describe_seeds(summaries: Sequence[dict[str, Any]]) -> str:
+    """A table: a line for each seed, and one with their means."""
+    rows = [HEAD, *map(_row, summaries)]
+    names = "mean_return", "best_eval_return", "env_steps_trained", "wall_s"
+    means = {name: _mean([each[name] for each in summaries]) for name in names}
+    rows.append(_row({**means, "seed": "mean", "exit_reason": ""}))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def _row(summary: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(summary["seed"]),
+        str(summary["exit_reason"]),
+        format_return(summary["mean_return"]),
+        format_return(summary["best_eval_return"]),
+        f"{summary['env_steps_trained']:,.0f}",
+        f"{summary['wall_s']:.1f}",
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def band(curves: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray[Any, Any]:
+    """Steps, mean, smallest and largest, `[4, N]`, of curves given by their points.
+
+    Between the points of a curve is a line. The band ends where the first curve does: beyond it
+    the mean would be one of those that took longer.
+    """
+    steps = np.linspace(
+        max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves), NUM_POINTS
+    )
+    values = np.stack(
+        [np.interp(steps, [x for x, _ in curve], [y for _, y in curve]) for curve in curves]
+    )
+    return np.stack([steps, values.mean(0), values.min(0), values.max(0)])
+
+
+def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
+    """The mean return over env steps, between the smallest and the largest of all runs, as PNG."""
+    runs = [read_reports(folder / "metrics.jsonl") for folder in folders]
+    plt = load_pyplot()
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    # As text: a pair of dollar signs in a name is no formula.
+    axes.set_title(title, parse_math=False)
+    for name, label in CURVES.items():
+        over = "evaluate/env_steps" if name.startswith("evaluate/") else ENV_STEPS
+        curves = [[(r[over], r[name]) for r in run if {name, over} <= r.keys()] for run in runs]
+        # They need a stretch in common.
+        if not all(curves) or max(c[0][0] for c in curves) >= min(c[-1][0] for c in curves):
+            continue
+        steps, mean, low, high = band(curves)
+        (line,) = axes.plot(steps, mean, label=f"{label}: mean of {len(runs)} seeds")
+        axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color(), label="range")
+    axes.set_xlabel("env steps trained")
+    axes.set_ylabel("episode return")
+    if axes.lines:
+        axes.legend(loc="lower right")
+    axes.grid(alpha=0.3)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    plt.close(figure)
+    return drawn.getvalue()

@@ -1,0 +1,69 @@
+"""Runs of several seeds: a line for each, and a band where all of them have a curve."""
+
+import json
+
+import pytest
+from matplotlib import pyplot as plt
+
+from impala_async.runs.seeds import band, describe_seeds, draw_seeds
+
+SUMMARY = {
+    **{"seed": 3, "exit_reason": "updates", "mean_return": 20.0, "best_eval_return": None},
+    **{"env_steps_trained": 1000, "wall_s": 2.0},
+}
+
+
+def test_the_table_has_a_line_for_each_seed_and_their_means():
+    other = SUMMARY | {"seed": 11, "mean_return": 40.0, "best_eval_return": 7.5, "wall_s": 3.0}
+    assert describe_seeds([SUMMARY, other]).splitlines() == [
+        "seed  ended    mean return  best evaluation  env steps  seconds",
+        "3     updates  20.0         -                1,000      2.0",
+        "11    updates  40.0         7.50             1,000      3.0",
+        "mean           30.0         7.50             1,000      2.5",
+    ]
+
+
+def test_a_band_lies_where_all_have_a_curve():
+    steps, mean, low, high = band([[(0, 0.0), (100, 100.0)], [(50, 0.0), (80, 30.0), (200, 30.0)]])
+    assert (steps[0], steps[-1]) == (50, 100)
+    assert (mean[0], low[0], high[0]) == (25.0, 0.0, 50.0)
+    assert (mean[-1], low[-1], high[-1]) == (65.0, 30.0, 100.0)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    for seed, shift in enumerate((0, 20)):
+        folder = tmp_path / f"seed-{seed}"
+        folder.mkdir()
+        lines = [
+            {
+                "env_steps_trained": steps,
+                "mean_return_100": steps + shift,
+                # Only one of the runs was evaluated.
+                **({"evaluate/greedy_return": 1.0, "evaluate/env_steps": steps} if shift else {}),
+            }
+            for steps in (10, 20, 30)
+        ]
+        (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
+    return sorted(tmp_path.iterdir())
+
+
+def test_the_picture_has_the_curves_that_all_runs_have(folders, monkeypatch):
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    assert draw_seeds(folders, "A $b$ c$").startswith(b"\x89PNG")
+    (axes,) = kept[0].axes
+    (line,) = axes.lines
+    assert line.get_label() == "last 100 episodes: mean of 2 seeds"
+    assert (line.get_ydata()[0], line.get_ydata()[-1]) == (20.0, 40.0)
+    (filled,) = axes.collections
+    box = filled.get_datalim(axes.transData)
+    assert (box.y0, box.y1) == (10.0, 50.0)
+    monkeypatch.undo()
+    plt.close("all")
+
+
+def test_runs_without_a_stretch_in_common_have_no_band(folders, monkeypatch):
+    later = folders[1] / "metrics.jsonl"
+    later.write_text(json.dumps({"env_steps_trained": 90, "mean_return_100": 1.0}) + "\n")
+    assert draw_seeds(folders, "none").startswith(b"\x89PNG")
