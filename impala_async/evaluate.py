@@ -1,10 +1,9 @@
 """The evaluate door: greedy episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
     from impala_async.envs.batch import EnvBatch
     from impala_async.policy import AnyPolicy
-    from impala_async.runs.folder import RunFolder
 
 NUM_ENVS = 8
 MAX_STEPS = 100_000
@@ -50,7 +48,9 @@ def _evaluate(args: argparse.Namespace) -> int:
     for flag, _, least, _ in FLAGS:
         if (value := getattr(args, flag.replace("-", "_"))) < least:
             raise ConfigError(f"--{flag}: wants a whole number from {least} up, got {value}")
-    folder, named = _locate(args.path)
+    from impala_async.runs.folder import find_run
+
+    folder, named = find_run(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
@@ -65,37 +65,19 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _locate(path: Path) -> "tuple[RunFolder, Path | None]":
-    from impala_async.runs.folder import RunFolder
-
-    if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
-        raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
-    whole = path.resolve()
-    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
-        if folder.exists() and whole in (folder.path, folder.checkpoints):
-            return folder, None
-        if folder.exists() and whole.parent == folder.checkpoints:
-            return folder, whole
-    raise CheckpointError(
-        f"{path}: wants the folder of a run, its checkpoints, or one of them "
-        "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
-    )
-
-
 def _play(
     config: "RunConfig", checkpoints: Path, named: Path | None, args: argparse.Namespace
 ) -> list[Played]:
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
-        from impala_async.training.checkpoint import open_checkpoint, whole_checkpoints
+        from impala_async.training.checkpoint import open_newest_or
 
-        checkpoint = open_checkpoint(named) if named else next(whole_checkpoints(checkpoints), None)
-    if checkpoint is None:
-        raise CheckpointError(f"{checkpoints} holds no whole checkpoint yet")
+        checkpoint = open_newest_or(named, checkpoints)
     # From here on there is something to close.
     answer_requests(without_echo(interrupt))
     per_column = -(-args.episodes // NUM_ENVS)
     envs, policy = build_players(config, -(-args.episodes // per_column))
     with closing(envs):
+        _keep_spaces(checkpoints.parent, envs)
         try:
             policy.load_tensors(checkpoint.tensors["model"])
         except (KeyError, RuntimeError) as error:
@@ -106,6 +88,17 @@ def _play(
         # A full disk is told before anything is played: what is printed is the result.
         print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
         return _play_greedily(policy, envs, per_column, args.seed, args.max_steps)
+
+
+def _keep_spaces(run: Path, envs: "EnvBatch") -> None:
+    """`load_policy` wants them, and a run has none where its learner made no environment."""
+    from impala_async.envs.saved_spaces import save_spaces
+    from impala_async.runs.folder import SPACES, RunFolder
+
+    folder = RunFolder(run)
+    if not (folder.path / SPACES).exists():
+        with suppress(OSError):  # it may be somebody else's
+            folder.write_json(SPACES, save_spaces(envs.spaces))
 
 
 def build_players(config: "RunConfig", num_envs: int) -> "tuple[EnvBatch, AnyPolicy]":

@@ -15,7 +15,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import reduce
 from itertools import accumulate
@@ -202,7 +202,7 @@ class WorkerEnvs:
     ) -> None:
         """Start them; EnvError when one cannot make its environments."""
         self._workers: list[Worker] = []
-        self.boxes: Mapping[str, Any] = {}  # only the workers know them
+        self.spaces = None  # only the workers know them
         memory = os.memfd_create("impala-async-columns")
         with ExitStack() as always, ExitStack() as on_failure:
             always.callback(os.close, memory)

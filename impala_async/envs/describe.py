@@ -40,10 +40,11 @@ def describe(
 ) -> dict[str, Any]:
     """The answer on an environment as this sampler steps it; EnvError if it fails soon."""
     from impala_async.envs.make import build_envs
+    from impala_async.envs.saved_spaces import save_spaces
 
     with closing(build_envs(sampler, section, 1, policies)) as envs:
         try_steps(envs)
-    return look_of(envs)
+    return {**look_of(envs), "spaces": save_spaces(envs.spaces)}
 
 
 def look_of(envs: EnvBatch) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def check_numbers(envs: EnvBatch, obs: Obs, rewards: NDArray[np.float32] | None 
 
 def _tell_outside(envs: EnvBatch, obs: Obs) -> bool:
     """Tell of a number outside its Box, if there is one: no error, as many overstep a little."""
-    for name, box in envs.boxes.items():
+    for name, box in envs.spaces.boxes.items() if envs.spaces else ():
         # Agents that are yet to come show 0.
         is_outside = ((obs[name] < box.low) | (obs[name] > box.high)) & (obs[name] != 0)
         each = np.broadcast_arrays(obs[name], box.low, box.high)

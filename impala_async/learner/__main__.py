@@ -77,7 +77,8 @@ def _serve(
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(processes.undone(recorder.withdraw))
-        probe = begin_probe(config) if config.env.probe == "learner" else None
+        is_ours = config.env.probe == "learner"
+        probe = begin_probe(config, folder.keep_spaces) if is_ours else None
 
         # The probe works while torch loads.
         import uvloop
@@ -135,9 +136,12 @@ def _enough_descriptors() -> Iterator[None]:
         raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
 
 
-def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
+def begin_probe(
+    config: "RunConfig", keep_spaces: Callable[[dict[str, Any]], None]
+) -> "Callable[[], Schema]":
     """Start a child that makes the environment once and describes it, so that it is never imported
-    here. The result waits for the schema, or raises EnvError with the child's one line."""
+    here. The result waits for the schema, or raises EnvError with the child's one line; the spaces
+    as gymnasium has them go to `keep_spaces`."""
     env = config.env
     # It is its own: a learner may have none, and ends without a word when it is killed.
     lifeline = processes.Lifeline()
@@ -171,7 +175,9 @@ def begin_probe(config: "RunConfig") -> "Callable[[], Schema]":
                 f"env.id: {env.id}: the process that made it {how_it_ended(child.returncode)}; "
                 "what it printed, if anything, is above"
             )
-        return _schema_of(config, answer)
+        schema = _schema_of(config, answer)
+        keep_spaces(json.loads(answer)["spaces"])
+        return schema
 
     return wait
 

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 PREPARED = ("actors", "replay.json", "checkpoints", "lost+found")
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE = 0o600
+SPACES = "spaces.json"
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""
 
@@ -151,7 +152,7 @@ class RunFolder:
         an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
         has_result = (self.whole / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
-            for name in ("config.json", "epoch", "metrics.jsonl", "service.json"):
+            for name in ("config.json", "epoch", "metrics.jsonl", "service.json", SPACES):
                 self.remove(name)
                 self.remove(beside(self.whole / name).name)
             for log in self.whole.glob("actors/*.log"):
@@ -221,6 +222,11 @@ class RunFolder:
                 "them back, or start a new run in another folder, without --resume"
             )
 
+    def keep_spaces(self, spaces: dict[str, Any]) -> None:
+        """The spaces of the environment, for those who use the policy without it."""
+        with _writing(self.path):
+            self.write_json(SPACES, spaces)
+
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
         where = {"data_url": data_url, "weights_url": weights_url, "http_url": None}
@@ -258,6 +264,22 @@ class RunFolder:
         if not isinstance(content.get("config"), dict) or not is_id:
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
         return content
+
+
+def find_run(path: Path) -> tuple[RunFolder, Path | None]:
+    """The run whose folder, or checkpoints, or one of these a path is; and that one."""
+    if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
+        raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
+    whole = path.resolve()
+    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
+        if folder.exists() and whole in (folder.path, folder.checkpoints):
+            return folder, None
+        if folder.exists() and whole.parent == folder.checkpoints:
+            return folder, whole
+    raise CheckpointError(
+        f"{path}: wants the folder of a run, its checkpoints, or one of them "
+        "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
+    )
 
 
 def _holder(fd: int) -> str:

@@ -173,6 +173,14 @@ def open_checkpoint(path: Path) -> TrainingState:
     return _verified(path, Version(int(name[1]), int(name[2])))
 
 
+def open_newest_or(named: Path | None, directory: Path) -> TrainingState:
+    """The checkpoint that is named, or else the newest whole one in the folder."""
+    found = open_checkpoint(named) if named else next(whole_checkpoints(directory), None)
+    if found is None:
+        raise CheckpointError(f"{directory} holds no whole checkpoint yet")
+    return found
+
+
 def read_digests(directory: Path, version: Version) -> dict[str, str]:
     """SHA-256 of the tensor files of a checkpoint, by name; empty if it is not there."""
     with contextlib.suppress(CheckpointError):
