@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__
+from impala_async.config.packaged import packaged_configs
 from impala_async.errors import (
     ConfigError,
     EnvHangsError,
@@ -177,13 +178,6 @@ def learner_url(where: str, within_s: float) -> str:
     url = str(service.get("data_url"))
     _check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
     return url
-
-
-def packaged_configs() -> dict[str, Path]:
-    """The configs by their names: they are in the package, or beside it in a checkout."""
-    package = Path(__file__).parent
-    packaged = sorted(package.glob("configs/*.toml"))
-    return {path.stem: path for path in packaged or sorted(package.parent.glob("configs/*.toml"))}
 
 
 def _config_file(name: str) -> Path:

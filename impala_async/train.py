@@ -5,9 +5,10 @@ import sys
 from collections.abc import Sequence
 
 from impala_async import doors
+from impala_async.config.packaged import packaged_configs
 from impala_async.errors import Exit
 from impala_async.launch.local import LocalRun
-from impala_async.processes import leave
+from impala_async.processes import hold, leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,12 +24,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:
-    from impala_async.config.load import merge_overrides
+    hold()  # `impala_async.run` starts us
+    from impala_async.config.load import names_an_env
 
-    env = merge_overrides({}, args.overrides)[0].get("env")
-    names_an_env = isinstance(env, dict) and "id" in env
-    if not (args.resume or args.config or names_an_env):
-        args.config = doors.packaged_configs()["cartpole"]
+    if not (args.resume or args.config or names_an_env(args.overrides)):
+        args.config = packaged_configs()["cartpole"]
         flags += ["--config", str(args.config)]
     config, folder = doors.check_run(args)
     folder.check_free()

@@ -33,7 +33,7 @@ def picture():
     arrows = {
         (_name(module), _name(target))
         for module, target, _ in inner_imports(house)
-        if target.floor != GROUND
+        if GROUND not in (target.floor, module.floor)
     }
     lines, above = ["```mermaid", "flowchart TD"], set[str]()
     for floor, title in TITLES.items():
