@@ -20,6 +20,7 @@ from impala_async import __version__, errors, processes
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
 from impala_async.config.load import load_config
+from impala_async.config.packaged import packaged_configs
 from impala_async.config.run import RunConfig
 from impala_async.doors import (
     add_run_flags,
@@ -27,7 +28,6 @@ from impala_async.doors import (
     check_run,
     learner_url,
     new_parser,
-    packaged_configs,
     run_door,
     start_told_of,
 )
@@ -46,6 +46,7 @@ FLAGS = {
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {"--episodes", "--max-steps", "--seed"},
+    "export": {"--onnx", "--torch", "--policy"},
 }
 
 
