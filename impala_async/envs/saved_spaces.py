@@ -17,8 +17,11 @@ from impala_async.envs.spaces import Spaces
 from impala_async.errors import SpacesError
 
 Saved = dict[str, Any]
-BAD = (KeyError, TypeError, ValueError, AttributeError, AssertionError, OverflowError)
-"""The errors that numpy and gymnasium raise for what describes no space."""
+BAD = (
+    *(LookupError, TypeError, ValueError, AttributeError, AssertionError),
+    *(OverflowError, MemoryError, RecursionError),
+)
+"""The errors that numpy and gymnasium raise for a description of no space."""
 
 
 def save_spaces(spaces: Spaces | None) -> Saved:
@@ -44,8 +47,12 @@ def load_spaces(saved: Saved) -> tuple[Space[Any], Space[Any]]:
 def save_space(space: Space[Any]) -> Saved:
     """The space as JSON takes it; one of a kind that is not supported has no kind here."""
     if isinstance(space, Dict):
-        # A list: JSON would turn a number that is a key into text.
-        return {"kind": "Dict", "parts": [[k, save_space(v)] for k, v in space.spaces.items()]}
+        # A list: JSON would turn a number that is a key into text. Other keys have no other form.
+        parts = [
+            [key if isinstance(key, str | int) else str(key), save_space(part)]
+            for key, part in space.spaces.items()
+        ]
+        return {"kind": "Dict", "parts": parts}
     if isinstance(space, Tuple):
         return {"kind": "Tuple", "parts": [save_space(part) for part in space.spaces]}
     saved = {"dtype": np.dtype(space.dtype).name, "shape": list(space.shape or ())}

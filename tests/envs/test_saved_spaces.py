@@ -48,6 +48,11 @@ def test_equal_bounds_are_written_once():
     assert len(json.dumps(save_space(Box(0, 255, (4, 84, 84), np.uint8)))) < 120
 
 
+def test_a_key_that_json_does_not_have_is_text():
+    saved = json.loads(json.dumps(save_space(Dict([(("a", 1), Discrete(2))]))))
+    assert list(load_space(saved).spaces) == ["('a', 1)"]
+
+
 def test_what_is_no_space_is_refused_and_says_which():
     box = save_space(Box(-1, 1, (2,)))
     for saved in (
@@ -58,6 +63,7 @@ def test_what_is_no_space_is_refused_and_says_which():
         {**box, "shape": [3], "low": [0.0, 1.0]},
         {**box, "dtype": "no_such"},
         {**box, "high": []},
+        {**box, "shape": [10**9, 10**9]},
         {**save_space(Discrete(2)), "n": -1},
         {"kind": "Dict", "parts": [["a", {"kind": "Box"}]]},
     ):
