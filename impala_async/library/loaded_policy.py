@@ -113,7 +113,9 @@ class LoadedPolicy:
             leaves = self._rows.arrays
             self._rows.check_choices(leaves)
         else:
-            leaves = ObsRows(self._spaces.leaves, num_columns).read(obs)
+            read = ObsRows(self._spaces.leaves, num_columns).read(obs)
+            # A view that runs backwards, as of an image that is flipped, is none of torch's.
+            leaves = {name: np.ascontiguousarray(array) for name, array in read.items()}
         for leaf in self._spaces.obs_spec.leaves:
             values = leaves[leaf.name]
             if leaf.may_be_large and not (is_moderate := are_moderate(values)).all():
@@ -131,7 +133,7 @@ class LoadedPolicy:
             raise SpacesError(f"state: wants {wants}, got {', '.join(map(str, state)) or 'none'}")
         read = {}
         for name, spec in self._state.items():
-            array = np.asarray(state[name], spec.dtype)
+            array = np.array(state[name], spec.dtype)
             shape = spec.shape if num_columns is None else (lead, *spec.shape)
             if array.shape != shape:
                 raise SpacesError(f"state: {name}: wants shape {shape}, got {array.shape}")

@@ -162,6 +162,19 @@ def test_a_batch_is_as_its_observations_one_by_one(tmp_path, case):
             assert policy.act(one).log_prob == pytest.approx(begun, abs=1e-5)
 
 
+def test_views_are_taken_as_they_are_shown(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["lstm"])
+    policy = load_policy(folder.path)
+    obs = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 2), np.uint8)
+    for view in (obs[::-1], obs[:, :, ::-1], np.broadcast_to(obs[0], obs.shape)):
+        state = policy.act(view).state
+        for part in state.values():
+            part.flags.writeable = False
+        again = policy.act(view, state, last_reward=np.zeros(5))
+        whole = policy.act(view.copy(), state, last_reward=np.zeros(5))
+        np.testing.assert_array_equal(again.log_prob, whole.log_prob)
+
+
 def test_samples_are_those_of_a_seed_and_as_likely_as_they_say(tmp_path):
     folder, _ = begin(tmp_path, *CASES["mlp"])
     obs = np.tile(np.float32([0.1, -0.2, 0.3, 0.4]), (4000, 1))
