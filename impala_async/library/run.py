@@ -138,7 +138,10 @@ class _Echo:
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
         """Until the process has ended: what an environment left running may hold the pipe open."""
         while not self.has_ended:
-            if select.select([self._fd], [], [], POLL_S)[0]:
+            # Asked before: its last words may come between the look and the question. They are in
+            # one chunk, as a pipe holds no more.
+            has_exited = process.poll() is not None
+            if select.select([self._fd], [], [], 0.0 if has_exited else POLL_S)[0]:
                 data = os.read(self._fd, CHUNK_BYTES)
                 text = self._decoder.decode(data)
                 self.last = (self.last + text)[-MOST_LAST:]
@@ -146,9 +149,8 @@ class _Echo:
                 sys.stderr.flush()
                 if not data:
                     process.wait()
-                    self.has_ended = True
-            else:
-                self.has_ended = process.poll() is not None
+                    has_exited = True
+            self.has_ended = has_exited
 
 
 @contextmanager
