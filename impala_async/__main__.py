@@ -19,6 +19,7 @@ DOORS = {
     "actor": ("impala_async.actor.__main__", "an actor, for a learner anywhere"),
     "replay": ("impala_async.replay.__main__", "a recording into a learner, without environments"),
     "evaluate": ("impala_async.evaluate", "greedy episodes with a trained policy"),
+    "export": ("impala_async.export", "a trained policy as ONNX, or as torch.export saves it"),
 }
 
 

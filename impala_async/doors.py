@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__, errors
+from impala_async.config.packaged import packaged_configs
 from impala_async.files import find_object
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
@@ -188,13 +189,6 @@ def learner_url(where: str, within_s: float) -> str:
     url = str(service.get("data_url"))
     _check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
     return url
-
-
-def packaged_configs() -> dict[str, Path]:
-    """The configs by their names: they are in the package, or beside it in a checkout."""
-    package = Path(__file__).parent
-    packaged = sorted(package.glob("configs/*.toml"))
-    return {path.stem: path for path in packaged or sorted(package.parent.glob("configs/*.toml"))}
 
 
 def _config_file(name: str) -> Path:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, redirect_stdout
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
+    from impala_async.envs.batch import EnvBatch
     from impala_async.evaluation.play import Episode
     from impala_async.evaluation.results import Row
     from impala_async.policy import AnyPolicy
@@ -55,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from impala_async.runs.folder import locate
+    from impala_async.runs.folder import find_run
 
     for flag, *_ in FLAGS:
         if (value := getattr(args, flag.replace("-", "_"))) < 1:
             raise ConfigError(f"--{flag}: wants a whole number from 1 up, got {value}")
-    folder, checkpoints, named = locate(args.path)
+    folder, checkpoints, named = find_run(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
@@ -93,11 +94,11 @@ def _printed_to_stderr() -> Iterator[None]:
 def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "TrainingState":
     with start_told_of("torch and the checkpoint are loaded", tell_stderr):
         from impala_async.evaluation.video import check_film
-        from impala_async.training.checkpoint import checkpoint_of
+        from impala_async.training.checkpoint import open_newest_or
 
         if args.video is not None:
             check_film(args.video)
-        return checkpoint_of(checkpoints, named)
+        return open_newest_or(named, checkpoints)
 
 
 def _play(
@@ -114,6 +115,7 @@ def _play(
     envs, policy = build_players(config, num_envs)
     played: list[Episode] = []
     with closing(envs):
+        _keep_spaces(checkpoint.path.parent.parent, envs)
         _load(policy, checkpoint)
         if not args.json:
             # A full disk is told before anything is played: what is printed is the result.
@@ -131,6 +133,17 @@ def _play(
         **as_json(played, config.policies),
     }
     return about, rows_of(played, config.policies)
+
+
+def _keep_spaces(run: Path, envs: "EnvBatch") -> None:
+    """`load_policy` wants them, and a run has none where its learner made no environment."""
+    from impala_async.envs.saved_spaces import save_spaces
+    from impala_async.runs.folder import SPACES, RunFolder
+
+    folder = RunFolder(run)
+    if not (folder.path / SPACES).exists():
+        with suppress(OSError):  # it may be somebody else's
+            folder.write_json(SPACES, save_spaces(envs.spaces))
 
 
 def _load(policy: "AnyPolicy", checkpoint: "TrainingState") -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from impala_async import doors
+from impala_async.config.packaged import packaged_configs
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LocalRun
 from impala_async.output import told_of
-from impala_async.processes import leave
+from impala_async.processes import hold, leave
 from impala_async.user_code import one_line
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=doors.seeds_of, metavar="SEEDS", help=told)
     flags = list(sys.argv[1:] if argv is None else argv)
     args = parser.parse_args(flags)
+    hold()  # `impala_async.run` starts us
     return doors.run_door(lambda: _train_each(args) if args.seeds else _train(args, flags))
 
 
@@ -79,12 +81,10 @@ def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
 
 def _choose_config(args: argparse.Namespace) -> Path | None:
     """The file of settings: that of CartPole, where nothing says what is to be trained."""
-    from impala_async.config.load import merge_overrides
+    from impala_async.config.load import names_an_env
 
-    env = merge_overrides({}, args.overrides)[0].get("env")
-    names_an_env = isinstance(env, dict) and "id" in env
-    is_open = not (args.resume or args.config or names_an_env)
-    return doors.packaged_configs()["cartpole"] if is_open else args.config
+    is_open = not (args.resume or args.config or names_an_env(args.overrides))
+    return packaged_configs()["cartpole"] if is_open else args.config
 
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:

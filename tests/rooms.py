@@ -23,7 +23,7 @@ def picture():
     arrows = {
         (_name(module), _name(target))
         for module, target, _ in test_house.inner_imports(house)
-        if target.floor != test_house.GROUND
+        if test_house.GROUND not in (target.floor, module.floor)
     }
     lines, above = ["```mermaid", "flowchart TD"], set[str]()
     for floor, title in TITLES.items():

@@ -38,6 +38,7 @@ FLAGS = {
     "evaluate": {
         *("--episodes", "--max-steps", "--seeds", "--greedy", "--sampled", "--json", "--video"),
     },
+    "export": {"--onnx", "--torch", "--policy"},
 }
 
 

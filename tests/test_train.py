@@ -8,7 +8,7 @@ import pytest
 
 from impala_async import train
 from impala_async.config.load import load_config
-from impala_async.doors import packaged_configs
+from impala_async.config.packaged import packaged_configs
 from impala_async.errors import how_it_ended
 from impala_async.runs.folder import RunFolder
 

@@ -15,7 +15,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import reduce
 from itertools import accumulate
@@ -28,10 +28,11 @@ from impala_async.actor import env_worker
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.batch import Actions, Obs, Step
-from impala_async.envs.describe import Look, read_answer
+from impala_async.envs.describe import read_answer
 from impala_async.envs.faults import RUNNING, TOO_LONG, WHERES, Blame
 from impala_async.errors import EnvError, EnvHangsError, how_it_ended
 from impala_async.processes import Lifeline
+from impala_async.schema import ActionSpec, ObsSpec
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Worker:
             raise self._fault()
         return reply[0]
 
-    def hear_look(self) -> tuple[str, AutoresetMode, Look]:
+    def hear_look(self) -> tuple[str, AutoresetMode, tuple[ObsSpec, ActionSpec, int]]:
         """The name and the autoreset mode of what it has made, its spaces and columns."""
         self.hear()
         try:
@@ -192,7 +193,7 @@ class WorkerEnvs:
     ) -> None:
         """Start them; EnvError when one cannot make its environments."""
         self._workers: list[Worker] = []
-        self.boxes: Mapping[str, Any] = {}  # only the workers know them
+        self.spaces = None  # only the workers know them
         memory = os.memfd_create("impala-async-columns")
         with ExitStack() as always, ExitStack() as on_failure:
             always.callback(os.close, memory)
@@ -243,11 +244,11 @@ class WorkerEnvs:
         """Only what the workers have made says what goes into the memory."""
         names, modes, spaces = zip(*[worker.hear_look() for worker in self._workers], strict=True)
         self.name, self.autoreset = names[0], modes[0]
-        self.obs_spec, self.action_spec, _, self.gym_spaces = spaces[0]
-        for worker, look in zip(self._workers, spaces, strict=True):
-            if (look.obs, look.action) != (self.obs_spec, self.action_spec):
+        self.obs_spec, self.action_spec, _ = spaces[0]
+        for worker, (*specs, _) in zip(self._workers, spaces, strict=True):
+            if specs != [self.obs_spec, self.action_spec]:
                 raise EnvError(f"{worker} has other spaces than the first one: they must be alike")
-        nums_columns = (look.num_columns for look in spaces)
+        nums_columns = (num_columns for *_, num_columns in spaces)
         *firsts, self.num_envs = accumulate(nums_columns, initial=0)
         try:
             specs = self.obs_spec, self.action_spec

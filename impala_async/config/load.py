@@ -50,6 +50,12 @@ def merge_overrides(
     return merged, sources, mistakes
 
 
+def names_an_env(overrides: Iterable[str]) -> bool:
+    """Whether these say by themselves what is trained on."""
+    env = merge_overrides({}, overrides)[0].get("env")
+    return isinstance(env, dict) and "id" in env
+
+
 def validate_config(
     settings: Mapping[str, Any],
     sources: Mapping[str, str] | None = None,

@@ -113,7 +113,7 @@ class AgentEnvs(OwnEnvs):
             array.fill(0)
         self._idle.fill(True)
         with self._stepping:
-            adapted = list(self._spaces.each(actions))
+            adapted = list(self.spaces.each(actions))
             for index, world in enumerate(self._worlds):
                 RUNNING.place[0] = self._stepping.first + index + 1
                 if world.playing:

@@ -6,7 +6,7 @@ columns; it would broadcast a wrong shape, and truncate a wrong dtype, in silenc
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from impala_async.errors import EnvError
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
+
+if TYPE_CHECKING:
+    from impala_async.envs.spaces import Spaces
 
 Actions = Mapping[str, NDArray[Any]]
 Obs = dict[str, NDArray[Any]]
@@ -71,10 +74,11 @@ class EnvBatch(Protocol):
     num_envs: int
     obs_spec: ObsSpec
     action_spec: ActionSpec
-    boxes: Mapping[str, Any]
-    gym_spaces: Mapping[str, Any]
-    """Both spaces as the environment has them (`space_text`)."""
     autoreset: AutoresetMode
+
+    @property
+    def spaces(self) -> "Spaces | None":
+        """Those of one environment, or agent; None where only env workers know them."""
 
     def reset(self, seed: int, first_env: int = 0) -> Obs: ...
 

@@ -11,10 +11,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,16 +40,17 @@ def describe(
 ) -> dict[str, Any]:
     """The answer on an environment as this sampler steps it; EnvError if it fails soon."""
     from impala_async.envs.make import build_envs
+    from impala_async.envs.saved_spaces import save_spaces
 
     with closing(build_envs(sampler, section, 1, policies)) as envs:
         try_steps(envs)
-    return look_of(envs)
+    return {**look_of(envs), "spaces": save_spaces(envs.spaces)}
 
 
 def look_of(envs: EnvBatch) -> dict[str, Any]:
     """An answer: the spaces, and how many columns there are, one for each agent."""
     spaces = {"obs": asdict(envs.obs_spec), "action": asdict(envs.action_spec)}
-    return {**spaces, "num_columns": envs.num_envs, "gym": envs.gym_spaces}
+    return {**spaces, "num_columns": envs.num_envs}
 
 
 def try_steps(envs: EnvBatch) -> None:
@@ -113,7 +113,7 @@ def check_numbers(envs: EnvBatch, obs: Obs, rewards: NDArray[np.float32] | None 
 
 def _tell_outside(envs: EnvBatch, obs: Obs) -> bool:
     """Tell of a number outside its Box, if there is one: no error, as many overstep a little."""
-    for name, box in envs.boxes.items():
+    for name, box in envs.spaces.boxes.items() if envs.spaces else ():
         # Agents that are yet to come show 0.
         is_outside = ((obs[name] < box.low) | (obs[name] > box.high)) & (obs[name] != 0)
         each = np.broadcast_arrays(obs[name], box.low, box.high)
@@ -136,23 +136,14 @@ def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> No
             )
 
 
-class Look(NamedTuple):
-    """The spaces of a batch as ours and as gymnasium's, and the number of its columns."""
-
-    obs: ObsSpec
-    action: ActionSpec
-    num_columns: int
-    gym_spaces: Mapping[str, Any]
-
-
-def read_answer(answer: bytes) -> Look:
-    """Read what a child wrote; EnvError if it failed, and how."""
+def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:
+    """The spaces and the number of columns that a child wrote; EnvError if it failed, and how."""
     try:
         raw = json.loads(answer)
         if isinstance(raw, dict) and "error" in raw:
             raise EnvError(str(raw["error"]))
-        gym_spaces, num_columns = raw["gym"], int(raw["num_columns"])
         whole = json.dumps({**raw, "rows": 1, "state": []}).encode()
+        num_columns = int(raw["num_columns"])
         schema = Schema.from_json(whole)
     except SpacesError as error:
         raise EnvError(f"its spaces are refused: {error}") from error
@@ -161,7 +152,7 @@ def read_answer(answer: bytes) -> Look:
             "the process that tried the environment answered nonsense, probably as it forked, and "
             f"both went on, or wrote there itself: {answer[:80].decode(errors='replace')!r}"
         ) from error
-    return Look(schema.obs, schema.action, num_columns, gym_spaces)
+    return schema.obs, schema.action, num_columns
 
 
 def main() -> int:

@@ -42,6 +42,7 @@ class Spaces:
     def __init__(
         self, observation_space: Space[Any], action_space: Space[Any], section: EnvSection
     ) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
         is_stacked, is_squashed = section.frame_stack == "on", section.squash_actions
         self.leaves = obs_leaves(observation_space, is_stacked=is_stacked)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
@@ -58,7 +59,7 @@ class Spaces:
         legal = self._legal(observation_space, num_choices, section.action_mask_key)
         self.action_spec = ActionSpec(parts, legal)
         self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}
-        self._action_space, self._batched = action_space, batch_space(action_space)
+        self._batched = batch_space(action_space)
         self._is_nested = isinstance(action_space, Dict | Tuple)
 
     def batch(self, actions: Actions) -> Any:
@@ -66,7 +67,7 @@ class Spaces:
         if not self._is_nested:
             return self._turns[""](actions[""])
         turned = {name: turn(actions[name]) for name, turn in self._turns.items()}
-        return _nest(self._action_space, (), turned)
+        return _nest(self.action_space, (), turned)
 
     def each(self, actions: Actions) -> Iterable[Any]:
         batch: Iterable[Any] = self.batch(actions)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from impala_async.config.env import EnvSection
 from impala_async.envs.batch import BOOL, FLOAT, Actions, EnvBatch, Obs, ObsRows, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
-from impala_async.envs.space_text import as_json
 from impala_async.envs.spaces import Spaces
 from impala_async.errors import EnvError
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
@@ -63,14 +62,9 @@ class OwnEnvs:
         self._resetting = Blame(whose, "in reset", num_envs)
         with Blame(self.name, "to say what its spaces are"):
             observation_space, action_space = spaces_of(envs[0])
-        self._spaces = Spaces(observation_space, action_space, section)
-        self.gym_spaces: Mapping[str, Any] = {
-            "observation": as_json(observation_space),
-            "action": as_json(action_space),
-        }
-        self.obs_spec, self.action_spec = self._spaces.obs_spec, self._spaces.action_spec
-        self.boxes: Mapping[str, Any] = self._spaces.boxes
-        self._rows = ObsRows(self._spaces.leaves, num_columns)
+        self.spaces = Spaces(observation_space, action_space, section)
+        self.obs_spec, self.action_spec = self.spaces.obs_spec, self.spaces.action_spec
+        self._rows = ObsRows(self.spaces.leaves, num_columns)
         self._result = Step(
             self._rows.arrays,
             rewards=np.zeros(num_columns, np.float32),
@@ -120,7 +114,7 @@ class SerialEnvs(OwnEnvs):
             result = result._replace(idle=self._idle)
         place, first = RUNNING.place, self._stepping.first + 1
         with self._stepping:
-            for column, action in enumerate(self._spaces.each(actions)):
+            for column, action in enumerate(self.spaces.each(actions)):
                 place[0] = first + column
                 if is_over[column]:
                     self._reset_env(column, None)
@@ -176,7 +170,7 @@ class VectorEnvs(OwnEnvs):
     def step(self, actions: Actions) -> Step:
         num_envs, own_rewards = self.num_envs, self._result.rewards
         with self._stepping:
-            given = self._envs[0].step(self._spaces.batch(actions))
+            given = self._envs[0].step(self.spaces.batch(actions))
             obs, rewards, terminated, truncated, infos = given
             own_rewards[:] = as_numbers(rewards, "rewards", FLOAT, num_envs)
             terminated = as_numbers(terminated, "terminated", BOOL, num_envs)
@@ -222,8 +216,8 @@ def _holds_all(actions: Any) -> bool:
     return True
 
 
-def last_actions(spec: ActionSpec) -> dict[str, ArraySpec]:
-    """The parts of an action, by the names of the leaves that show the last one."""
+def shown_parts(spec: ActionSpec) -> dict[str, ArraySpec]:
+    """The parts of an action, under the names of the leaves that show the last one."""
     return {
         f"{LAST_ACTION}/{part.name}" if part.name else LAST_ACTION: part.array
         for part in spec.parts
@@ -231,9 +225,9 @@ def last_actions(spec: ActionSpec) -> dict[str, ArraySpec]:
 
 
 def history_leaves(shown: Mapping[str, ArraySpec], *, has_reward: bool) -> list[ArraySpec]:
-    """The leaves behind those of an observation."""
-    added = [replace(part, name=name) for name, part in shown.items()]
-    return [*added, ArraySpec(LAST_REWARD, (), "float32")] if has_reward else added
+    """The leaves that a run adds to an observation: of the last action, then the last reward."""
+    leaves = [replace(part, name=name) for name, part in shown.items()]
+    return [*leaves, ArraySpec(LAST_REWARD, (), "float32")] if has_reward else leaves
 
 
 class WithHistory:
@@ -242,9 +236,8 @@ class WithHistory:
     def __init__(self, envs: EnvBatch, *, has_action: bool, has_reward: bool) -> None:
         self._envs = envs
         self.name, self.num_envs, self.autoreset = envs.name, envs.num_envs, envs.autoreset
-        self.action_spec, self.boxes = envs.action_spec, envs.boxes
-        self.gym_spaces = envs.gym_spaces
-        self._shown = last_actions(envs.action_spec) if has_action else {}
+        self.action_spec, self.spaces = envs.action_spec, envs.spaces
+        self._shown = shown_parts(envs.action_spec) if has_action else {}
         added = history_leaves(self._shown, has_reward=has_reward)
         self.obs_spec = ObsSpec((*envs.obs_spec.leaves, *added))
         self._added: Obs = {

@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -75,7 +75,8 @@ def _serve(
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(processes.undone(recorder.withdraw))
-        probe = begin_probe(config) if config.env.probe == "learner" else None
+        is_ours = config.env.probe == "learner"
+        probe = begin_probe(config, folder.keep_spaces) if is_ours else None
 
         # The probe works while torch loads.
         import uvloop
@@ -84,9 +85,7 @@ def _serve(
         from impala_async.learner.service import LearnerService
 
         restored = load_newest(folder) if args.resume else None
-        schema = None
-        if probe is not None:
-            schema, folder.gym_spaces = probe()
+        schema = probe() if probe else None
         sinks = _sinks(config, folder, console, restored)
 
         async def serve() -> int:
@@ -132,10 +131,12 @@ def _within_limits() -> Iterator[None]:
         raise ConfigError(f"no more files and sockets can be opened ({error}); {fix}") from error
 
 
-def begin_probe(config: "RunConfig") -> "Callable[[], tuple[Schema, Mapping[str, Any]]]":
+def begin_probe(
+    config: "RunConfig", keep_spaces: Callable[[dict[str, Any]], None]
+) -> "Callable[[], Schema]":
     """Start a child that makes the environment once and describes it, so that it is never imported
-    here. The result waits for the schema and for gymnasium's spaces, or raises EnvError with the
-    child's one line."""
+    here. The result waits for the schema, or raises EnvError with the child's one line; the spaces
+    as gymnasium has them go to `keep_spaces`."""
     env = config.env
     # It is its own: a learner may have none, and ends without a word when it is killed.
     lifeline = processes.Lifeline()
@@ -151,7 +152,7 @@ def begin_probe(config: "RunConfig") -> "Callable[[], tuple[Schema, Mapping[str,
     child.stdin.write(json.dumps(asked).encode())
     child.stdin.close()
 
-    def wait() -> "tuple[Schema, Mapping[str, Any]]":
+    def wait() -> "Schema":
         try:
             child.wait(PROBE_TIMEOUT_S)
             # Two answers, where it forked and both processes went on, are read as well.
@@ -169,19 +170,21 @@ def begin_probe(config: "RunConfig") -> "Callable[[], tuple[Schema, Mapping[str,
                 f"env.id: {env.id}: the process that made it {how_it_ended(child.returncode)}; "
                 "what it printed, if anything, is above"
             )
-        return _schema_of(config, answer)
+        schema = _schema_of(config, answer)
+        keep_spaces(json.loads(answer)["spaces"])
+        return schema
 
     return wait
 
 
-def _schema_of(config: "RunConfig", answer: bytes) -> "tuple[Schema, Mapping[str, Any]]":
+def _schema_of(config: "RunConfig", answer: bytes) -> "Schema":
     from impala_async.envs.describe import read_answer
     from impala_async.envs.faults import with_id
     from impala_async.schema import Schema, recurrent_state
 
     env_id, model = config.env.id, config.model
     try:
-        obs, action, num_columns, gym_spaces = read_answer(answer)
+        obs, action, num_columns = read_answer(answer)
         state = recurrent_state(model.core, model.core_size)
         schema = Schema(obs, action, config.trajectory.rows, state, config.policies.names)
         _ = schema.layout
@@ -191,7 +194,7 @@ def _schema_of(config: "RunConfig", answer: bytes) -> "tuple[Schema, Mapping[str
         raise EnvError(f"env.id: {env_id}: {error}") from None
     if broken := list(config.broken_columns(num_columns)):
         raise ConfigError("\n".join(broken))
-    return schema, gym_spaces
+    return schema
 
 
 def _sinks(

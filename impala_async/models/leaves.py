@@ -31,12 +31,13 @@ def vector_size(leaf: ArraySpec) -> int:
 
 def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
     """`[N, ...]` values as `[N, F]` float32; categories as one-hot vectors, one after the other."""
-    flat = values if values.dim() == 2 else values.reshape(len(values), -1)
+    # Not `len`, whose number an exported graph would take for the only one.
+    flat = values if values.dim() == 2 else values.reshape(values.shape[0], -1)
     if flat.dtype == torch.float32:
         return flat
     if leaf.choices:
         places = flat.long() + _starts(leaf.choices, flat.device)
-        zeros = torch.zeros(len(flat), sum(leaf.choices), device=flat.device)
+        zeros = torch.zeros(flat.shape[0], sum(leaf.choices), device=flat.device)
         return zeros.scatter_(1, places, 1.0)
     return flat.to(torch.float32)
 

@@ -12,7 +12,6 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,24 +38,6 @@ def default_run_path(config: RunConfig) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
-def locate(path: Path) -> "tuple[RunFolder, Path, Path | None]":
-    """The run that a user has named, where the newest of its checkpoints is looked for, and the one
-    instead that is named."""
-    if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
-        raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
-    whole = path.resolve()
-    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
-        kept = (folder.checkpoints, folder.best)
-        if folder.exists() and whole in (folder.path, *kept):
-            return folder, kept[whole == folder.best], None
-        if folder.exists() and whole.parent in kept:
-            return folder, whole.parent, whole
-    raise CheckpointError(
-        f"{path}: wants the folder of a run, its checkpoints or its best, or one of them "
-        "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
-    )
-
-
 class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,8 +53,6 @@ class RunFolder:
         self._saved = path / "last_checkpoint"
         self._hold: int | None = None
         self._is_new = self._has_begun = self._is_gone = False
-        self.gym_spaces: Mapping[str, Any] | None = None
-        """Those of the environment, for who acts with the policy later, if they are known."""
 
     def check_new(self, advice: str = "continue it with --resume, or name another folder") -> None:
         """Raise ConfigError where no new run may begin."""
@@ -140,9 +119,6 @@ class RunFolder:
         """The learner is built: a resumed run goes on, so its settings are now the new ones."""
         if not self._is_new:
             self.write_settings(config, run_id=self.run_id.hex())
-        if self.gym_spaces is not None:
-            with writing(self.path):
-                self.write_json(SPACES, {**self.gym_spaces})
 
     def write_settings(self, config: RunConfig, name: str = "config.json", **more: str) -> Path:
         content = {**more, "config": config.model_dump(mode="json", by_alias=True)}
@@ -246,6 +222,11 @@ class RunFolder:
                 "them back, or start a new run in another folder, without --resume"
             )
 
+    def keep_spaces(self, spaces: dict[str, Any]) -> None:
+        """The spaces of the environment, for those who use the policy without it."""
+        with writing(self.path):
+            self.write_json(SPACES, spaces)
+
     def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
         """Say where actors find the learner of this start, which is this process."""
         where = {"data_url": data_url, "weights_url": weights_url, "http_url": None}
@@ -283,6 +264,24 @@ class RunFolder:
         if not isinstance(content.get("config"), dict) or not is_id:
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
         return content
+
+
+def find_run(path: Path) -> tuple[RunFolder, Path, Path | None]:
+    """The run that a user has named, where the newest of its checkpoints is looked for, and the one
+    instead that is named."""
+    if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
+        raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
+    whole = path.resolve()
+    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
+        kept = (folder.checkpoints, folder.best)
+        if folder.exists() and whole in (folder.path, *kept):
+            return folder, kept[whole == folder.best], None
+        if folder.exists() and whole.parent in kept:
+            return folder, whole.parent, whole
+    raise CheckpointError(
+        f"{path}: wants the folder of a run, its checkpoints or its best, or one of them "
+        "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"
+    )
 
 
 def _holder(fd: int) -> str:

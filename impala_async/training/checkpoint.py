@@ -165,20 +165,20 @@ def highest_epoch(directory: Path) -> int:
     return max((version.epoch for version, _ in _found(directory)), default=0)
 
 
-def checkpoint_of(directory: Path, named: Path | None) -> TrainingState:
-    """The one that is named, or the newest whole one; CheckpointError if there is none."""
-    checkpoint = open_checkpoint(named) if named else next(whole_checkpoints(directory), None)
-    if checkpoint is None:
-        raise CheckpointError(f"{directory} holds no whole checkpoint yet")
-    return checkpoint
-
-
 def open_checkpoint(path: Path) -> TrainingState:
     """The checkpoint in this folder; raises CheckpointError if it is none, or damaged."""
     name = _NAME.fullmatch(path.resolve().name)
     if name is None:
         raise CheckpointError(f"{path} is not a checkpoint; those are called ckpt-<epoch>-<update>")
     return _verified(path, Version(int(name[1]), int(name[2])))
+
+
+def open_newest_or(named: Path | None, directory: Path) -> TrainingState:
+    """The checkpoint that is named, or else the newest whole one in the folder."""
+    found = open_checkpoint(named) if named else next(whole_checkpoints(directory), None)
+    if found is None:
+        raise CheckpointError(f"{directory} holds no whole checkpoint yet")
+    return found
 
 
 def read_digests(directory: Path, version: Version) -> dict[str, str]:

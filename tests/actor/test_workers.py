@@ -173,7 +173,7 @@ def working(env, look_up=lambda: None):
     order = {name: each.model_dump(mode="json") for name, each in sections.items()}
     worker = Worker(order | {"num_envs": 1, "first_env": 0}, memory, look_up)
     try:
-        *_, (obs, action, *_) = worker.hear_look()
+        *_, (obs, action, _) = worker.hear_look()
         worker.place = SharedColumns.over(memory, obs, action, 1).place
         worker.tell(as_line([1, 0]))
         worker.tell(RESET + as_line(1), "in reset")

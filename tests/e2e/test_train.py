@@ -31,8 +31,8 @@ def test_cartpole_is_solved(site, seed):
     assert door.wait_exit(100) == 0, door.log
     summary = site.summary
     assert summary["exit_reason"] == "mean_return"
+    # Within how many steps is for a quiet machine to tell: `bench.learning`.
     assert summary["mean_return_100"] >= 475
-    assert summary["env_steps_trained"] <= 300_000
     assert summary["lag_quantiles"][2] <= 4
     assert summary["num_actors"] == 1
     assert all(identities_hold(report) for report in site.reports())

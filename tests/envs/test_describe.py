@@ -16,7 +16,6 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.describe import NUM_STEPS, describe, random_actions, read_answer, try_steps
-from impala_async.envs.space_text import from_json
 from impala_async.envs.vector import SerialEnvs, WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, policy_leaf
@@ -64,11 +63,7 @@ def section(env_id, **kwargs):
 def test_an_environment_is_described_as_it_is_stepped():
     for sampler in get_args(SamplerName):
         answer = describe(section("CartPole-v1"), sampler)
-        look = read_answer(json.dumps(answer).encode())
-        assert look[:3] == (CARTPOLE.obs, CARTPOLE.action, 1)
-        assert (
-            from_json(look.gym_spaces["observation"]) == gym.make("CartPole-v1").observation_space
-        )
+        assert read_answer(json.dumps(answer).encode()) == (CARTPOLE.obs, CARTPOLE.action, 1)
     vector = section("bench.probes:CountingVector")
     assert describe(vector, "vector")["obs"]["leaves"][0]["shape"] == (3,)
     with pytest.raises(EnvError, match="cannot be stepped serially"):
@@ -82,7 +77,7 @@ def test_a_child_answers_with_spaces_and_columns_whatever_the_environment_prints
     assert child.returncode == 0, child.stderr
     assert child.stdout.count(b"\n") == 1
     shown = ArraySpec("", (3,), "float32"), policy_leaf(("main", "other"))
-    assert read_answer(child.stdout)[:3] == (ObsSpec(shown), CARTPOLE.action, 2)
+    assert read_answer(child.stdout) == (ObsSpec(shown), CARTPOLE.action, 2)
     said = child.stderr.decode().split("\n")
     expected = ["imported", "made", "made by C code", "closed", "exiting", "False"]
     assert set(expected) <= set(said), "all of it goes to stderr, and torch was not there"
@@ -111,7 +106,7 @@ def test_what_is_no_answer_or_no_schema_is_refused_as_such():
     ):
         spaces = {"obs": asdict(ObsSpec((leaf,))), "action": asdict(CARTPOLE.action)}
         with pytest.raises(EnvError, match=f"^its spaces are refused: .*{text}"):
-            read_answer(json.dumps({**spaces, "num_columns": 1, "gym": {}}).encode())
+            read_answer(json.dumps({**spaces, "num_columns": 1}).encode())
 
 
 class Patient(gym.Env[Any, Any]):

@@ -18,7 +18,7 @@ import zmq
 from gymnasium.spaces import Discrete
 
 from bench.probes import Counting
-from impala_async.envs.space_text import from_json
+from impala_async.envs.saved_spaces import load_spaces
 from impala_async.errors import ConfigError, EnvError
 from impala_async.learner import __main__ as door
 from impala_async.schema import policy_leaf, recurrent_state
@@ -102,10 +102,11 @@ def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code():
 PROBES = "bench.probes"
 
 
-def begin(env_id, *, rows=7, kwargs=None, **sections):
+def begin(env_id, *, rows=7, kwargs=None, keep=lambda spaces: None, **sections):
     config = config_of(small_schema(), env={"id": env_id, "kwargs": kwargs or {}}, **sections)
     # More of them than a config allows, too.
-    return door.begin_probe(config.model_copy(update={"trajectory": SimpleNamespace(rows=rows)}))
+    config = config.model_copy(update={"trajectory": SimpleNamespace(rows=rows)})
+    return door.begin_probe(config, keep)
 
 
 @pytest.fixture
@@ -118,11 +119,11 @@ def children(monkeypatch):
 
 
 def test_the_child_describes_the_spaces_and_ends(children):
-    num_open = len(os.listdir("/proc/self/fd"))
-    schema, gym_spaces = begin(f"{PROBES}:ActionReward", kwargs={"num_actions": 5})()
-    assert from_json(gym_spaces["action"]) == Discrete(5)
+    num_open, kept = len(os.listdir("/proc/self/fd")), []
+    schema = begin(f"{PROBES}:ActionReward", kwargs={"num_actions": 5}, keep=kept.append)()
     assert len(os.listdir("/proc/self/fd")) == num_open
     assert schema == flat_schema(1, 5, rows=7)
+    assert [load_spaces(each)[1] for each in kept] == [Discrete(5)]
     assert [child.poll() for child in children] == [0]
     assert "gymnasium" not in children[0].args
 
@@ -144,7 +145,7 @@ def test_an_environment_whose_daemon_lives_on_is_described(monkeypatch, capfd):
     """It holds what its parent answers to, and the answer counts."""
     monkeypatch.setattr(door, "PROBE_TIMEOUT_S", 45.0)
     try:
-        assert begin(f"{__name__}:Daemon")()[0].rows == 7
+        assert begin(f"{__name__}:Daemon")().rows == 7
     finally:
         daemons = re.findall(r"daemon (\d+)", capfd.readouterr().err)
         for daemon in map(int, daemons):
@@ -158,7 +159,7 @@ import sys, time
 from impala_async.config.run import RunConfig
 from impala_async.learner.__main__ import begin_probe
 config = RunConfig.model_validate({{"env": {{"id": "{env}"}}, "model": {{"core": "gru"}}}})
-wait = begin_probe(config)
+wait = begin_probe(config, print)
 """
 
 
@@ -244,7 +245,7 @@ def test_it_ends_with_a_learner_that_is_killed(tmp_path):
 
 def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core():
     sections = {"policies": {"names": ("main", "other")}, "model": {"core": "lstm"}}
-    schema, _ = begin("tests.envs.test_agents:Lives", **sections)()
+    schema = begin("tests.envs.test_agents:Lives", **sections)()
     assert schema.policies == ("main", "other")
     assert schema.obs.leaves[-1] == policy_leaf(schema.policies)
     assert schema.state == recurrent_state("lstm", 256)

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from impala_async.errors import CheckpointError, ConfigError
-from impala_async.runs.folder import RunFolder, default_run_path
+from impala_async.runs.folder import RunFolder, default_run_path, find_run
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
 
@@ -305,6 +305,25 @@ def test_a_folder_that_is_gone_is_known_and_not_written_into(folder, caplog, how
     assert caplog.text.count("it is gone, or another one lies there") == 1
 
 
+def test_a_run_is_found_by_its_folder_its_checkpoints_or_one_of_them(folder, tmp_path):
+    one = folder.checkpoints / "ckpt-1-2"
+    one.mkdir(parents=True)
+    best = folder.best / "ckpt-1-1"
+    best.mkdir(parents=True)
+    for path, where, named in (
+        (folder.path, folder.checkpoints, None),
+        (folder.checkpoints, folder.checkpoints, None),
+        (one, folder.checkpoints, one),
+        (folder.best, folder.best, None),
+        (best, folder.best, best),
+    ):
+        found, checkpoints, checkpoint = find_run(path)
+        assert (found.path, checkpoints, checkpoint) == (folder.path, where, named)
+    for path in (tmp_path, folder.path / "epoch", tmp_path / "none"):
+        with pytest.raises(CheckpointError, match=f"^{path}: "):
+            find_run(path)
+
+
 # -------------------- a start that failed
 
 
@@ -313,6 +332,7 @@ def test_a_start_that_failed_leaves_nothing_in_the_way(tmp_path):
     folder = RunFolder(run)
     folder.begin(CONFIG)
     folder.next_epoch()
+    folder.keep_spaces({"action": {}})
     folder.withdraw()
     assert not run.exists()
     folder.begin(CONFIG)

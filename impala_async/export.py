@@ -1,0 +1,56 @@
+"""The export door: the policy of a checkpoint as a file of ONNX, or of torch.export."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from impala_async.doors import new_parser, run_door, start_told_of, typed_path
+from impala_async.envs.faults import tell_stderr
+from impala_async.errors import ConfigError
+from impala_async.files import write_whole
+from impala_async.processes import leave
+
+if TYPE_CHECKING:
+    from impala_async.schema import ArraySpec
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = new_parser("export", "Write a trained policy for programs without this package.")
+    parser.add_argument("path", type=Path, help="a run folder, or one checkpoint in it")
+    kinds = parser.add_mutually_exclusive_group(required=True)
+    kinds.add_argument("--onnx", type=typed_path, metavar="FILE", help="as ONNX")
+    kinds.add_argument("--torch", type=typed_path, metavar="FILE", help="as torch.export saves it")
+    parser.add_argument("--policy", metavar="NAME", help="the member of a team")
+    args = parser.parse_args(argv)
+    return run_door(lambda: _export(args))
+
+
+def _export(args: argparse.Namespace) -> int:
+    with start_told_of("torch and its exporter are loaded, the policy is traced", tell_stderr):
+        from impala_async.library.exported import as_onnx, as_torch, check_onnx, trace
+        from impala_async.library.loaded_policy import open_policy
+
+        if args.onnx:
+            check_onnx()
+        opened = open_policy(args.path, args.policy)
+        graph = trace(opened)
+        data = as_onnx(graph) if args.onnx else as_torch(graph)
+    flag, file = ("--onnx", args.onnx) if args.onnx else ("--torch", args.torch)
+    try:
+        write_whole(file, data)
+    except OSError as error:
+        raise ConfigError(f"{flag}: cannot write to {file}: {error.strerror or error}") from None
+    print(f"{file}: the policy of {opened.checkpoint}, for N observations")
+    for title, arrays in (("takes", graph.inputs), ("gives", graph.outputs)):
+        for array in arrays:
+            print(f"  {title}  {_described(array)}")
+    return 0
+
+
+def _described(array: "ArraySpec") -> str:
+    return f"{array.name:<20} {array.dtype} [{', '.join(['N', *map(str, array.shape)])}]"
+
+
+if __name__ == "__main__":
+    leave(main())

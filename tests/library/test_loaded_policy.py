@@ -1,0 +1,339 @@
+"""A loaded policy does with raw observations what the checkpoint's own does in `evaluate`."""
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from impala_async import load_policy
+from impala_async.config.run import RunConfig
+from impala_async.envs.make import make_env
+from impala_async.envs.saved_spaces import save_spaces
+from impala_async.envs.vector import spread_seed
+from impala_async.errors import CheckpointError, ConfigError, EnvError, SpacesError
+from impala_async.evaluate import main
+from impala_async.evaluation.play import build_players
+from impala_async.runs.folder import SPACES, RunFolder
+from impala_async.training.checkpoint import open_checkpoint, save_checkpoint
+from impala_async.weights import Version
+
+HERE = __name__
+NUM_OBS = 1000
+
+
+class Drawn(gym.Env):
+    """Draws observations from its space; an episode ends at one step of eight."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        is_over = bool(self.np_random.random() < 1 / 8)
+        return self.observation_space.sample(), float(self.np_random.normal()), is_over, False, {}
+
+
+class Screens(Drawn):
+    def __init__(self):
+        super().__init__(Box(0, 255, (12, 12, 2), np.uint8), Discrete(4))
+
+
+class Kinds(Drawn):
+    def __init__(self):
+        digits = MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [-2, 0]])
+        seen = Tuple([Discrete(3, start=-1), Dict(z=MultiBinary(4), a=digits)])
+        levers = Tuple([MultiDiscrete([2, 3], start=[5, -5]), MultiBinary(2)])
+        super().__init__(seen, Dict(b=levers, a=Box(-0.2, 0.1, (2,), np.float64)))
+
+
+HISTORY = {"last_action": True, "last_reward": True}
+CASES = {
+    "mlp": ({"id": "CartPole-v1"}, {}),
+    "cnn": ({"id": f"{HERE}:Screens"}, {"name": "small_cnn"}),
+    "lstm": ({"id": f"{HERE}:Screens", **HISTORY}, {"core": "lstm", "core_size": 9}),
+    "gru": ({"id": "CartPole-v1"}, {"core": "gru", "core_size": 9, "normalize_obs": True}),
+    "masks": ({"id": "tests.actor.worlds:Masked"}, {"normalize_obs": True}),
+    "box": ({"id": "Pendulum-v1"}, {"state_dependent_std": True}),
+    "squashed": ({"id": "Pendulum-v1", "squash_actions": True}, {}),
+    "dict": ({"id": "examples.nested_spaces:SortingArm"}, {}),
+    "kinds": ({"id": f"{HERE}:Kinds", **HISTORY}, {"core": "lstm", "core_size": 5}),
+}
+TEAM = {"names": ("main", "other"), "mapping": "tests.test_evaluate:in_order"}
+
+
+def begin(path, env, model=None, policies=None):
+    """A run with a checkpoint of weights that differ from those it begins with, and its policy."""
+    settings = {"env": env, "model": model or {}, "policies": policies or {}}
+    config = RunConfig.model_validate({**settings, "actor": {"sampler": "serial"}, "seed": 3})
+    envs, policy = build_players(config, 1)
+    envs.close()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, tensor in policy.named_tensors().items():
+            if name.endswith("policy_head.bias"):
+                continue  # or one action would always be the best
+            tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator))
+            if name.endswith("variance"):
+                tensor.abs_()
+    folder = RunFolder(path / "run")
+    folder.begin(config)
+    folder.let_go()
+    folder.keep_spaces(save_spaces(envs.spaces))
+    save_checkpoint(folder.checkpoints, Version(1, 5), {"model": policy.named_tensors()}, {})
+    return folder, policy
+
+
+def players(folder):
+    """The environments and the policy of `evaluate`, with the weights of the checkpoint."""
+    envs, policy = build_players(folder.load_config(), 1)
+    policy.load_tensors(open_checkpoint(folder.checkpoints / "ckpt-1-5").tensors["model"])
+    return envs, policy
+
+
+def flat(action):
+    if isinstance(action, dict):
+        return [number for key in sorted(action) for number in flat(action[key])]
+    if isinstance(action, tuple):
+        return [number for part in action for number in flat(part)]
+    return np.asarray(action).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_chooses_as_evaluate_does(tmp_path, case):
+    folder, _ = begin(tmp_path, *CASES[case])
+    envs, own = players(folder)
+    policy, env = load_policy(folder.path), make_env(folder.load_config().env)
+    obs, state = envs.reset(3), own.first_state(1)
+    (raw, _), memory, reward = env.reset(seed=spread_seed(3)), None, 0.0
+    num_ends, seen, largest = 0, set(), 0.0
+    for _ in range(NUM_OBS):
+        actions, log_probs, state = own.act(obs, state)
+        acted = policy.act(raw, memory, last_reward=reward)
+        assert flat(acted.action) == flat(next(iter(envs.spaces.each(actions))))
+        largest = max(largest, abs(acted.log_prob - float(log_probs[0])))
+        seen.add(tuple(flat(acted.action)))
+        obs, memory = envs.step(actions).obs, acted.state
+        raw, reward, terminated, truncated, _ = env.step(acted.action)
+        if terminated or truncated:
+            num_ends += 1
+            obs, state = envs.step(actions).obs, own.first_state(1)
+            (raw, _), memory, reward = env.reset(), None, 0.0
+    assert largest < 1e-5
+    assert num_ends >= 4
+    assert len(seen) > 1
+    assert policy.checkpoint == folder.checkpoints / "ckpt-1-5"
+    assert policy.action_space == env.action_space
+    assert policy.observation_space == env.observation_space
+
+
+@pytest.mark.parametrize("case", ["lstm", "dict", "kinds"])
+def test_a_batch_is_as_its_observations_one_by_one(tmp_path, case):
+    folder, _ = begin(tmp_path, *CASES[case])
+    policy, section = load_policy(folder.path), folder.load_config().env
+    envs = gym.vector.SyncVectorEnv([lambda: make_env(section)] * 3)
+    obs, _ = envs.reset(seed=1)
+    state, rewards = None, np.zeros(3)
+    for number in range(20):
+        batch = policy.act(obs, state, last_reward=rewards)
+        for column, one in enumerate(gym.vector.utils.iterate(envs.observation_space, obs)):
+            kept = None if state is None else {name: a[column] for name, a in state.items()}
+            acted = policy.act(one, kept, last_reward=rewards[column])
+            chosen = list(gym.vector.utils.iterate(envs.action_space, batch.action))[column]
+            np.testing.assert_allclose(flat(chosen), flat(acted.action), atol=1e-6)
+            assert batch.log_prob[column] == pytest.approx(acted.log_prob, abs=1e-5)
+        obs, rewards, *_ = envs.step(batch.action)
+        state = batch.state
+        if number == 9:
+            # Zeros are the memory before an episode.
+            for part in state.values():
+                part[1] = 0
+            rewards[1] = 0
+            one = list(gym.vector.utils.iterate(envs.observation_space, obs))[1]
+            begun = policy.act(obs, state, last_reward=rewards).log_prob[1]
+            assert policy.act(one).log_prob == pytest.approx(begun, abs=1e-5)
+
+
+def test_views_are_taken_as_they_are_shown(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["lstm"])
+    policy = load_policy(folder.path)
+    obs = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 2), np.uint8)
+    for view in (obs[::-1], obs[:, :, ::-1], np.broadcast_to(obs[0], obs.shape)):
+        state = policy.act(view).state
+        for part in state.values():
+            part.flags.writeable = False
+        again = policy.act(view, state, last_reward=np.zeros(5))
+        whole = policy.act(view.copy(), state, last_reward=np.zeros(5))
+        np.testing.assert_array_equal(again.log_prob, whole.log_prob)
+
+
+def test_samples_are_those_of_a_seed_and_as_likely_as_they_say(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["mlp"])
+    obs = np.tile(np.float32([0.1, -0.2, 0.3, 0.4]), (4000, 1))
+    first, again, other = (
+        load_policy(folder.path, seed=seed).act(obs, is_greedy=False) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first.action, again.action)
+    assert (first.action != other.action).any()
+    share, likely = np.mean(first.action == 1), np.exp(first.log_prob[first.action == 1][0])
+    assert 0.02 < likely < 0.98
+    assert share == pytest.approx(likely, abs=0.04)
+    greedy = load_policy(folder.path).act(obs)
+    assert set(greedy.action) == {int(likely > 0.5)}
+
+
+def test_a_member_of_a_team_plays_by_its_name(tmp_path):
+    folder, team = begin(
+        tmp_path, {"id": "tests.envs.test_agents:Lives", "last_action": True}, policies=TEAM
+    )
+    obs = {"": np.float32([[1, 2, 3]]), "last_action": np.zeros(1, np.int32)}
+    log_probs = {}
+    for name, member in team.members.items():
+        log_probs[name] = float(member.act(obs, {}).log_probs[0])
+        acted = load_policy(folder.path, policy=name).act(obs[""][0])
+        assert acted.log_prob == pytest.approx(log_probs[name], abs=1e-6)
+    assert log_probs["main"] != log_probs["other"]
+    for asked, says in (
+        (None, "policy: wants one of this team: main, other; got none"),
+        ("third", "policy: wants one of main, other, got 'third'"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_policy(folder.path, policy=asked)
+        assert str(caught.value) == says
+
+
+# -------------------- bad input, one line each
+
+
+def refused(kind, call, *args, **how):
+    with pytest.raises(kind) as caught:
+        call(*args, **how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_observation_that_is_not_of_the_space_names_its_leaf(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["dict"])
+    policy = load_policy(folder.path)
+    arm, parcel = {"at": np.zeros(2, np.float32)}, {"at": np.zeros(2, np.float32), "kind": 1}
+    good = {"arm": arm, "parcel": parcel}
+    policy.act(good)
+
+    def at(place):
+        return {**good, "arm": {"at": place}}
+
+    for obs, says in (
+        ({"arm": arm}, "parcel/at: the space promises it, but it is not there"),
+        (
+            {**good, "arm": {"at": np.zeros(3)}},
+            "arm/at: the space promises shape (2,), it has (3,)",
+        ),
+        (at(["a", "b"]), "arm/at: the space promises float32, it is <U1"),
+        (
+            {**good, "arm": {"at": [0.5, [1]]}},
+            "arm/at: the space promises shape (2,), it is ragged",
+        ),
+        ({**good, "parcel": {**parcel, "kind": 9}}, "parcel/kind: the space promises 0 to"),
+        (at([0, np.nan]), "arm/at: wants moderate numbers, it is not finite"),
+        (at([0, 1e30]), "arm/at: wants moderate numbers, it is beyond"),
+        (np.zeros(4), "arm/at: the space promises it, but it is not there"),
+        (None, "arm/at: the space promises it, but it is not there"),
+    ):
+        assert says in refused(EnvError, policy.act, obs)
+
+
+def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["lstm"])
+    policy, obs = load_policy(folder.path), np.zeros((12, 12, 2), np.uint8)
+    state = policy.act(obs).state
+    assert {name: part.shape for name, part in state.items()} == {
+        "hidden": (9,),
+        "cell": (9,),
+        "last_action": (),
+    }
+    for given, reward, says in (
+        ({}, 0, "state: wants hidden, cell, last_action, got none"),
+        ({**state, "more": 0}, 0, "got hidden, cell, last_action, more"),
+        ({**state, "cell": state["cell"][:3]}, 0, "state: cell: wants shape (9,), got (3,)"),
+        (state, None, "last_reward: this run sees it (env.last_reward): wants it, got none"),
+        (state, [1, 2], "last_reward: wants 1 of them, got 2"),
+    ):
+        assert says in refused(ConfigError, policy.act, obs, given, last_reward=reward)
+    batch = policy.act(np.stack([obs, obs])).state
+    assert says_shape(refused(SpacesError, policy.act, obs, batch, last_reward=0))
+
+
+def says_shape(text):
+    return text == "state: hidden: wants shape (9,), got (2, 9)"
+
+
+def test_what_holds_no_policy_is_told(tmp_path, caplog):
+    folder, policy = begin(tmp_path, *CASES["mlp"])
+    other, _ = begin(tmp_path / "other", *CASES["masks"])
+    tensors = {"model": policy.named_tensors()}
+    save_checkpoint(other.checkpoints, Version(1, 9), tensors, {})
+    RunFolder(tmp_path / "empty").begin(folder.load_config())
+    RunFolder(tmp_path / "empty").keep_spaces(folder.read_json(SPACES))
+    damaged = save_checkpoint(folder.checkpoints, Version(1, 6), tensors, {})
+    (damaged / "model.safetensors").write_bytes(b"{")
+    (tmp_path / "none").mkdir()
+    for path, says in (
+        (tmp_path / "no_such", "there is no such folder"),
+        (tmp_path / "none", "wants the folder of a run, its checkpoints or its best, or one of them"),
+        (tmp_path / "empty", "holds no whole checkpoint yet"),
+        (damaged, "is no file of"),
+        (other.path, "ckpt-1-9 does not fit the settings and spaces of its run: it has no 'norm"),
+    ):
+        assert says in refused(CheckpointError, load_policy, path)
+    # A damaged newest one is passed over, as everywhere.
+    assert load_policy(folder.path).checkpoint.name == "ckpt-1-5"
+    assert "skipping a damaged checkpoint" in caplog.text
+    for device in ("cuda:99", "no such"):
+        assert f"device: wants cpu or cuda, got {device!r}: " in refused(
+            ConfigError, load_policy, folder.path, device=device
+        )
+    assert refused(ConfigError, load_policy, folder.path, policy="main") == (
+        "policy: wants none, as there is one, got 'main'"
+    )
+
+
+def test_an_older_run_says_how_to_go_on_and_that_helps(tmp_path, capsys):
+    folder, _ = begin(tmp_path, *CASES["masks"])
+    (folder.path / SPACES).unlink()
+    says = refused(CheckpointError, load_policy, folder.path)
+    command = f"python -m impala_async.evaluate {folder.path}"
+    assert f"{command} writes it, where the environment can be made" in says
+    assert main([str(folder.path), "--episodes", "1"]) == 0
+    assert load_policy(folder.path).action_space == Discrete(3)
+    (folder.path / SPACES).write_text('{"observation": {"kind": "Box"}}')
+    assert "spaces.json: observation: describes no space: KeyError: 'shape'" in refused(
+        CheckpointError, load_policy, folder.path
+    )
+    capsys.readouterr()
+
+
+COLD = """
+import sys
+import impala_async
+import numpy as np
+policy = impala_async.load_policy(sys.argv[1])
+policy.act(np.zeros(4, np.float32))
+policy.act(np.zeros(4, np.float32), is_greedy=False)
+assert "torch" in sys.modules
+for name in ("torch._dynamo", "torch._inductor", "sympy", "zmq", "matplotlib", "rich"):
+    assert name not in sys.modules, name
+"""
+
+
+def test_it_loads_without_the_compiler_of_torch(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["mlp"])
+    subprocess.run([sys.executable, "-c", COLD, str(folder.path)], check=True)
