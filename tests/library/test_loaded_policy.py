@@ -288,7 +288,7 @@ def test_what_holds_no_policy_is_told(tmp_path, caplog):
     (tmp_path / "none").mkdir()
     for path, says in (
         (tmp_path / "no_such", "there is no such folder"),
-        (tmp_path / "none", "wants the folder of a run, its checkpoints or its best, or one of them"),
+        (tmp_path / "none", "wants the folder of a run, its checkpoints or its best, or one"),
         (tmp_path / "empty", "holds no whole checkpoint yet"),
         (damaged, "is no file of"),
         (other.path, "ckpt-1-9 does not fit the settings and spaces of its run: it has no 'norm"),
