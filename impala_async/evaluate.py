@@ -15,7 +15,6 @@ from impala_async.envs.faults import Watch, tell_stderr
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, without_echo
-from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from impala_async.evaluation.play import Episode
     from impala_async.evaluation.results import Row
     from impala_async.policy import AnyPolicy
+    from impala_async.runs.folder import RunFolder
     from impala_async.training.checkpoint import TrainingState
 
 # Each with its default and its use.
@@ -67,7 +67,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
         checkpoint = _open(checkpoints, named, args)
         with _printed_to_stderr() if args.json else nullcontext():
-            about, rows = _play(config, checkpoint, args)
+            about, rows = _play(folder, config, checkpoint, args)
     if args.json:
         print(json.dumps(about, indent=2), flush=True)
         return 0
@@ -102,7 +102,7 @@ def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "T
 
 
 def _play(
-    config: "RunConfig", checkpoint: "TrainingState", args: argparse.Namespace
+    folder: "RunFolder", config: "RunConfig", checkpoint: "TrainingState", args: argparse.Namespace
 ) -> "tuple[dict[str, Any], list[Row]]":
     """All that is known of the episodes, and the rows of the table."""
     from impala_async.evaluation.play import build_players, columns_for, play
@@ -115,7 +115,7 @@ def _play(
     envs, policy = build_players(config, num_envs)
     played: list[Episode] = []
     with closing(envs):
-        _keep_spaces(checkpoint.path.parent.parent, envs)
+        _keep_spaces(folder, envs)
         _load(policy, checkpoint)
         if not args.json:
             # A full disk is told before anything is played: what is printed is the result.
@@ -135,25 +135,28 @@ def _play(
     return about, rows_of(played, config.policies)
 
 
-def _keep_spaces(run: Path, envs: "EnvBatch") -> None:
+def _keep_spaces(folder: "RunFolder", envs: "EnvBatch") -> None:
     """`load_policy` wants them, and a run has none where its learner made no environment."""
     from impala_async.envs.saved_spaces import save_spaces
-    from impala_async.runs.folder import SPACES, RunFolder
+    from impala_async.runs.folder import SPACES
 
-    folder = RunFolder(run)
-    if not (folder.path / SPACES).exists():
-        with suppress(OSError):  # it may be somebody else's
-            folder.write_json(SPACES, save_spaces(envs.spaces))
+    if not (folder.whole / SPACES).exists():
+        with suppress(ConfigError):  # it may be somebody else's
+            folder.keep_spaces(save_spaces(envs.spaces))
 
 
 def _load(policy: "AnyPolicy", checkpoint: "TrainingState") -> None:
+    from impala_async.training.checkpoint import check_alike
+
+    tensors = checkpoint.tensors.get("model", {})
     try:
-        policy.load_tensors(checkpoint.tensors["model"])
-    except (KeyError, RuntimeError) as error:
+        check_alike(tensors, policy.named_tensors())
+    except CheckpointError as error:
         raise CheckpointError(
             f"{checkpoint.path} does not fit this model and environment; did the environment "
-            f"change since? {one_line(error)}"
+            f"change since? {error}"
         ) from None
+    policy.load_tensors(tensors)
 
 
 def _film(

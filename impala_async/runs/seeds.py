@@ -1,6 +1,5 @@
 """Several runs that differ in their seeds: one table, and one picture with bands."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from impala_async.metrics.report import format_return
-from impala_async.runs.summary import ENV_STEPS, load_pyplot, read_reports
+from impala_async.runs.summary import ENV_STEPS, as_png, load_pyplot, read_reports
 
 NUM_POINTS = 200
 CURVES = {"mean_return_100": "last 100 episodes", "evaluate/greedy_return": "evaluation, greedy"}
@@ -63,8 +62,7 @@ def band(curves: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray[Any, Any
 def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
     """The mean return over env steps, between the smallest and the largest of all runs, as PNG."""
     runs = [read_reports(folder / "metrics.jsonl") for folder in folders]
-    plt = load_pyplot()
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")
     # As text: a pair of dollar signs in a name is no formula.
     axes.set_title(title, parse_math=False)
     for name, label in CURVES.items():
@@ -81,7 +79,4 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
     if axes.lines:
         axes.legend(loc="lower right")
     axes.grid(alpha=0.3)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=120)
-    plt.close(figure)
-    return drawn.getvalue()
+    return as_png(figure)

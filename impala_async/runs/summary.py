@@ -180,6 +180,14 @@ def load_pyplot() -> Any:
     return plt
 
 
+def as_png(figure: Any) -> bytes:
+    """The picture, whose figure is closed."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120)
+    load_pyplot().close(figure)
+    return drawn.getvalue()
+
+
 def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float | None) -> bytes:
     """Return over env steps, with the lag beneath it, as PNG."""
     plt = load_pyplot()
@@ -209,7 +217,4 @@ def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float
     bottom.set_xlabel("env steps trained")
     for axes in (top, bottom):
         axes.grid(alpha=0.3)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=120)
-    plt.close(figure)
-    return drawn.getvalue()
+    return as_png(figure)
