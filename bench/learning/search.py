@@ -53,7 +53,7 @@ TRAINING = (
     Task("Pendulum-v1", 300_000),
     Task("MountainCarContinuous-v0", 200_000),
     Task("FrozenLake-v1", 300_000),
-    Task("Taxi-v3", 500_000),
+    Task("Taxi-v4", 500_000),
     Task("LunarLander-v3", 600_000, "Box2D"),
     Task("minatar:MinAtar/Breakout-v1", 1_500_000, "minatar"),
     Task("minatar:MinAtar/SpaceInvaders-v1", 1_000_000, "minatar"),

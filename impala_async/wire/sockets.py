@@ -136,6 +136,7 @@ class Router:
         try:
             route = self._socket.recv(_NOBLOCK)
         except zmq.Again:
+            self.connections.num_ended = 0
             return None
         self.has_more_frames = True
         if not self.connections.is_first(route):

@@ -180,9 +180,19 @@ def test_nobody_is_let_in_while_many_that_were_cut_off_have_not_gone(router, dia
     def are_gone():
         while router.receive() is not None:
             router.discard_rest()
-        watched.look({})
+        watched.look({}, is_drained=True)
         return not watched._leaving
 
+    until(are_gone)
+    socket.create_connection(knock, timeout=0.1).close()
+    # So do those that hung up, and left messages.
+    while not watched._is_shut:
+        num_before, raw = watched.num_ended, dial()
+        raw.sendall(raw_peer.message(b"x") * 100)
+        raw.close()
+        until(lambda num=num_before: watched.read() or watched.num_ended > num)
+    with pytest.raises(TimeoutError):
+        socket.create_connection(knock, timeout=0.1)
     until(are_gone)
     socket.create_connection(knock, timeout=0.1).close()
     # One that is never closed keeps nobody out for ever; and only the last are remembered.

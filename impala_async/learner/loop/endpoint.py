@@ -87,7 +87,7 @@ class Endpoint:
         the next look should be soon."""
         for route in self.router.find_stuck(patience_s):
             self.connections.cut(route, connections.DOES_NOT_READ)
-        return self.connections.look(allowances)
+        return self.connections.look(allowances, is_drained=not self.router.has_input())
 
     def look_again(self) -> None:
         """Drain soon if there is input, whether or not the descriptor said so."""
