@@ -39,11 +39,17 @@ LEARNED = ("loss/total", "loss/policy", "loss/value", "loss/entropy", "grad/norm
 EVERYWHERE = (
     *("pace.mode=lockstep", "train.num_actors=2", "actor.num_envs=4", "actor.sampler=serial"),
     *("trajectory.rows=20", "stop.env_steps=4000"),
+    *("algorithm.name=impala", "algorithm.lr=5e-4", "algorithm.lr_end=none"),
+    *("algorithm.grad_clip=40.0", "algorithm.normalize_returns=false", "model.normalize_obs=false"),
+    *("algorithm.num_minibatches=1", "learner.num_passes=1"),
 )
 POLE = ("env.id=CartPole-v1",)
 HIDDEN = ("env.id=bench.learning.envs:no_velocities", "model.core_size=32")
 PENDULUM = ("env.id=Pendulum-v1", "algorithm.reward_scale=0.1")
-PPO = ("algorithm.name=ppo", "algorithm.num_minibatches=4", "learner.num_passes=3")
+PPO = (
+    *("algorithm.name=ppo", "algorithm.returns=gae", "algorithm.num_minibatches=4"),
+    "learner.num_passes=3",
+)
 APPO = ("algorithm.name=appo", "algorithm.num_minibatches=2", "learner.num_passes=2")
 SCHEDULE = (
     "algorithm.lr_end=0",
@@ -94,7 +100,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "appo, continuous actions, normalised": (*PENDULUM, *APPO, "model.normalize_obs=true",
                                              "algorithm.normalize_returns=true"),
     "ppo": (*POLE, *PPO),
-    "ppo, vtrace, lag 1": (*POLE, *PPO, "algorithm.returns=vtrace", "pace.lag=1"),
+    "ppo, vtrace, lag 1": (*POLE, *PPO, "algorithm.returns=vtrace", "algorithm.lambda=1", "pace.lag=1"),
     "ppo, gru": (*HIDDEN, *PPO, "model.core=gru"),
     "ppo, two policies": (*GAMES, *PPO, 'policies.names=["left", "right"]'),
     "a2c": (*POLE, "algorithm.name=a2c"),

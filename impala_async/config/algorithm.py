@@ -11,14 +11,14 @@ ReturnsName = Literal["vtrace", "gae"]
 ALGORITHMS: dict[str, tuple[ReturnsName, ...]] = {
     "impala": ("vtrace",),
     "appo": ("vtrace",),
-    "ppo": ("gae", "vtrace"),
+    "ppo": ("vtrace", "gae"),
     "a2c": ("gae",),
 }
 """Each with the returns that it may have, the default first."""
 ALGORITHM_KEYS = {
     ("algorithm.returns_kind", "vtrace"): "algorithm.rho_bar algorithm.c_bar",
     ("algorithm.name", "impala", "appo"): "algorithm.pg_rho_bar",
-    ("algorithm.name", "appo", "ppo"): "algorithm.clip algorithm.num_minibatches",
+    ("algorithm.name", "appo", "ppo"): "algorithm.clip learner.stop_kl",
     ("algorithm.name", "appo"): "algorithm.is_clip algorithm.tau algorithm.kl_coeff "
     "algorithm.target_update_every_updates",
     ("algorithm.kl_coeff",): "algorithm.kl_target",
@@ -27,6 +27,10 @@ ALGORITHM_KEYS = {
     ("algorithm.optimizer", "adamw"): "algorithm.optimizer_options.weight_decay",
 }
 """The rows of `ONLY_WHERE` in config/run.py that are about this section."""
+USUAL_PASSES = {"ppo": 8, "appo": 4}
+"""So often is a batch used where nobody says how often: a clip bounds what that can do."""
+USUAL_PART_ROWS = 256
+"""About so many rows has a minibatch where nobody says how many there are."""
 
 
 class OptimizerOptions(Section):
@@ -45,14 +49,14 @@ class OptimizerOptions(Section):
 class AlgorithmSection(Section):
     """The loss, its coefficients and the optimizer."""
 
-    name: str = "impala"
-    """impala, appo (which is IMPACT), ppo, a2c, or your own as package.module:Name."""
+    name: str = "ppo"
+    """ppo, impala, appo (which is IMPACT), a2c, or your own as package.module:Name."""
     gamma: float = Field(0.99, ge=0, le=1)
     """Discount per step."""
-    lr: float = Field(5e-4, gt=0, le=1e30)
+    lr: float = Field(1e-3, gt=0, le=1e30)
     """Learning rate at the start."""
-    lr_end: float | None = Field(None, ge=0, le=1e30)
-    """Rate at the schedule's end; none: flat."""
+    lr_end: float | None = Field(1e-5, ge=0, le=1e30)
+    """Rate at the schedule's end; none: flat. This one is flat in a run without an end, too."""
     entropy_cost: float = Field(0.01, ge=0)
     """Weight of the entropy bonus."""
     entropy_cost_end: float | None = Field(None, ge=0)
@@ -61,10 +65,10 @@ class AlgorithmSection(Section):
     """Env steps trained at which the schedules reach their end; none: stop.env_steps."""
     value_cost: float = Field(0.5, ge=0)
     """Weight of the value loss."""
-    grad_clip: float | None = Field(40.0, gt=0)
+    grad_clip: float | None = Field(0.5, gt=0)
     """Largest global gradient norm."""
     returns: ReturnsName | None = None
-    """ppo has gae or vtrace. none: gae for ppo and a2c, vtrace for the others."""
+    """ppo has vtrace or gae. none: gae for a2c, vtrace for the others."""
     rho_bar: float | None = Field(1.0, gt=0)
     """V-trace bar on the TD weights."""
     c_bar: float | None = Field(1.0, gt=0)
@@ -72,13 +76,13 @@ class AlgorithmSection(Section):
     pg_rho_bar: float | None = Field(1.0, gt=0)
     """V-trace bar in the policy gradient."""
     lambda_: float | None = Field(None, ge=0, le=1, alias="lambda")
-    """Trace decay; none: 1 with V-trace, 0.95 with GAE."""
+    """Trace decay; none: 0.95 in ppo and a2c, else 1."""
     normalize_advantages: bool | None = None
     """Give advantages mean 0 and deviation 1; none: in ppo and a2c, else not."""
     clip: float = Field(0.2, gt=0)
     """ppo, appo: how far from 1 a ratio of policies is followed."""
     num_minibatches: int = Field(1, ge=1)
-    """ppo, appo: parts of a batch, of whole columns; each is an update."""
+    """Parts of a batch, of whole columns; each is an update. Not set: of about 256 rows."""
     is_clip: float = Field(2.0, gt=0)
     """appo: bar on the ratio of the acting to the target policy."""
     tau: float = Field(1.0, gt=0, le=1)
@@ -94,7 +98,7 @@ class AlgorithmSection(Section):
     max(tanh r, 0); none: as they are."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this (after reward_clip) in the loss, never in reported returns."""
-    normalize_returns: bool = False
+    normalize_returns: bool = True
     """Divide rewards in the loss by the running deviation of the returns; by 0.01 and a tenth of
     their mean at least: make tiny rewards larger with reward_scale."""
     reduction: Literal["mean", "sum"] = "mean"
@@ -122,19 +126,30 @@ class AlgorithmSection(Section):
         return self.lr_end is not None or self.entropy_cost_end is not None
 
     @property
+    def wants_horizon(self) -> bool:
+        """Whether a schedule was asked for. The usual one is left out in a run without an end."""
+        usual = (None, AlgorithmSection.model_fields["lr_end"].default)
+        return self.lr_end not in usual or self.entropy_cost_end is not None
+
+    @property
     def has_clip(self) -> bool:
         """Whether a clip of the ratio of policies bounds what several passes can do."""
         return self.name not in ("impala", "a2c")
 
     @property
+    def _is_of_gae(self) -> bool:
+        """Whether it is one of those that came with GAE, and with what goes with that."""
+        return "gae" in ALGORITHMS.get(self.name, ())
+
+    @property
     def trace_decay(self) -> float:
-        usual = 0.95 if self.returns_kind == "gae" else 1.0
+        usual = 0.95 if self._is_of_gae else 1.0
         return usual if self.lambda_ is None else self.lambda_
 
     @property
     def has_normal_advantages(self) -> bool:
-        is_usual, choice = self._may_return[0] == "gae", self.normalize_advantages
-        return is_usual if choice is None else choice
+        choice = self.normalize_advantages
+        return self._is_of_gae if choice is None else choice
 
     @property
     def epsilon(self) -> float:

@@ -1,7 +1,9 @@
 """The learner's sections of the config: batches, the ring, limits, periods, where it listens."""
 
+import math
 import re
 from collections.abc import Iterator
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -12,6 +14,9 @@ from impala_async.config.section import MOST_S, Section
 TCP_URL = re.compile(
     r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|\*|[a-z0-9][\w.-]*):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
 )
+# Of a batch that is used while nothing new waits: a few more passes teach little.
+MOST_PASSES = 16
+AUTO_STOP_KL = 0.1
 
 
 def is_loopback(url: str) -> bool:
@@ -40,15 +45,19 @@ class LearnerSection(Section):
     """torch threads of the learner."""
     batch_columns: int = Field(16, ge=1, le=MAX_COLUMNS)
     """B: trajectories per batch; in lockstep all actors'."""
-    num_passes: int = Field(1, ge=1)
-    """Updates made of each batch."""
+    num_passes: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    """How often each batch is used. Not set: 8 in ppo, 4 in appo. auto: while nothing new waits, at
+    most 16 times."""
+    stop_kl: float | None = Field(None, gt=0)
+    """ppo, appo: a batch is used no more once policy/kl is over this; none: 0.1 where num_passes is
+    auto, else never."""
     minibatch_buffer_size: int = Field(1, ge=1)
     """Batches replayed side by side."""
     init_num_passes: int | None = Field(None, ge=1)
     """Passes of the ring's first batch; none: num_passes."""
     queue_size: int = Field(2, ge=1)
     """Batches that may wait for the learner, beside the one that is filling; in lockstep 1."""
-    max_lag: int = Field(100, ge=1, le=10_000)
+    max_lag: int = Field(1000, ge=1, le=10_000)
     """A trajectory older than this many updates is never trained on."""
     publish_every_updates: int = Field(1, ge=1)
     """Updates per published version."""
@@ -63,16 +72,29 @@ class LearnerSection(Section):
     at least every 2 s."""
 
     def broken_rules(self) -> Iterator[str]:
-        if self.init_num_passes is not None and self.init_num_passes > self.num_passes:
+        first, passes = self.init_num_passes, self.num_passes
+        if passes == "auto" and (first is not None or self.minibatch_buffer_size > 1):
             yield (
-                f"init_num_passes ({self.init_num_passes}) must not exceed "
-                f"num_passes ({self.num_passes})"
+                "num_passes (auto) goes over one batch at a time: drop init_num_passes and "
+                "minibatch_buffer_size, or give num_passes as a number"
             )
+        if first is not None and first > self.most_passes:
+            yield f"init_num_passes ({first}) must not exceed num_passes ({passes})"
         if self.publish_every_updates > self.max_lag:
             yield (
                 f"publish_every_updates ({self.publish_every_updates}) must not exceed max_lag "
                 f"({self.max_lag}), or all data is too old before new weights come out"
             )
+
+    @property
+    def most_passes(self) -> int:
+        return MOST_PASSES if self.num_passes == "auto" else self.num_passes
+
+    @property
+    def largest_kl(self) -> float:
+        """A batch is used no more beyond it."""
+        usual = AUTO_STOP_KL if self.num_passes == "auto" else math.inf
+        return usual if self.stop_kl is None else self.stop_kl
 
     @property
     def heartbeat_s(self) -> float:

@@ -30,7 +30,7 @@ class ModelSection(Section):
     """A recurrent core between torso and heads; none: no memory."""
     core_size: int = Field(256, ge=1)
     """Units of the core."""
-    normalize_obs: bool | None = False
+    normalize_obs: bool | None = None
     """Normalise vectors of floats by their running mean and deviation; none: if there are any."""
     # Within what a distribution lets it be.
     initial_std: float = Field(1.0, ge=1e-4, le=7)

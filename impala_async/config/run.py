@@ -10,7 +10,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from impala_async.config.actor import MAX_COLUMNS, ActorSection
-from impala_async.config.algorithm import ALGORITHM_KEYS, ALGORITHMS, AlgorithmSection
+from impala_async.config.algorithm import (
+    ALGORITHM_KEYS,
+    ALGORITHMS,
+    USUAL_PART_ROWS,
+    USUAL_PASSES,
+    AlgorithmSection,
+)
 from impala_async.config.env import EnvSection
 from impala_async.config.evaluate import EvaluateSection
 from impala_async.config.learner import BindSection, LearnerSection
@@ -18,8 +24,8 @@ from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.section import MOST_S, Named, Section, unknown_name
 
-# V-trace holds its own against data about this many updates old, and not much beyond.
-SAFE_LAG_UPDATES = 8
+# V-trace holds its own against data about this many passes over a batch old, and not much beyond.
+SAFE_LAG = 8
 SINKS = {
     "tensorboard": "impala_async.metrics.sinks:TensorBoardSink",
     "wandb": "impala_async.metrics.sinks:WandbSink",
@@ -43,7 +49,7 @@ ONLY_WHERE = {
 class TrajectorySection(Section):
     """The unit that actors send."""
 
-    rows: int = Field(50, ge=1, le=65535)
+    rows: int = Field(128, ge=1, le=65535)
     """T: env steps per trajectory."""
 
 
@@ -126,18 +132,31 @@ class RunConfig(Section):
     report: ReportSection = ReportSection()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Lockstep decides some keys, which are frozen for everybody else."""
+        """Decide what follows from other keys where nobody set it; all are frozen from here on."""
+        learner, algorithm, decided = self.learner, self.algorithm, dict[str, int]()
         if self.pace.is_lockstep:
             # The lag is known, and one batch waits while one is trained.
-            decided = {"queue_size": 1}
-            if "batch_columns" not in self.learner.model_fields_set:
+            decided["queue_size"] = 1
+            if "batch_columns" not in learner.model_fields_set:
                 decided["batch_columns"] = self.train.num_actors * self.actor.least_envs
-            self.__dict__["learner"] = self.learner.model_copy(update=decided)
+        columns, parts = (
+            decided.get("batch_columns", learner.batch_columns),
+            algorithm.num_minibatches,
+        )
+        if "num_minibatches" not in algorithm.model_fields_set:
+            parts = min(columns, max(1, columns * self.trajectory.rows // USUAL_PART_ROWS))
+            update = {"num_minibatches": parts}
+            self.__dict__["algorithm"] = algorithm.model_copy(update=update)
+        if "num_passes" not in learner.model_fields_set:
+            # A small max_lag allows fewer.
+            most = 1 + learner.max_lag // (parts * learner.minibatch_buffer_size)
+            decided["num_passes"] = min(USUAL_PASSES.get(algorithm.name, 1), most)
+        self.__dict__["learner"] = learner.model_copy(update=decided)
 
     def broken_rules(self) -> Iterator[str]:
         yield from self._idle_keys()
         yield from self.broken_columns()
-        if self.algorithm.has_schedule and self.schedule_env_steps is None:
+        if self.algorithm.wants_horizon and self.schedule_env_steps is None:
             yield (
                 "algorithm.lr_end and algorithm.entropy_cost_end want an end: set "
                 "algorithm.schedule_env_steps, or stop.env_steps, which it is otherwise"
@@ -148,13 +167,30 @@ class RunConfig(Section):
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
                 f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
             )
-        replay_lag = learner.minibatch_buffer_size * (learner.num_passes - 1) * num_minibatches
+        yield from self._idle_passes()
+        passes = 1 if learner.num_passes == "auto" else learner.num_passes
+        replay_lag = learner.minibatch_buffer_size * (passes - 1) * num_minibatches
         # In lockstep they are one update.
         if learner.max_lag < replay_lag and not self.pace.is_lockstep:
             yield (
                 f"learner.max_lag ({learner.max_lag}) must be at least minibatch_buffer_size * "
                 f"(num_passes - 1) * algorithm.num_minibatches = {replay_lag}, or no batch can "
                 "have all its passes"
+            )
+
+    def _idle_passes(self) -> Iterator[str]:
+        if self.learner.num_passes != "auto":
+            return
+        if self.pace.is_lockstep:
+            yield (
+                "learner.num_passes (auto) does not go in lockstep, where actors wait for the last "
+                "pass: wants a whole number"
+            )
+        if not self.algorithm.has_clip:
+            yield (
+                f"learner.num_passes (auto) does not go with algorithm.name ({self.algorithm.name})"
+                ", which has no clip to bound what many passes do: set a whole number, or "
+                "algorithm.name to ppo or appo"
             )
 
     def _idle_keys(self) -> Iterator[str]:
@@ -217,13 +253,16 @@ class RunConfig(Section):
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
-        lag, fix = learner.num_passes * (pace.lag + 1), "num_passes or pace.lag"
-        if not pace.is_lockstep:
+        # Of an update's minibatches none is far from the others; a clip bounds what passes can do.
+        lag = 1 if algorithm.has_clip else learner.most_passes
+        fix = "num_passes, "
+        if pace.is_lockstep:
+            lag, fix = lag * (pace.lag + 1), f"learner.{fix}or pace.lag"
+        else:
             # Between acting and training when every queue is full (one batch granted).
-            batches = learner.queue_size + learner.minibatch_buffer_size + 1
-            lag = learner.num_passes * batches * algorithm.num_minibatches
-            fix = "num_passes, queue_size, minibatch_buffer_size or algorithm.num_minibatches"
-        old = f"a trajectory may be {lag} updates old when it is trained on, and"
+            lag *= learner.queue_size + learner.minibatch_buffer_size + 1
+            fix = f"learner.{fix}queue_size or minibatch_buffer_size"
+        old = f"a trajectory may be {lag} passes over a batch old when it is trained on, and"
         if algorithm.returns_kind == "gae":
             if pace.lag or not pace.is_lockstep:
                 vtrace = ", or algorithm.returns to vtrace" if algorithm.may_use_vtrace else ""
@@ -231,10 +270,9 @@ class RunConfig(Section):
                     f"{old} returns by GAE take it for new: set pace.mode to lockstep and pace.lag "
                     f"to 0{vtrace}"
                 )
-        # In lockstep a clip bounds what passes can do.
-        elif lag > SAFE_LAG_UPDATES and not (pace.is_lockstep and algorithm.has_clip):
-            yield f"{old} V-trace holds to about {SAFE_LAG_UPDATES}: lower learner.{fix}"
-        if learner.num_passes > 1 and not algorithm.may_use_vtrace:
+        elif lag > SAFE_LAG:
+            yield f"{old} V-trace holds to about {SAFE_LAG}: lower {fix}"
+        if learner.most_passes > 1 and not algorithm.may_use_vtrace:
             yield (
                 f"learner.num_passes ({learner.num_passes}): {algorithm.name} has no ratio of "
                 "policies to correct its passes after the first, where the policy is no longer the "

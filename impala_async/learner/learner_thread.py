@@ -6,6 +6,7 @@ Runs on: learner thread
 import logging
 import queue
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,12 +51,15 @@ class LearnerThread:
 
     def __post_init__(self) -> None:
         section = self.section
+        # Passes are made of the time in which nothing new waits.
+        self._is_eager = section.num_passes == "auto"
         self._ring: MinibatchBuffer[LoadedBatch] = MinibatchBuffer(
             self.loader,
             section.minibatch_buffer_size,
-            section.num_passes,
+            section.most_passes,
             section.init_num_passes,
             timeout_s=min(POLL_S, section.starved_after_s),
+            ends_early=self._has_new_batch if self._is_eager else bool,
         )
         self._is_closed = False
         self._stop_reason: str | None = None
@@ -97,7 +101,7 @@ class LearnerThread:
             channels.watchdog.rest()
         for loaded in self._ring.drain():
             loaded.drop(loaded.alive_B.copy(), "shutdown")
-            channels.settlements.post(loaded.settle(self.section.num_passes))
+            channels.settlements.post(loaded.settle(*2 * (self.section.most_passes,)))
         channels.reports.post(self._report())
         channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
 
@@ -106,19 +110,28 @@ class LearnerThread:
         if draw is None:
             return
         loaded = draw.item
+        started_s = time.perf_counter()
         num_updates = self._learn_from(loaded, is_first=draw.pass_index == 0)
         loaded.use()
+        if self._is_eager and draw.pass_index:
+            # It would have waited else.
+            self._waited_s += time.perf_counter() - started_s
+        is_last_pass = draw.is_last_pass
+        if not is_last_pass and self._is_enough(loaded, num_updates):
+            self._ring.end(loaded)
+            is_last_pass = True
         if self.is_lockstep:
-            num_updates = int(draw.is_last_pass)
+            num_updates = int(is_last_pass)
             # Before the version is out by which others go on: what they do then does not count.
             self._is_over()
         before, every = self.progress.update, self.section.publish_every_updates
         self.progress = self.progress._replace(update=before + num_updates)
         if self.progress.update // every > before // every:
             self._publish()
-        if draw.is_last_pass:
+        if is_last_pass:
             slot = self.loader.release(loaded)
-            self.channels.settlements.post(loaded.settle(self.section.num_passes, slot))
+            most = self.section.most_passes
+            self.channels.settlements.post(loaded.settle(most, draw.num_passes, slot))
         self._queue_size.push(self.loader.num_waiting())
 
     def _draw(self) -> Draw[LoadedBatch] | None:
@@ -140,9 +153,22 @@ class LearnerThread:
             logger.warning("learner no longer starved, after %.1f s", self._waited_s)
         # Waiting for a copy is counted apart: it is not the actors who are late then.
         copies_s = self.loader.load_wait_timer.total_s - copies_s
-        self._dequeue_timer.push(self._waited_s - copies_s)
-        self._waited_s = 0.0
+        if draw.pass_index == 0 or not self._is_eager:
+            self._dequeue_timer.push(self._waited_s - copies_s)
+            self._waited_s = 0.0
         return draw
+
+    def _has_new_batch(self) -> bool:
+        return self.loader.num_waiting() > 0
+
+    def _is_enough(self, loaded: LoadedBatch, num_updates: int) -> bool:
+        """Whether the passes that a batch has left are not made."""
+        updates_B = loaded.updates_B[loaded.alive_B]
+        lag_B = self.progress.update + num_updates - updates_B
+        # Nothing is dropped for a pass that need not be made.
+        if self._is_eager and not (len(lag_B) and lag_B.max() <= self.section.max_lag):
+            return True
+        return self._stats.get("policy/kl", 0.0) > self.section.largest_kl
 
     def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:
         loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
@@ -152,7 +178,7 @@ class LearnerThread:
             return 0
         # Steps count once, at their first pass.
         env_steps = self.progress.env_steps_trained
-        with self._grad_timer:
+        with nullcontext() if self._is_eager and not is_first else self._grad_timer:
             result = self.step.run(
                 loaded.tensors,
                 torch.from_numpy(loaded.alive_B),

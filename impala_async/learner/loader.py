@@ -129,16 +129,18 @@ class LoadedBatch:
             self._partial[reason] += int(self._passes_B[which_B].sum())
             self.alive_B &= ~which_B
 
-    def settle(self, num_passes: int, slot: int | None = None) -> Settlement:
-        """The batch is done, and the slot is empty by it: what is alive now is trained."""
+    def settle(self, num_passes: int, num_given: int, slot: int | None = None) -> Settlement:
+        """The batch is done, and the slot is empty by it: what is alive now is trained. Of all
+        passes it was given so many, and ended early if it had fewer."""
         trained, done = int(np.count_nonzero(self.alive_B)), int(self._passes_B.sum())
         return Settlement(
             batch=self.batch,
             trained=trained,
             dropped=self._dropped,
             passes_done=done,
+            passes_init_short=trained * (num_passes - num_given),
             # The passes that are not partial are those of the trained columns.
-            passes_init_short=trained * num_passes - (done - sum(self._partial.values())),
+            passes_ended_early=trained * num_given - (done - sum(self._partial.values())),
             passes_partial=self._partial,
             slot=slot,
         )

@@ -3,6 +3,7 @@
 Runs on: learner thread
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,10 +18,7 @@ class Draw(NamedTuple, Generic[Item]):
     item: Item
     pass_index: int
     num_passes: int
-
-    @property
-    def is_last_pass(self) -> bool:
-        return self.pass_index + 1 == self.num_passes
+    is_last_pass: bool
 
 
 @dataclass(eq=False)
@@ -39,6 +37,8 @@ class MinibatchBuffer(Generic[Item]):
     num_passes: int
     init_num_passes: int | None = None
     timeout_s: float | None = None
+    ends_early: Callable[[], bool] = lambda: False
+    """Whether a pass that is drawn now shall be the last one of its item."""
 
     def __post_init__(self) -> None:
         first, most = self.init_num_passes, self.num_passes
@@ -62,12 +62,18 @@ class MinibatchBuffer(Generic[Item]):
         """
         draw = self._places[self._turn]
         if draw is None:
-            draw = Draw(self.source.get(timeout=self.timeout_s), 0, self._next_given)
+            draw = Draw(self.source.get(timeout=self.timeout_s), 0, self._next_given, False)
             self._next_given = min(self._next_given + 1, self.num_passes)
-        after = None if draw.is_last_pass else draw._replace(pass_index=draw.pass_index + 1)
+        is_last = draw.pass_index + 1 == draw.num_passes or self.ends_early()
+        after = None if is_last else draw._replace(pass_index=draw.pass_index + 1)
         self._places[self._turn] = after
         self._turn = (self._turn + 1) % len(self._places)
-        return draw
+        return draw._replace(is_last_pass=is_last)
+
+    def end(self, item: Item) -> None:
+        """Draw it no more, whatever passes it has left."""
+        alive = (None if place and place.item is item else place for place in self._places)
+        self._places = list(alive)
 
     def drain(self) -> list[Item]:
         """Empty the ring, but not the source: the items in the order of their turn."""

@@ -86,7 +86,7 @@ GROUPS = {
     "counts": ("received", "admitted", "trained"),
     "rejected": VERDICTS,
     "dropped": DROP_REASONS,
-    "passes": ("done", "init_short"),
+    "passes": ("done", "init_short", "ended_early"),
     "partial": DROP_REASONS,
 }
 """The counters, by the names that they have in a checkpoint."""
@@ -100,6 +100,7 @@ class Settlement(NamedTuple):
     dropped: Mapping[str, int] = MappingProxyType({})
     passes_done: int = 0
     passes_init_short: int = 0
+    passes_ended_early: int = 0
     passes_partial: Mapping[str, int] = MappingProxyType({})
     slot: int | None = None
     """The host slot that is empty by it, if any."""
@@ -110,7 +111,7 @@ class Ledger:
     of one moment, and in every one
 
         received = admitted + rejected          admitted = trained + dropped + in slots
-        passes done + init_short = num_passes * trained + partial
+        passes done + init_short + ended early = num_passes * trained + partial
     """
 
     def __init__(self) -> None:
@@ -141,6 +142,7 @@ class Ledger:
         self._of["counts"].add("trained", settlement.trained)
         self._of["passes"].add("done", settlement.passes_done)
         self._of["passes"].add("init_short", settlement.passes_init_short)
+        self._of["passes"].add("ended_early", settlement.passes_ended_early)
         for reason, count in settlement.dropped.items():
             self._of["dropped"].add(reason, count)
         for reason, count in settlement.passes_partial.items():

@@ -54,6 +54,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("passes/done", "column-passes", "of all columns; see the identities above"),
         ("passes/partial", "column-passes", "of columns dropped between two passes"),
         ("passes/init_short", "column-passes", "ring's first fill: not given, by choice"),
+        ("passes/ended_early", "column-passes", "not made: a new batch waited, or learner.stop_kl"),
         ("partial/stale", "column-passes", "done before dropped/stale"),
         ("partial/nonfinite_update", "column-passes", "before dropped/nonfinite_update"),
         ("partial/shutdown", "column-passes", "done before dropped/shutdown"),

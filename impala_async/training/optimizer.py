@@ -106,10 +106,9 @@ def take_step(optimizer: Optimizer, norm: float, max_norm: float | None) -> None
 def scheduled(
     start: float, end: float | None, horizon: int | None, env_steps_trained: int
 ) -> float:
-    """A value that goes from `start` to `end`, if there is one, in `horizon` env steps trained."""
-    if end is None:
+    """A value that goes from `start` to `end` in `horizon` env steps trained, if there are both."""
+    if end is None or horizon is None:
         return start
-    assert horizon, "the settings want both"
     fraction = env_steps_trained / horizon
     # At the horizon exactly `end`: start + (end - start) may miss it by a rounding.
     return end if fraction >= 1 else start + (end - start) * fraction

@@ -15,12 +15,14 @@ from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
 from impala_async.training.step import UpdateStep
 from tests import matrix
-from tests.training.conftest import flat_schema, random_batch
+from tests.training.conftest import PLAIN, flat_schema, random_batch
 
 CPU = torch.device("cpu")
 COLUMNS = 6
 SCHEMA = flat_schema(4, 3, rows=9)
-SECTION = AlgorithmSection(reward_scale=0.1, reward_clip="unit", grad_clip=0.5, entropy_cost=0.02)
+SECTION = AlgorithmSection(
+    **PLAIN | {"reward_scale": 0.1, "reward_clip": "unit", "grad_clip": 0.5, "entropy_cost": 0.02}
+)
 SERVICE = {"rows_per_s": 96.0, "update_ms": 3.0, "wait_share": 0.0, "load_wait_share": 0.03}
 SERVICE |= {"loop_cores": 0.2, "other_cores": 1.0}
 
@@ -34,7 +36,7 @@ def batch():
 
 
 def test_the_bare_loop_makes_the_same_weights_as_the_update_step():
-    ours, bare = (Policy(SCHEMA, ModelSection(), seed=3) for _ in range(2))
+    ours, bare = (Policy(SCHEMA, ModelSection(normalize_obs=False), seed=3) for _ in range(2))
     before = [tensor.clone() for tensor in ours.tensors]
     step, hand_written = UpdateStep(ours, SECTION), BareLoop(bare, SECTION, batch())
     for _ in range(5):

@@ -14,14 +14,14 @@ def test_what_an_algorithm_does_unless_told_otherwise():
     for name, returns, others, has_clip in (
         ("impala", "vtrace", [], False),
         ("appo", "vtrace", [], True),
-        ("ppo", "gae", ["vtrace"], True),
+        ("ppo", "vtrace", ["gae"], True),
         ("a2c", "gae", [], False),
         ("a.b:C", "vtrace", ["gae"], True),
     ):
         plain = section(name=name)
         is_normal = name in ("ppo", "a2c")
         assert plain.returns_kind == returns
-        assert plain.trace_decay == (1.0 if returns == "vtrace" else 0.95)
+        assert plain.trace_decay == (0.95 if is_normal else 1.0)
         assert plain.has_normal_advantages == is_normal
         assert plain.has_clip == has_clip
         assert plain.may_use_vtrace == (name != "a2c")
@@ -39,7 +39,7 @@ def test_what_an_algorithm_does_unless_told_otherwise():
 
 def test_what_does_not_go_together_and_what_does():
     for broken, says, mend in (
-        ({"schedule_env_steps": 7}, "without lr_end or entropy_cost_end", {"lr_end": 0}),
+        ({"lr_end": None, "schedule_env_steps": 7}, "without lr_end or", {"lr_end": 0}),
         ({"reward_scale": 0}, "wants a number that is not 0, got 0.0", {"reward_scale": -0.5}),
         ({"kl_coeff": 1.0, "target_update_every_updates": 1}, "does nothing wh", {"tau": 0.5}),
         ({"name": "dqn"}, "one of impala, appo, ppo, a2c, or package.module", {"name": "a.b:C"}),

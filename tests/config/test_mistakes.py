@@ -130,7 +130,7 @@ def test_a_mistake_between_keys_names_all_its_sources(toml):
     (line,) = mistakes(toml, "learner={init_num_passes=5}")
     assert line == "--set: learner: init_num_passes (5) must not exceed num_passes (1)"
     assert mistake("learner.batch_columns=4").startswith("--set: learner.batch_columns (4) must")
-    overrides = ("learner.init_num_passes=5", "learner.publish_every_updates=200")
+    overrides = ("learner.init_num_passes=5", "learner.publish_every_updates=2000")
     lines = mistakes(None, "env.id=X", *overrides)
     assert [line.partition(" (")[0] for line in lines] == [
         "--set: learner: init_num_passes",

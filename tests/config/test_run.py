@@ -10,7 +10,7 @@ from impala_async.config.run import ONLY_WHERE, ActorSettings
 from impala_async.wire.messages import encode_settings
 from tests.config.made import complaint, config_of, mistake
 
-PPO, VTRACE = "algorithm.name=ppo", "algorithm.returns=vtrace"
+PPO, OF_GAE = "algorithm.name=ppo", "algorithm.returns=gae"
 LOCKSTEP = "pace.mode=lockstep"
 
 
@@ -20,7 +20,7 @@ PARTS = "algorithm.num_minibatches"
 
 
 def test_a_bound_between_keys():
-    passes = "learner.minibatch_buffer_size=2 learner.num_passes=5"
+    passes = f"learner.minibatch_buffer_size=2 learner.num_passes=5 {PARTS}=1"
     for key, bound, settings, says in (
         ("learner.max_lag", 8, passes, f"{PARTS} = 8"),
         ("learner.max_lag", 20, f"{PPO} {PARTS}=4 learner.num_passes=6", f"{PARTS} = 20"),
@@ -39,10 +39,10 @@ def test_a_bound_between_keys():
 # others, they may not.
 USES = """
 ; actor.num_workers=2 | actor.sampler | parallel auto | serial vector
-; algorithm.rho_bar=2 algorithm.c_bar=none | algorithm.name | impala appo a.b:C | ppo a2c
-algorithm.returns=vtrace ; algorithm.rho_bar=2 algorithm.c_bar=2 | algorithm.name | ppo |
+; algorithm.rho_bar=2 algorithm.c_bar=none | algorithm.name | impala appo ppo a.b:C | a2c
+algorithm.name=ppo ; algorithm.rho_bar=2 algorithm.c_bar=2 | algorithm.returns | vtrace | gae
 ; algorithm.pg_rho_bar=2 | algorithm.name | impala appo a.b:C | ppo a2c
-; algorithm.clip=0.3 algorithm.num_minibatches=2 | algorithm.name | appo ppo a.b:C | impala a2c
+; algorithm.clip=0.3 | algorithm.name | appo ppo a.b:C | impala a2c
 ; algorithm.is_clip=3 algorithm.tau=0.5 algorithm.kl_coeff=1 | algorithm.name | appo a.b:C | ppo
 ; algorithm.target_update_every_updates=2 | algorithm.name | appo a.b:C | impala ppo
 algorithm.name=appo ; algorithm.kl_target=0.02 | algorithm.kl_coeff | 0.1 | 0
@@ -86,8 +86,14 @@ def test_each_such_key_is_tried_and_the_fix_is_named():
     assert tried == {key for keys in ONLY_WHERE.values() for key in keys.split()}
     name, core = "algorithm.name", "model.core"
     for settings, says in (
-        ("algorithm.clip=0.3", f"{name} is impala: drop it, or set {name} = appo or ppo"),
-        (f"{PPO} algorithm.rho_bar=2", "algorithm.returns is gae: drop it, or set algorithm.ret"),
+        (
+            "algorithm.name=impala algorithm.clip=0.3",
+            f"{name} is impala: drop it, or set {name} = appo or ppo",
+        ),
+        (
+            f"{PPO} {OF_GAE} algorithm.rho_bar=2",
+            "algorithm.returns is gae: drop it, or set algorithm.ret",
+        ),
         ("model.core_size=64", f"where {core} is none: drop it, or set {core} = lstm or gru"),
         ("policies.mapping=a:b", "without policies.names: drop it, or set policies.names"),
     ):
@@ -169,7 +175,8 @@ def test_a_rate_of_0_before_the_end_and_a_schedule_that_is_over_are_told():
 
 def test_schedules_end_with_the_run_if_nothing_else_says():
     for settings, ends_at in (
-        ("stop.env_steps=700", None),
+        ("stop.env_steps=700", 700),
+        ("stop.env_steps=700 algorithm.lr_end=none", None),
         ("stop.env_steps=700 algorithm.lr_end=0", 700),
         ("stop.env_steps=700 algorithm.entropy_cost_end=0", 700),
         ("stop.env_steps=700 algorithm.lr_end=0 algorithm.schedule_env_steps=500", 500),
@@ -179,6 +186,8 @@ def test_schedules_end_with_the_run_if_nothing_else_says():
     assert config_of("stop.env_steps=700 algorithm.lr_end=0").idle_from is None
     says = "want an end: set algorithm.schedule_env_steps, or stop.env_steps"
     assert says in complaint("stop.mean_return=5 algorithm.lr_end=0")
+    # The usual one does without.
+    assert config_of("stop.mean_return=5").schedule_env_steps is None
 
 
 GAE = "returns by GAE take it for new: set pace.mode to lockstep and pace.lag to 0"
@@ -187,28 +196,31 @@ FIVE = "learner.num_passes=5"
 
 
 def test_a_long_way_from_acting_to_learning_is_warned_of():
+    impala = "algorithm.name=impala"
     for settings, lag, says in (
         ("", 0, None),
-        ("learner.queue_size=7", 9, "queue_size, minibatch_buffer_size or alg"),
-        ("learner.num_passes=2 learner.minibatch_buffer_size=2", 10, "about 8: lower"),
-        (f"{PPO} {VTRACE} algorithm.num_minibatches=3", 12, "or algorithm.num_minibatches"),
+        (impala, 0, None),
+        (f"{impala} learner.queue_size=7", 9, "num_passes, queue_size or minibatch_buffer_size"),
+        (f"{impala} learner.num_passes=2 learner.minibatch_buffer_size=2", 10, "about 8: lower"),
+        # Its clip bounds what passes can do, but not how old the policy is that acted.
+        (f"{PPO} {FIVE}", 0, None),
+        (f"{PPO} learner.queue_size=7", 9, "about 8: lower"),
         # However short the queues are: nothing corrects these for what acted.
-        (f"{PPO} learner.queue_size=1", 3, f"{GAE}, or algorithm.returns to vtrace"),
+        (f"{PPO} {OF_GAE} learner.queue_size=1", 3, f"{GAE}, or algorithm.returns to vtrace"),
         ("algorithm.name=a2c learner.queue_size=1", 3, GAE),
         (f"{PPO} {LOCKSTEP} algorithm.num_minibatches=8 learner.num_passes=50", 0, None),
-        (f"{PPO} {LAGGED}", 2, f"{GAE}, or algorithm.returns to vtrace"),
+        (f"{PPO} {OF_GAE} {LAGGED}", 2, f"{GAE}, or algorithm.returns to vtrace"),
         (f"algorithm.name=a2c {LAGGED}", 2, GAE),
-        (f"{LOCKSTEP} learner.num_passes=8", 0, None),
-        (f"{LOCKSTEP} learner.num_passes=9", 9, "lower learner.num_passes or pace.lag"),
-        (f"{LAGGED} learner.num_passes=4", 0, None),
-        (f"{LAGGED} {FIVE}", 10, "V-trace holds to about 8: lower"),
-        # Its clip bounds what passes can do.
+        (f"{impala} {LOCKSTEP} learner.num_passes=8", 0, None),
+        (f"{impala} {LOCKSTEP} learner.num_passes=9", 9, "lower learner.num_passes, or pace.lag"),
+        (f"{impala} {LAGGED} learner.num_passes=4", 0, None),
+        (f"{impala} {LAGGED} {FIVE}", 10, "V-trace holds to about 8: lower"),
         (f"{LAGGED} {FIVE} algorithm.name=appo", 0, None),
     ):
         warnings = config_of(settings).warnings()
-        assert len(warnings) == (says is not None)
+        assert len(warnings) == (says is not None), settings
         if says is not None:
-            assert warnings[0].startswith(f"a trajectory may be {lag} updates old")
+            assert warnings[0].startswith(f"a trajectory may be {lag} passes over a batch old")
             assert says in warnings[0]
             assert warnings[0].endswith(says) or says != GAE
 
@@ -221,6 +233,32 @@ def test_passes_that_a2c_cannot_correct_are_warned_of():
         for fine in ("algorithm.name=a2c", f"{PPO} learner.num_passes=8"):
             warnings = config_of(f"pace.mode={mode} {fine}").warnings()
             assert not any("has no ratio" in warning for warning in warnings)
+
+
+# -------------------- what follows from other keys
+
+
+def test_passes_and_parts_follow_from_others_unless_they_are_given():
+    for settings, passes, parts in (
+        ("", 8, 8),
+        ("algorithm.name=impala", 1, 8),
+        ("algorithm.name=appo", 4, 8),
+        ("algorithm.name=a2c", 1, 8),
+        ("algorithm.name=a.b:C", 1, 8),
+        # Of 256 rows, and of whole columns.
+        ("trajectory.rows=20", 8, 1),
+        ("trajectory.rows=50", 8, 3),
+        ("trajectory.rows=1000", 8, 16),
+        (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=4", 8, 2),
+        # Within what a small max_lag allows.
+        ("learner.max_lag=23", 3, 8),
+        ("learner.max_lag=8 learner.minibatch_buffer_size=3", 1, 8),
+        (f"learner.num_passes=3 {PARTS}=2 learner.max_lag=5", 3, 2),
+    ):
+        config = config_of(settings)
+        found = config.learner.num_passes, config.algorithm.num_minibatches
+        assert found == (passes, parts), settings
+        assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
 
 
 # -------------------- lockstep

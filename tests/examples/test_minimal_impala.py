@@ -18,7 +18,7 @@ from impala_async.config.run import AlgorithmSection
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
-from tests.training.conftest import flat_schema
+from tests.training.conftest import PLAIN, flat_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 4, 2
@@ -81,10 +81,10 @@ def package_names(model):
 
 
 def package_step(model):
-    settings = {name: getattr(SETTINGS, name) for name in SAME}
-    algorithm = AlgorithmSection(lr_end=0.0, schedule_env_steps=SETTINGS.lr_env_steps, **settings)
+    settings = PLAIN | {name: getattr(SETTINGS, name) for name in SAME} | {"lr_end": 0.0}
+    algorithm = AlgorithmSection(schedule_env_steps=SETTINGS.lr_env_steps, **settings)
     schema = flat_schema(NUM_FEATURES, NUM_ACTIONS, NUM_ROWS)
-    policy = Policy(schema, ModelSection(), seed=0)
+    policy = Policy(schema, ModelSection(normalize_obs=False), seed=0)
     policy.model.load_state_dict(package_names(model))
     return UpdateStep(policy, algorithm)
 

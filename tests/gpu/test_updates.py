@@ -22,6 +22,7 @@ from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Version
 from tests.columns import Planes, flat_schema
+from tests.training.conftest import PLAIN
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +32,7 @@ SCHEMA = flat_schema(4, 3, ROWS)
 
 def step_on(device, is_graphed=False, **settings):
     policy = Policy(SCHEMA, ModelSection(), seed=3, device=device)
-    section = AlgorithmSection.model_validate({"grad_clip": 0.1, "lr": 1e-3, **settings})
+    section = AlgorithmSection.model_validate(PLAIN | {"grad_clip": 0.1, "lr": 1e-3} | settings)
     return UpdateStep(policy, section, is_graphed=is_graphed)
 
 
@@ -115,7 +116,7 @@ def test_networks_and_actions_of_each_kind_can_be_graphed(device, schema, model,
     steps = []
     for is_graphed in (False, True):
         policy = Policy(schema, ModelSection.model_validate(model), seed=3, device=device)
-        step = UpdateStep(policy, AlgorithmSection(lr=1e-3), is_graphed=is_graphed)
+        step = UpdateStep(policy, AlgorithmSection(**PLAIN | {"lr": 1e-3}), is_graphed=is_graphed)
         for _ in range(5):
             result = step.run(batch, torch.ones(COLUMNS, dtype=torch.bool), 0)
         steps.append((result, policy))

@@ -113,6 +113,7 @@ class FakeStep:
         self.first_passes = []
         self._nonfinite, self._failing, self._num_updates = set(nonfinite), failing, num_updates
         self._num_failed = 0
+        self.stats = {"loss/total": 0.5}
 
     def run(self, batch, alive_B, env_steps_trained, *, is_first_pass):
         is_failed_B = torch.zeros_like(alive_B)
@@ -125,7 +126,7 @@ class FakeStep:
         self._num_failed = 0 if is_applied else self._num_failed + 1
         what = ("loss/value", "loss/total") if is_failed_B.any() else ()
         num_updates = self._num_updates if is_applied else 0
-        return StepResult(num_updates, is_failed_B, {"loss/total": 0.5}, self._num_failed, what)
+        return StepResult(num_updates, is_failed_B, self.stats, self._num_failed, what)
 
     def capture(self):
         return len(self.uses)

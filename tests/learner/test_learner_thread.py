@@ -45,10 +45,11 @@ class Run:
         self.report = self.listener.reports[-1].metrics
         self.lag_histogram = self.listener.reports[-1].lag_histogram
         # The accounts of passes close.
-        done = sum(s.passes_done + s.passes_init_short for s in self.settlements)
+        made = ("passes_done", "passes_init_short", "passes_ended_early")
+        done = sum(getattr(settled, each) for settled in self.settlements for each in made)
         trained = sum(s.trained for s in self.settlements)
         partial = sum(sum(s.passes_partial.values()) for s in self.settlements)
-        assert done == self.thread.section.num_passes * trained + partial
+        assert done == self.thread.section.most_passes * trained + partial
         assert merge(self.report).keys() <= REGISTRY.keys()
         return self
 
@@ -88,7 +89,7 @@ def test_all_that_is_measured_is_declared_and_counted(clock):
     nothing = never.report
     assert (nothing["lag/mean"], nothing["timing_breakdown/learner_grad_time_ms"]) == (None, None)
     assert (never.listener.reports[-1].first_update, never.settlements) == (None, [])
-    assert (never.lag_histogram, never.thread.progress) == ([0] * 101, Progress(1))
+    assert (never.lag_histogram, never.thread.progress) == ([0] * 1001, Progress(1))
     batches = batch_of(1, (0, 1, 1, 3)), batch_of(2, (1,) * 4, (3, 3, 0, 0))
     run = Run([clock.pass_s(2.0), *batches], progress=Progress(1, 3), max_lag=4)
     run.loader.load_timer.push(0.004)
@@ -118,6 +119,54 @@ def test_the_ring_is_settled_at_the_end():
     assert run.step.batches == [1, 2]
     shutdown = {"dropped": {"shutdown": 4}, "passes_done": 4, "passes_partial": {"shutdown": 4}}
     assert run.settlements == [Settlement(1, **shutdown), Settlement(2, **shutdown)]
+
+
+# -------------------- passes that are not made
+
+
+def eager(clock, *, num_uses=99, waited_s=2.0, **section):
+    """Two batches, of which the second waits when there have been so many uses."""
+    script = [batch_of(1), clock.pass_s(waited_s), batch_of(2)]
+    run = Run(script, num_passes="auto", **section)
+    run.loader.num_waiting = lambda: int(len(run.step.uses) >= num_uses)
+    return run
+
+
+def test_a_batch_is_used_while_nothing_new_waits(clock):
+    step_run = FakeStep.run
+
+    def run_slowly(*given, **how):
+        clock.pass_s(0.5)()
+        return step_run(*given, **how)
+
+    run = eager(clock, num_uses=2)
+    run.step.run = run_slowly.__get__(run.step)
+    run()
+    assert run.step.batches == [1, 1, 1, 2]
+    one, other = run.settlements
+    assert one == Settlement(1, trained=4, passes_done=12, passes_ended_early=52)
+    assert other == Settlement(2, trained=4, passes_done=4, passes_ended_early=60)
+    # In the time of two passes, and in 2 s more, there was nothing new: it would have waited.
+    assert run.report["timing_breakdown/learner_dequeue_time_ms"] == (0.0 + 1.0 + 2.0) * 1000 / 2
+    assert run.thread._grad_timer.count == 2
+    assert eager(clock)().step.batches == [1] * 16 + [2] * 16
+
+
+def test_a_batch_that_is_old_or_far_from_what_acted_is_used_no_more(clock):
+    assert eager(clock, max_lag=2)().step.batches == [1] * 3
+    for section, kl, num_uses in (
+        ({"num_passes": 3}, 0.2, 3),
+        ({"num_passes": 3, "stop_kl": 0.2}, 0.2, 3),
+        ({"num_passes": 3, "stop_kl": 0.19}, 0.2, 1),
+        ({"num_passes": "auto"}, 0.1, 16),
+        ({"num_passes": "auto"}, 0.11, 1),
+        ({"num_passes": "auto", "stop_kl": 0.3}, 0.2, 16),
+    ):
+        run = Run([batch_of(1)], **section)
+        run.step.stats = {"policy/kl": kl}
+        assert run().step.batches == [1] * num_uses
+        (settled,) = run.settlements
+        assert settled.trained == 4
 
 
 # -------------------- lag

@@ -185,9 +185,10 @@ def test_a_batch_with_all_its_passes_is_trained():
     loaded = account_of(which(0, 2, 3))
     for _ in range(3):
         loaded.use()
-    assert loaded.settle(3, slot=2) == Settlement(7, trained=3, passes_done=9, slot=2)
-    # The first fill of a ring may have fewer.
-    assert loaded.settle(5).passes_init_short == 6
+    assert loaded.settle(3, 3, slot=2) == Settlement(7, trained=3, passes_done=9, slot=2)
+    # The first fill of a ring may have fewer, and any may end early.
+    settled = loaded.settle(6, 5)
+    assert (settled.passes_init_short, settled.passes_ended_early) == (3, 6)
 
 
 def test_what_is_dropped_is_dropped_once_and_keeps_its_passes_as_partial():
@@ -200,7 +201,7 @@ def test_what_is_dropped_is_dropped_once_and_keeps_its_passes_as_partial():
     loaded.use()
     loaded.drop(which(), "shutdown")
     assert loaded.alive_B.tolist() == [False, False, False, True]
-    had = loaded.settle(3)
+    had = loaded.settle(3, 3)
     # Its numbers reach a checkpoint by way of the accounts, as JSON.
     assert {type(number) for number in (had.trained, had.passes_done, had.dropped["stale"])} == {
         int

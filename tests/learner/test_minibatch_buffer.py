@@ -63,13 +63,25 @@ def test_a_queue_is_a_source_and_a_live_place_asks_it_for_nothing():
         with pytest.raises(queue.Empty):
             buffer.get()
         source.put(item)
-        assert [buffer.get(), buffer.get()] == [Draw(item, 0, 2), Draw(item, 1, 2)]
+        assert [buffer.get(), buffer.get()] == [Draw(item, 0, 2, False), Draw(item, 1, 2, True)]
     unlimited = Script("A" + "." * 9)
     buffer = MinibatchBuffer(unlimited, 1, 3)
     for _ in range(3):
         buffer.get()
     # Without a timeout the source may block.
     assert unlimited.timeouts == [None]
+
+
+def test_an_item_may_end_before_it_had_all_its_passes():
+    wanted = iter("..!...!!")
+    buffer = MinibatchBuffer(Script("ABCDE"), 1, 4, ends_early=lambda: next(wanted) == "!")
+    # Nobody asks where it is the last one anyway, as the fourth of B is.
+    wanted_spelling = ["A", "A", "A*", "B", "B", "B", "B*", "C*", "D*"]
+    assert [spell(buffer.get()) for _ in range(9)] == wanted_spelling
+    buffer = MinibatchBuffer(Script("ABCDE"), 2, 3)
+    items = [buffer.get().item, buffer.get().item]
+    buffer.end(items[1])
+    assert [spell(buffer.get()) for _ in range(5)] == ["A", "C", "A*", "C", "D"]
 
 
 def test_drain_gives_the_items_in_the_order_of_their_turn_and_leaves_the_source_alone():

@@ -17,6 +17,14 @@ from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from tests.columns import Planes, flat_schema
 
+# Without what the defaults have of the generic recipe: it would be in every number here.
+PLAIN = {
+    "name": "impala",
+    "lr": 5e-4,
+    "lr_end": None,
+    "grad_clip": 40.0,
+    "normalize_returns": False,
+}
 CORE_SIZE = 8
 ALIVE_B = torch.ones(5, dtype=torch.bool)
 
@@ -94,7 +102,7 @@ def make_step(schema, core):
         model = {"hidden_sizes": hidden, "normalize_obs": normalize_obs, "activation": activation}
         model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
         policy = Policy(schema, ModelSection.model_validate(model), seed=seed)
-        section = AlgorithmSection.model_validate(settings)
+        section = AlgorithmSection.model_validate(PLAIN | settings)
         return UpdateStep(policy, section, is_graphed=is_graphed)
 
     return make
@@ -126,7 +134,9 @@ def make_team_step(schema, core):
             policies,
             seed=seed,
         )
-        return TeamStep(team, AlgorithmSection.model_validate(settings), policies, seed=seed)
+        return TeamStep(
+            team, AlgorithmSection.model_validate(PLAIN | settings), policies, seed=seed
+        )
 
     return make
 

@@ -22,7 +22,7 @@ CLIPS = {"clip": 0.05, "is_clip": 1.1, "kl_coeff": 0.4}
 CASES = {
     "impala": (BARS, losses.impala_loss),
     "appo": (BARS | CLIPS, losses.appo_loss),
-    "ppo": ({"clip": 0.05, "lambda": 0.8}, losses.ppo_loss),
+    "ppo": ({"clip": 0.05, "lambda": 0.8, "returns": "gae"}, losses.ppo_loss),
     "ppo, vtrace": (NO_PG | {"clip": 0.05, "returns": "vtrace"}, losses.ppo_loss),
     "a2c": ({"lambda": 0.8}, partial(losses.ppo_loss, clip=None)),
 }

@@ -12,7 +12,7 @@ from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.by_hand import ByHand, is_plain
 from impala_async.training.step import UpdateStep
-from tests.training.conftest import ALIVE_B, is_same, remembered
+from tests.training.conftest import ALIVE_B, PLAIN, is_same, remembered
 
 MODELS = {
     "plain": {},
@@ -32,7 +32,7 @@ def make_pair(schema, monkeypatch):
     """Two steps from the same start: by hand, and by torch."""
 
     def make(model, settings):
-        section = AlgorithmSection.model_validate(settings)
+        section = AlgorithmSection.model_validate(PLAIN | settings)
         steps = []
         for by_hand in (is_plain, lambda *_: False):
             monkeypatch.setattr("impala_async.training.step.is_plain", by_hand)
@@ -113,7 +113,7 @@ def test_other_networks_choices_and_algorithms_are_for_torch(schema):
     floats = ObsSpec((ArraySpec("", (3,), "float32"),))
     image = ObsSpec((ArraySpec("", (10, 10, 4), "uint8"),))
     two = ActionSpec((ActionPart("", "discrete", (4, 4), (2,)),))
-    impala = AlgorithmSection()
+    impala = AlgorithmSection(name="impala")
 
     def fits(spaces=schema, section=impala, **model):
         policy = Policy(spaces, ModelSection.model_validate(model), seed=0)
@@ -130,7 +130,9 @@ def test_other_networks_choices_and_algorithms_are_for_torch(schema):
 
 
 def test_more_threads_are_for_torch(schema):
-    fits = partial(is_plain, Policy(schema, ModelSection(), seed=0), AlgorithmSection())
+    fits = partial(
+        is_plain, Policy(schema, ModelSection(), seed=0), AlgorithmSection(name="impala")
+    )
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)

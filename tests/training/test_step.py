@@ -192,7 +192,7 @@ class Halved(torch.nn.Module):
 
 def test_weights_that_want_a_gradient_and_get_none_are_named_once(schema, make_batch, caplog):
     policy = Policy(schema, ModelSection(name=f"{__name__}:Halved"), seed=0)
-    step, none_valid = UpdateStep(policy, AlgorithmSection()), make_batch()
+    step, none_valid = UpdateStep(policy, AlgorithmSection(name="impala")), make_batch()
     none_valid.mask_BT.fill_(False)
     for batch, num_told in ((none_valid, 0), (make_batch(), 1), (make_batch(), 1)):
         step.run(batch, ALIVE_B, 0)
