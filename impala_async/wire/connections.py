@@ -217,8 +217,8 @@ class Connections:
             self._routes.pop(connection.route, None)
 
     def _shut(self, is_shut: bool) -> None:
-        """Let nobody in, or everybody again."""
-        if is_shut != self._is_shut:
+        """Let nobody in, or everybody again, where there is a listener: who dials has none."""
+        if is_shut != self._is_shut and self._listener >= 0:
             _ask(self._listener, lambda own: own.setsockopt(socket.SOL_SOCKET, *_FILTERS[is_shut]))
             self._is_shut = is_shut
 
