@@ -115,8 +115,8 @@ class Connections:
         # Descriptors of those of them that ZeroMQ has not closed yet, and when they were cut off.
         self._leaving: dict[int, float] = {}
         self._listener, self._is_shut = -1, False
-        # Connections that ended since nothing was left to read, which resets it: many leave much.
-        self.num_ended = 0
+        # Those that came since all was read: each may bring a thousand messages, and hang up.
+        self.num_new = 0
 
     @property
     def fd(self) -> int:
@@ -149,14 +149,14 @@ class Connections:
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
                 self._listener = fd
-            self.num_ended += event == zmq.EVENT_DISCONNECTED
             if event in _BEGINNINGS:
+                self.num_new += 1
                 self._open[fd], self._strangers[fd] = _Connection(), None
                 if route := self._early.pop(fd, b""):
                     self._open[fd].route, self._routes[route] = route, fd
         while len(self._strangers) > self._max_strangers:
             self._cut(next(iter(self._strangers)), NEVER_JOINED)
-        self._shut(self._is_shut or self.num_ended > MAX_LEAVING)
+        self._shut(self._is_shut or self.num_new > MAX_LEAVING)
 
     def look(self, allowances: Mapping[bytes, int], *, is_drained: bool = False) -> bool:
         """End those that send too much; whether there is a doubt, and the next look should be soon.
@@ -195,9 +195,9 @@ class Connections:
             self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
         self._doubtful = doubtful & self._open.keys()
         since = time.monotonic() - LONGEST_LEAVE_S
-        self.num_ended *= not is_drained
+        self.num_new *= not is_drained
         num_leaving = sum(at > since for at in self._leaving.values())
-        self._shut(max(num_leaving, self.num_ended) > MAX_LEAVING)
+        self._shut(max(num_leaving, self.num_new) > MAX_LEAVING)
         return bool(self._doubtful)
 
     def cut(self, route: bytes, why: str) -> None:
@@ -217,8 +217,8 @@ class Connections:
             self._routes.pop(connection.route, None)
 
     def _shut(self, is_shut: bool) -> None:
-        """Let nobody in, or everybody again."""
-        if is_shut != self._is_shut:
+        """Let nobody in, or everybody again, where there is a listener: who dials has none."""
+        if is_shut != self._is_shut and self._listener >= 0:
             _ask(self._listener, lambda own: own.setsockopt(socket.SOL_SOCKET, *_FILTERS[is_shut]))
             self._is_shut = is_shut
 

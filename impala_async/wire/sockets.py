@@ -31,8 +31,9 @@ _HEADER_BUFFER_BYTES = wire.MAX_HEADER_BYTES + wire.MAX_INLINE_BYTES
 _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIVE_INTVL: 5}
 # A last word waits this long behind frames that are still being transferred.
 _LAST_WORD_MS = 200
-# A connection that broke is made again at once; a learner that is not there is not hammered at.
-_RECONNECT_MS, _RECONNECT_MAX_MS = 10, 250
+# A connection that broke is made again at once; a learner that is not there is not hammered at. At
+# a port that is shut the kernel would knock after ever longer: 1 s, 2 s, 4 s, and up to a minute.
+_REDIALLING = {zmq.RECONNECT_IVL: 10, zmq.RECONNECT_IVL_MAX: 250, zmq.CONNECT_TIMEOUT: 2000}
 # ZeroMQ does not dial again where nonsense came, as of another service there: then we do.
 REDIAL_S = 1.0
 # So often a dealer looks at how much came, and no wait for another descriptor is longer.
@@ -136,7 +137,7 @@ class Router:
         try:
             route = self._socket.recv(_NOBLOCK)
         except zmq.Again:
-            self.connections.num_ended = 0
+            self.connections.num_new = 0
             return None
         self.has_more_frames = True
         if not self.connections.is_first(route):
@@ -240,8 +241,8 @@ class Dealer:
         self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
         self._socket.set(zmq.IMMEDIATE, 1)
-        self._socket.set(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        for option, value in _REDIALLING.items():
+            self._socket.set(option, value)
         try:
             self._monitor = Monitor(self._socket, _DIALLED)
         except zmq.ZMQError:
