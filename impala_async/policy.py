@@ -23,6 +23,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
+from impala_async.models.leaves import Normalizer
 from impala_async.models.torso import TORSOS, by_numpy
 from impala_async.schema import POLICY, ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
@@ -75,9 +76,11 @@ class Policy:
         is_one_choice = kinds == [(1, ())] and self._legal is None
         self.only_choice = self._parts[0].name if is_one_choice else None
         """The name of the action's one part, where that is a choice and any is legal."""
-        is_plain = self.is_torso_ours and not (schema.state or len(self.model.normalizers))
-        if is_one_choice and is_plain and self.device.type == "cpu":
-            self._quick = by_numpy(self.model.policy_torso, self.model.policy_head)
+        is_plain = self.is_torso_ours and not schema.state and self.device.type == "cpu"
+        if is_one_choice and is_plain:
+            first = next(iter(self.model.normalizers), None)
+            normal = first.by_numpy() if isinstance(first, Normalizer) else None
+            self._quick = by_numpy(self.model.policy_torso, self.model.policy_head, normal)
         state = self.named_tensors()
         self.tensors = tuple(state.values())
         self.layout = layout_of(state)

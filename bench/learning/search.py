@@ -166,12 +166,12 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the results")
     parser.add_argument("--tasks", choices=TASKS, default="training", help="(training)")
     parser.add_argument("--only", metavar="TEXT", default="", help="tasks whose id holds this text")
-    parser.add_argument("--seeds", type=_seeds, default=_seeds(SEEDS), metavar="A-B",
+    parser.add_argument("--seeds", type=seeds_of, default=seeds_of(SEEDS), metavar="A-B",
                         help=f"({SEEDS})")  # fmt: skip
     return parser.parse_args(argv)
 
 
-def _seeds(text: str) -> range:
+def seeds_of(text: str) -> range:
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 

@@ -14,7 +14,7 @@ from impala_async.config.section import MOST_S, Section
 TCP_URL = re.compile(
     r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|\*|[a-z0-9][\w.-]*):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
 )
-# Of a batch that is used while nothing new waits: a few more passes teach little.
+# A batch that is used while nothing new waits teaches little after these.
 MOST_PASSES = 16
 AUTO_STOP_KL = 0.1
 

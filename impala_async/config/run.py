@@ -253,7 +253,7 @@ class RunConfig(Section):
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
-        # Of an update's minibatches none is far from the others; a clip bounds what passes can do.
+        # Minibatches of an update are near to each other; a clip bounds what passes can do.
         lag = 1 if algorithm.has_clip else learner.most_passes
         fix = "num_passes, "
         if pace.is_lockstep:

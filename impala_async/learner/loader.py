@@ -130,8 +130,8 @@ class LoadedBatch:
             self.alive_B &= ~which_B
 
     def settle(self, num_passes: int, num_given: int, slot: int | None = None) -> Settlement:
-        """The batch is done, and the slot is empty by it: what is alive now is trained. Of all
-        passes it was given so many, and ended early if it had fewer."""
+        """The batch is done, and the slot is empty by it: what is alive now is trained. Where it
+        had fewer passes than it was given, it ended early."""
         trained, done = int(np.count_nonzero(self.alive_B)), int(self._passes_B.sum())
         return Settlement(
             batch=self.batch,

@@ -4,10 +4,14 @@ N rows, F numbers of a vector
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from impala_async.schema import ArraySpec
@@ -88,6 +92,17 @@ class Normalizer(nn.Module):
     def forward(self, values_NF: Tensor) -> Tensor:
         normal_NF = (values_NF - self.mean) * torch.rsqrt(self.variance + EPSILON)
         return normal_NF.clamp(-LARGEST, LARGEST)
+
+    def by_numpy(self) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
+        """The same for arrays, over the memory of the statistics."""
+        mean_F, variance_F = self.mean.numpy(), self.variance.numpy()
+
+        def normalize(values_NF: NDArray[Any]) -> NDArray[np.float32]:
+            normal_NF: NDArray[np.float32] = values_NF - mean_F
+            normal_NF /= np.sqrt(variance_F + np.float32(EPSILON))
+            return np.clip(normal_NF, -LARGEST, LARGEST, out=normal_NF)
+
+        return normalize
 
     @torch.no_grad()
     def update(self, values_NF: Tensor, is_valid_N: Tensor) -> None:

@@ -261,7 +261,9 @@ def _weights_behind(features: Tensor) -> set[int]:
     return {id(node.variable) for node in seen if hasattr(node, "variable")}
 
 
-def by_numpy(torso: object, head: nn.Linear) -> Net | None:
+def by_numpy(
+    torso: object, head: nn.Linear, normalize: Callable[[Any], NDArray[np.float32]] | None
+) -> Net | None:
     """The net in numpy over the layers' own memory, if one leaf of floats goes in; else None."""
     if type(torso) is not MLPTorso or [leaf.dtype for leaf in torso.leaves] != ["float32"]:
         return None
@@ -275,6 +277,8 @@ def by_numpy(torso: object, head: nn.Linear) -> Net | None:
     def net(obs: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         values = obs[leaf.name]
         features_CF = values.reshape(len(values), -1)
+        if normalize is not None:
+            features_CF = normalize(features_CF)
         for weight, bias in hidden:
             features_CF = features_CF @ weight
             features_CF += bias

@@ -245,7 +245,7 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         ("algorithm.name=appo", 4, 8),
         ("algorithm.name=a2c", 1, 8),
         ("algorithm.name=a.b:C", 1, 8),
-        # Of 256 rows, and of whole columns.
+        # A part has about 256 rows, in whole columns.
         ("trajectory.rows=20", 8, 1),
         ("trajectory.rows=50", 8, 3),
         ("trajectory.rows=1000", 8, 16),

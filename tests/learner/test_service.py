@@ -300,7 +300,9 @@ async def test_a_learner_that_nobody_can_be_told_of_ends_without_a_save(tmp_path
 
 async def test_a_run_without_numbers_ends_with_what_it_had_learned(tmp_path, monkeypatch):
     monkeypatch.setattr(learner_thread, "MOST_SKIPPED_IN_A_ROW", 3)
-    async with service_run(tmp_path, algorithm={"reward_scale": 1e30}) as run:
+    async with service_run(
+        tmp_path, algorithm={"reward_scale": 1e30, "normalize_returns": False}
+    ) as run:
         await run.start_actors(1)
         assert await run.end() == Exit.BUG
     assert run.summary["updates"] == 0

@@ -58,7 +58,7 @@ class Kinds(Drawn):
 
 HISTORY = {"last_action": True, "last_reward": True}
 CASES = {
-    "mlp": ({"id": "CartPole-v1"}, {}),
+    "mlp": ({"id": "CartPole-v1"}, {"normalize_obs": False}),
     "cnn": ({"id": f"{HERE}:Screens"}, {"name": "small_cnn"}),
     "lstm": ({"id": f"{HERE}:Screens", **HISTORY}, {"core": "lstm", "core_size": 9}),
     "gru": ({"id": "CartPole-v1"}, {"core": "gru", "core_size": 9, "normalize_obs": True}),

@@ -1,0 +1,173 @@
+"""Nothing set but the environment and the steps, beside SB3's PPO with its own defaults.
+
+    python -m bench.learning.beside_sb3 --write bench/results
+
+Both train each task with each seed, one after the other, on the same cores. A result is kept with
+the page, and what has one is not trained again: the measurement may be ended and go on at any time.
+`python -m bench.peers --install` makes SB3's virtual environment; tasks with other packages want
+these in both.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from bench.door import run
+from bench.learning.search import seeds_of
+from bench.machine import about_this_machine
+from bench.peers.one_turn import Turn, run_turn
+from bench.peers.venvs import DEFAULT_FOLDER, python_of
+from impala_async.files import write_whole
+
+PAGE = "beside_sb3"
+SYSTEMS = ("ours", "sb3")
+LIMIT_S = 7200.0
+NUM_POINTS = 100
+TASKS = {
+    "CartPole-v1": 150_000,
+    "Acrobot-v1": 150_000,
+    "Pendulum-v1": 300_000,
+    "MountainCarContinuous-v0": 200_000,
+    "FrozenLake-v1": 300_000,
+    "Taxi-v4": 500_000,
+    "LunarLander-v3": 600_000,
+    "LunarLanderContinuous-v3": 500_000,
+    "InvertedDoublePendulum-v5": 1_000_000,
+    "Hopper-v5": 1_000_000,
+    "HalfCheetah-v5": 1_000_000,
+    "Walker2d-v5": 1_000_000,
+    "minatar:MinAtar/Breakout-v1": 1_500_000,
+    "minatar:MinAtar/Asterix-v1": 1_500_000,
+    "minatar:MinAtar/Freeway-v1": 1_500_000,
+    "BipedalWalker-v3": 2_000_000,
+}
+
+Curve: TypeAlias = list[tuple[float, int, float]]
+"""Seconds from launch, env steps trained, and the mean return of 100 episodes."""
+
+
+class Result(NamedTuple):
+    system: str
+    task: str
+    seed: int
+    curve: Curve
+
+    @property
+    def final(self) -> float:
+        # Before 100 episodes have ended there is none, which is as bad as it can be.
+        return self.curve[-1][2] if self.curve else float("-inf")
+
+    @property
+    def seconds(self) -> float:
+        return self.curve[-1][0] if self.curve else float("inf")
+
+    def reached_s(self, goal: float) -> float:
+        return next((at for at, _, value in self.curve if value >= goal), float("inf"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.learning.beside_sb3",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--write", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--only", default="", metavar="TEXT", help="tasks whose id holds this text")
+    parser.add_argument("--seeds", type=seeds_of, default=seeds_of("0-9"), metavar="A-B")
+    parser.add_argument("--venvs", type=Path, default=DEFAULT_FOLDER, metavar="DIR")
+    args = parser.parse_args(argv)
+    data = args.write / f"{PAGE}.jsonl"
+    results = read(data)
+    for seed in args.seeds:
+        for task in (each for each in TASKS if args.only.lower() in each.lower()):
+            for system in SYSTEMS:
+                if (system, task, seed) in {each[:3] for each in results}:
+                    continue
+                result = train(system, task, seed, args.venvs)
+                results.append(result)
+                with data.open("a") as file:
+                    file.write(f"{json.dumps(result._asdict())}\n")
+                told = f"{result.final:.4g} after {result.seconds:.0f} s"
+                print(f"{task} {system} seed {seed}: {told}", file=sys.stderr, flush=True)
+    write_whole(args.write / f"{PAGE}.md", page(results).encode())
+    return 0
+
+
+def train(system: str, task: str, seed: int, venvs: Path) -> Result:
+    """RuntimeError if it fails, or takes too long."""
+    num_steps = TASKS[task]
+    python = sys.executable if system == "ours" else str(python_of(venvs, "sb3"))
+    module = "bench.peers.run_defaults"
+    turn = run_turn(
+        [python, "-m", module, system, task, str(num_steps), str(seed)],
+        lambda turn: _last_step(turn) >= num_steps,
+        LIMIT_S,
+    )
+    if _last_step(turn) < num_steps:
+        raise RuntimeError(f"{system} trained {task} for {LIMIT_S:.0f} s without an end")
+    told = [each for each in turn.progress if each.mean_return is not None]
+    every = max(1, len(told) // NUM_POINTS)
+    # From the end on: the last one is the result.
+    kept = told[::-every][::-1]
+    curve = [
+        (round(each.elapsed_s, 2), each.trained, round(each.mean_return or 0.0, 3)) for each in kept
+    ]
+    return Result(system, task, seed, curve)
+
+
+def _last_step(turn: Turn) -> int:
+    return turn.progress[-1].trained if turn.progress else 0
+
+
+def read(path: Path) -> list[Result]:
+    if not path.exists():
+        return []
+    return [Result(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def row(task: str, results: Sequence[Result]) -> str | None:
+    """One line of the page, where both have something to show."""
+    ours, theirs = ([r for r in results if (r.system, r.task) == (s, task)] for s in SYSTEMS)
+    if not ours or not theirs:
+        return None
+    mine, other = (statistics.median(each.final for each in of) for of in (ours, theirs))
+    reached_s = statistics.median(each.reached_s(other) for each in ours)
+    took_s = statistics.median(each.seconds for each in theirs)
+    times = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
+    finals = ", ".join(f"{each.final:.4g}" for each in ours)
+    return (
+        f"| {task} | {TASKS[task]:,} | **{mine:.4g}** ({finals}) | {other:.4g} ({len(theirs)}) "
+        f"| {took_s:.0f} | {reached_s:.0f} | {times} |"
+    )
+
+
+def page(results: Sequence[Result]) -> str:
+    rows = [found for task in TASKS if (found := row(task, results))]
+    machine: dict[str, Any] = about_this_machine()
+    about = ", ".join(f"{key} {value}" for key, value in machine.items())
+    return "\n".join(
+        [
+            "# With nothing set, beside SB3's PPO",
+            "",
+            "`python -m bench.learning.beside_sb3 --write bench/results`. Nothing is set but "
+            "`env.id`, `stop.env_steps` and the seed; SB3's PPO has its own defaults. Returns are "
+            "means of the last 100 episodes, of which the medians over seeds are shown, and in "
+            "brackets ours of each seed. Seconds count from launch; ours are to SB3's final "
+            "return, both on the same cores, one after the other.",
+            "",
+            "| task | steps | ours | SB3 (seeds) | its seconds | ours to its return | times |",
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            f"Machine: {about}.",
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    run(main)
