@@ -38,7 +38,7 @@ def _export(args: argparse.Namespace) -> int:
         data = as_onnx(graph) if args.onnx else as_torch(graph)
     flag, file = ("--onnx", args.onnx) if args.onnx else ("--torch", args.torch)
     try:
-        write_whole(file, data)
+        write_whole(file.absolute(), data)  # "." has no name
     except OSError as error:
         raise ConfigError(f"{flag}: cannot write to {file}: {error.strerror or error}") from None
     print(f"{file}: the policy of {opened.checkpoint}, for N observations")

@@ -43,6 +43,8 @@ def _train_each(args: argparse.Namespace) -> int:
     flags = [] if (config := _choose_config(args)) is None else ["--config", str(config)]
     base = args.run_dir or default_run_path(load_config(config, args.overrides))
     runs = {}
+    if (there := RunFolder(base)).exists():  # its picture would be lost
+        there.check_new("name another folder for several seeds")
     for seed in args.seeds:
         own = {"config": config, "overrides": [*args.overrides, f"seed={seed}"]}
         runs[seed] = argparse.Namespace(**vars(args) | own | {"run_dir": base / f"seed-{seed}"})

@@ -50,8 +50,9 @@ def test_what_cannot_be_written_is_told(tmp_path, capsys, monkeypatch):
     folder, _ = begin(tmp_path, *CASES["mlp"])
     assert main([str(tmp_path), "--torch", "x"]) == 2
     assert "wants the folder of a run" in one_error(capsys)
-    assert main([str(folder.path), "--torch", str(tmp_path / "no" / "x.pt2")]) == 2
-    assert "--torch: cannot write to" in one_error(capsys)
+    for file in (str(tmp_path / "no" / "x.pt2"), "."):
+        assert main([str(folder.path), "--torch", file]) == 2
+        assert f"--torch: cannot write to {file}: " in one_error(capsys)
     monkeypatch.setattr("impala_async.library.exported.find_spec", lambda name: None)
     assert main([str(folder.path), "--onnx", str(tmp_path / "x.onnx")]) == 2
     assert "pip install 'impala-async[export]'" in one_error(capsys)

@@ -158,8 +158,10 @@ def test_seeds_want_new_runs(capsys):
         (["--resume"], "--seeds: wants new runs"),
         (["--record", "x"], "--seeds: wants new runs"),
         ([], "all/seed-2 already holds a run"),
+        (["--run-dir", "all/seed-2"], "all/seed-2 already holds a run: name another folder"),
     ):
-        assert train.main(["--seeds", "1-2", "--run-dir", "all", *flags]) == 2
+        where = [] if flags[:1] == ["--run-dir"] else ["--run-dir", "all"]
+        assert train.main(["--seeds", "1-2", *where, *flags]) == 2
         assert says in capsys.readouterr().err
     assert FakeRun.made == []
 

@@ -216,11 +216,15 @@ def _reward(
     state: State | None, last_reward: ArrayLike | None, num_columns: int | None
 ) -> NDArray[np.float32]:
     lead = 1 if num_columns is None else num_columns
-    if state is None:
-        return np.zeros(lead, np.float32)
     if last_reward is None:
-        raise ConfigError("last_reward: this run sees it (env.last_reward): wants it, got none")
+        if state is not None:
+            raise ConfigError("last_reward: this run sees it (env.last_reward): wants it, got none")
+        last_reward = np.zeros(lead)
     rewards = np.asarray(last_reward, np.float32).reshape(-1)
     if rewards.shape != (lead,):
         raise ConfigError(f"last_reward: wants {lead} of them, got {len(rewards)}")
+    # The state of a policy without a memory is empty, and is easily left out.
+    if state is None and rewards.any():
+        got = f"got {rewards[rewards != 0][0]:g}; pass back the state of the step before"
+        raise ConfigError(f"last_reward: wants 0 without a state, which begins an episode, {got}")
     return rewards

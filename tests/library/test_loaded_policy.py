@@ -266,6 +266,7 @@ def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
         ({**state, "cell": state["cell"][:3]}, 0, "state: cell: wants shape (9,), got (3,)"),
         (state, None, "last_reward: this run sees it (env.last_reward): wants it, got none"),
         (state, [1, 2], "last_reward: wants 1 of them, got 2"),
+        (None, 2, "last_reward: wants 0 without a state, which begins an episode, got 2; pass"),
     ):
         assert says in refused(ConfigError, policy.act, obs, given, last_reward=reward)
     batch = policy.act(np.stack([obs, obs])).state
