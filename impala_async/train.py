@@ -12,7 +12,7 @@ from impala_async.config.packaged import packaged_configs
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch.local import LocalRun
 from impala_async.output import told_of
-from impala_async.processes import hold, leave
+from impala_async.processes import hold, last_word, leave
 from impala_async.user_code import one_line
 
 logger = logging.getLogger(__name__)
@@ -50,11 +50,15 @@ def _train_each(args: argparse.Namespace) -> int:
         runs[seed] = argparse.Namespace(**vars(args) | own | {"run_dir": base / f"seed-{seed}"})
         doors.check_run(runs[seed])
     code: int = Exit.DONE
-    ended = dict[Path, dict[str, Any]]()
+    ended, heard = dict[Path, dict[str, Any]](), list[int]()
     for seed, one in runs.items():
+        if heard:  # by a run that was over
+            code = last_word(*heard)[1]
+            break
         print(f"seed {seed} ({len(ended) + 1} of {len(runs)})", flush=True)
         settings = [part for override in one.overrides for part in ("--set", override)]
         code = _train(one, [*flags, *settings, "--run-dir", str(one.run_dir)])
+        heard = one.heard
         summary = RunFolder(one.run_dir).peek_json("summary.json")
         if summary is not None:
             ended[one.run_dir] = summary
@@ -105,6 +109,7 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     before = folder.read_json("summary.json")
     run = LocalRun(flags, folder.path)
     code = run.run(config.train.num_actors)
+    args.heard = run.heard
     if code == Exit.CONFIG and folder.path.exists() and folder.is_taken():
         return code  # by another one at the same moment, as the learner has said
     if not (run.verdict or run.has_begun or folder.exists()):

@@ -36,7 +36,7 @@ class FakeRun:
     def __init__(self, learner_flags, run_dir):
         self.flags = list(learner_flags)
         self.run_dir = run_dir
-        self.num_actors = 0
+        self.num_actors, self.heard = 0, []
         FakeRun.made.append(self)
 
     def run(self, num_actors):
@@ -150,6 +150,20 @@ def test_the_seeds_after_one_that_was_ended_are_not_trained(code, reason, monkey
     assert train.main(["--seeds", "0,5"]) == code
     assert len(FakeRun.made) == 1
     assert re.search(rf"(?m)^0 +{reason} +4\d\d +", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_to_a_run_that_is_over_ends_the_seeds_too(number, code, monkeypatch):
+    def during(folder):
+        write_down(folder)
+        folder.write_json("summary.json", WHOLE)
+        FakeRun.made[-1].heard.append(number)
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    assert train.main(["--seeds", "0,5"]) == code
+    assert len(FakeRun.made) == 1
+    # There was no seed to come.
+    assert train.main(["--seeds", "0", "--run-dir", "last"]) == 0
 
 
 def test_seeds_want_new_runs(capsys):

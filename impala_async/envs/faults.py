@@ -155,8 +155,9 @@ def close_all(envs: Iterable[Any], name: str | None = None) -> None:
 
 
 def tell_stderr(line: str) -> None:
-    """Tell a line where the process has no log."""
-    os.write(STDERR, f"{line}\n".encode())
+    """Tell a line where the process has no log; what a full disk does not take is lost."""
+    with contextlib.suppress(OSError):
+        os.write(STDERR, f"{line}\n".encode())
 
 
 def end_with_stacks(text: str) -> None:

@@ -98,7 +98,8 @@ class LocalRun:
         self._lifeline = Lifeline()
         self.verdict: tuple[int, str] | None = None
         """Exit code and reason, where an actor cannot run and the run is given up."""
-        self._heard: list[int] = []
+        self.heard: list[int] = []
+        """The signals that asked for an end."""
         self._kill_at = math.inf
         self.has_begun = False
         """Whether the learner has taken actors."""
@@ -114,7 +115,7 @@ class LocalRun:
         try:
             while self._learner.poll() is None and self.verdict is None and not self._is_hurried():
                 for actor in self._actors:
-                    if self.verdict is None and not self._heard:
+                    if self.verdict is None and not self.heard:
                         self._look_after(actor)
                 self._tell_wait()
                 time.sleep(POLL_S)
@@ -129,7 +130,7 @@ class LocalRun:
         if code < 0 and self._is_hurried():
             return Exit.INTERRUPTED
         # A learner that was met in its first second had not learned yet what a signal means.
-        is_untaught = -code in (signal.SIGTERM, signal.SIGHUP) and bool(self._heard)
+        is_untaught = -code in (signal.SIGTERM, signal.SIGHUP) and bool(self.heard)
         return Exit.DONE if is_untaught else exit_code(code)
 
     def _serves(self) -> bool:
@@ -170,11 +171,11 @@ class LocalRun:
 
     def _pass_on(self, number: int, frame: object) -> None:
         """Only the learner decides what a signal means; the actors end with it."""
-        if not self._heard:
+        if not self.heard:
             self._wait = Wait(logger.warning)
         elif number == signal.SIGINT and self._kill_at == math.inf:
             self._kill_at = time.monotonic() + QUIT_S
-        self._heard.append(number)
+        self.heard.append(number)
         if self._learner.poll() is None:
             self._learner.send_signal(number)
 
@@ -186,15 +187,15 @@ class LocalRun:
         serves = self._serves()
         self.has_begun = self.has_begun or serves
         waits = "waiting for the learner, which"
-        if not self._heard and not self.has_begun:
+        if not self.heard and not self.has_begun:
             does = "loads torch, tries the environment and builds what it trains"
             self._wait.look(lambda s: f"starting: {waits} {does} ({s:.0f} s)")
-        elif self._heard and self._kill_at == math.inf and (serves or not self.has_begun):
+        elif self.heard and self._kill_at == math.inf and (serves or not self.has_begun):
             does, quit_now = "has not answered yet", "press Ctrl-C again to quit at once"
             self._wait.look(lambda s: f"ending: {waits} {does} ({s:.0f} s); {quit_now}")
 
     def _end(self) -> None:
-        is_finished = self._learner.poll() == Exit.DONE and not self._heard
+        is_finished = self._learner.poll() == Exit.DONE and not self.heard
         if self._learner.poll() is None:
             # One that does not serve yet knows no other signal.
             is_given_up = self.verdict is not None and self._serves()

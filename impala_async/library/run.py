@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +145,10 @@ class _Echo:
                 data = os.read(self._fd, CHUNK_BYTES)
                 text = self._decoder.decode(data)
                 self.last = (self.last + text)[-MOST_LAST:]
-                sys.stderr.write(text)
-                sys.stderr.flush()
+                # A disk that is full ends no run, nor does a stderr that was closed from the start.
+                with suppress(OSError, AttributeError):
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
                 if not data:
                     process.wait()
                     has_exited = True
@@ -156,16 +158,21 @@ class _Echo:
 @contextmanager
 def _ctrl_c_raises() -> Iterator[None]:
     """A context in which Ctrl-C raises KeyboardInterrupt: the runner of an asyncio loop would only
-    ask for the end of a task, which waits for us."""
+    ask for the end of a task, which waits for us. A program that ignores the end of its children
+    would never learn their exit codes."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is None:
         yield
         return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ours: dict[int, Any] = {signal.SIGINT: signal.default_int_handler}
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        ours[signal.SIGCHLD] = signal.SIG_DFL
+    kept = {number: signal.signal(number, handler) for number, handler in ours.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def _error_of(code: int, said: str) -> BaseException:

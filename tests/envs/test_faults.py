@@ -239,6 +239,12 @@ def test_what_lasts_is_told_of_by_environment_actor_and_seconds():
     assert watched.told[2:] == ["one of environments 8 to 11 of actor 2 has been in step for 10 s"]
 
 
+def test_a_line_that_the_disk_does_not_take_is_lost(monkeypatch):
+    with open("/dev/full", "wb") as full:
+        monkeypatch.setattr(faults, "STDERR", full.fileno())
+        faults.tell_stderr("a line")
+
+
 def test_what_takes_too_long_is_ended():
     watched = Watched(limit_s=30.0)
     watched.look_until(60, Blame("Some-v1", "to be made"))

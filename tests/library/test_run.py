@@ -171,6 +171,26 @@ def test_all_that_it_says_is_shown_and_a_fault_is_raised_with_its_reason(tmp_pat
         run(run_dir=tmp_path / "run")
 
 
+def test_words_that_nobody_takes_end_no_run(tmp_path, train, monkeypatch):
+    begun(tmp_path / "run")
+    with open("/dev/full", "wb", buffering=0) as full:
+        for stderr in (io.TextIOWrapper(full, write_through=True), None):
+            train(SAYS.format("one", ""))
+            monkeypatch.setattr(sys, "stderr", stderr)
+            assert run(run_dir=tmp_path / "run").folder == tmp_path / "run"
+
+
+def test_its_exit_code_is_known_where_the_end_of_children_is_ignored(tmp_path, train):
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    train(SAYS.format("error: no more\n", "sys.exit(75)"))
+    try:
+        with pytest.raises(ServiceError, match="no more"):
+            run(run_dir=tmp_path / "run")
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_what_it_leaves_running_is_not_waited_for(tmp_path, train, capsys):
     begun(tmp_path / "run")
     train("import subprocess as s; print(s.Popen(['sleep', '60']).pid, flush=True)")

@@ -135,14 +135,17 @@ class Saver:
     best_evaluated: tuple[float, str] | None = field(default=None, init=False)
     """The largest return of an evaluation, and where its weights are in the run folder."""
 
+    def __post_init__(self) -> None:
+        # A start that finds no checkpoint begins anew, but not with the best of the run.
+        found = next(whole_checkpoints(self.folder.best), None)
+        if found is not None and isinstance(score := found.state.get(EVAL_RETURN), float):
+            self.best_evaluated = score, self._name_of(found.path)
+
     def restore(self, state: Mapping[str, Any]) -> None:
         self.episodes.restore(**state["episodes"])
         if state.get("best"):
             score, epoch, update = state["best"]
             self._best = (score, Version(epoch, update))
-        found = next(whole_checkpoints(self.folder.best), None)
-        if found is not None and isinstance(score := found.state.get(EVAL_RETURN), float):
-            self.best_evaluated = score, self._name_of(found.path)
 
     def state_of(self, captured: Captured) -> dict[str, Any]:
         """The content of a `state.json`, with the accounts of now."""
