@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from impala_async.config.section import MOST_S, Section
+from impala_async.config.section import MOST_S, Section, check_count
 
 MAX_COLUMNS = 4096
 SamplerName = Literal["auto", "serial", "vector", "parallel"]
@@ -21,14 +22,9 @@ def _check_device(name: str) -> str:
 Device = Annotated[str, AfterValidator(_check_device)]
 
 
-def _check_num_envs(value: Any) -> Any:
-    if value != "auto" and not (type(value) is int and 1 <= value <= MAX_COLUMNS):
-        raise ValueError  # without words: it is told as any value of a wrong type is
-    return value
-
-
 NumEnvs = Annotated[
-    Annotated[int, Field(ge=1, le=MAX_COLUMNS)] | Literal["auto"], BeforeValidator(_check_num_envs)
+    Annotated[int, Field(ge=1, le=MAX_COLUMNS)] | Literal["auto"],
+    BeforeValidator(partial(check_count, most=MAX_COLUMNS)),
 ]
 
 

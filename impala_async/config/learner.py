@@ -5,15 +5,16 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from impala_async.config.actor import MAX_COLUMNS, Device
-from impala_async.config.section import MOST_S, Section
+from impala_async.config.section import MOST_S, Section, check_count
 
 # ZeroMQ takes no other host.
 TCP_URL = re.compile(
     r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|\*|[a-z0-9][\w.-]*):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
 )
+NumPasses = Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(check_count)]
 # A batch that is used while nothing new waits teaches little after these.
 MOST_PASSES = 16
 AUTO_STOP_KL = 0.1
@@ -45,7 +46,7 @@ class LearnerSection(Section):
     """torch threads of the learner."""
     batch_columns: int = Field(16, ge=1, le=MAX_COLUMNS)
     """B: trajectories per batch; in lockstep all actors'."""
-    num_passes: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    num_passes: NumPasses = 1
     """How often each batch is used. Not set: 8 in ppo, 4 in appo. auto: while nothing new waits, at
     most 16 times."""
     stop_kl: float | None = Field(None, gt=0)

@@ -1,5 +1,6 @@
 """The base of every section of the config, and the types of what a user names by its module."""
 
+import math
 import re
 from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Self, get_args
@@ -89,6 +90,13 @@ def _is_plain(value: Any, depth: int) -> bool:
 Kwargs = dict[
     Annotated[str, AfterValidator(_check_plain)], Annotated[Any, AfterValidator(_check_plain)]
 ]
+
+
+def check_count(value: Any, most: float = math.inf) -> Any:
+    """A whole number from 1 up, or auto."""
+    if value != "auto" and not (type(value) is int and 1 <= value <= most):
+        raise ValueError  # without words: it is told as any value of a wrong type is
+    return value
 
 
 class Named(Section):

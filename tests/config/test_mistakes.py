@@ -60,7 +60,7 @@ def test_what_is_wanted_is_told_in_a_users_words():
         ("learner.threads=1.5", "wants a whole number from 1 to 1024, got 1.5"),
         ("algorithm.lr='3e-4'", 'wants a number over 0, got "3e-4"; a number has no quotes'),
         ("stop.env_steps='9'", 'number over 0, or none, got "9"; a number has no quotes'),
-        ("learner.num_passes=x", 'wants a whole number from 1 up, got "x"'),
+        ("learner.num_passes=x", 'wants a whole number from 1 up, or auto, got "x"'),
         ("seed=0x" + "9" * 5000, "to 2147483647, got one that is too long or too deep to be shown"),
         ("stop.env_steps=x", 'wants a whole number over 0, or none, got "x"'),
         ("algorithm.gamma=2", "wants a number from 0 to 1, got 2"),

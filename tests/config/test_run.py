@@ -42,7 +42,7 @@ USES = """
 ; algorithm.rho_bar=2 algorithm.c_bar=none | algorithm.name | impala appo ppo a.b:C | a2c
 algorithm.name=ppo ; algorithm.rho_bar=2 algorithm.c_bar=2 | algorithm.returns | vtrace | gae
 ; algorithm.pg_rho_bar=2 | algorithm.name | impala appo a.b:C | ppo a2c
-; algorithm.clip=0.3 | algorithm.name | appo ppo a.b:C | impala a2c
+; algorithm.clip=0.3 learner.stop_kl=0.1 | algorithm.name | appo ppo a.b:C | impala a2c
 ; algorithm.is_clip=3 algorithm.tau=0.5 algorithm.kl_coeff=1 | algorithm.name | appo a.b:C | ppo
 ; algorithm.target_update_every_updates=2 | algorithm.name | appo a.b:C | impala ppo
 algorithm.name=appo ; algorithm.kl_target=0.02 | algorithm.kl_coeff | 0.1 | 0
