@@ -12,6 +12,7 @@ BENCHES = {
     "scaling": "actors against env steps trained per second",
     "host": "one actor with env workers beside an actor for each core",
     "evaluations": "trainings with evaluations beside trainings without",
+    "passes": "the time to a return with numbers of passes, and with auto",
     "soak": "half an hour at full speed: does anything grow",
     "learner": "the learner service beside a bare training loop",
     "codec": "messages to frames and back, beside msgpack and pickle",

@@ -1,5 +1,6 @@
 """Small environments that need one ability each: memory, masks, several actions, several inputs."""
 
+import time
 from typing import Any
 
 import gymnasium as gym
@@ -18,9 +19,24 @@ def no_velocities() -> gym.Env[Any, Any]:
     return TimeLimit(_Shown(CartPoleEnv(), [0, 2]), POLE_STEPS)
 
 
+def slow_pole(step_s: float) -> gym.Env[Any, Any]:
+    """CartPole whose steps wait, as those of a simulator do."""
+    return TimeLimit(_Slow(CartPoleEnv(), step_s), POLE_STEPS)
+
+
 def split_pole(withhold: bool = False) -> gym.Env[Any, Any]:
     """CartPole with the cart under one key and the pole under another, which may be withheld."""
     return TimeLimit(_Split(CartPoleEnv(), withhold), POLE_STEPS)
+
+
+class _Slow(gym.Wrapper[Obs, Any, Obs, Any]):
+    def __init__(self, env: gym.Env[Obs, Any], step_s: float) -> None:
+        super().__init__(env)
+        self._step_s = step_s
+
+    def step(self, action: Any) -> tuple[Obs, Any, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        return self.env.step(action)
 
 
 class _Shown(gym.ObservationWrapper[Obs, Any, Obs]):

@@ -1,4 +1,5 @@
-"""The gradients of IMPALA's loss for hidden layers and one choice, written out for numpy.
+"""The gradients of a loss for hidden layers and one choice, written out for numpy: of IMPALA's,
+and of PPO's with V-trace.
 
 On a CPU an update of a small network is hundreds of small operations, of which torch needs longer
 to dispatch each than it computes; and each gives the interpreter's lock away and takes it back,
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from impala_async.algo.vtrace import ValidRows, vtrace
+from impala_async.algo.vtrace import LOG_RATIO_LIMIT, ValidRows, vtrace
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.torso import MLPTorso, joined
@@ -29,6 +30,7 @@ from impala_async.training.rewards import sums_of
 Array = NDArray[np.float32]
 LOWEST = np.finfo(np.float32).min
 NAMES = ("loss/policy", "loss/value", "loss/entropy", "policy/entropy")
+NAMES_OF_PPO = ("policy/kl", "policy/clip_fraction")
 
 
 def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
@@ -37,7 +39,8 @@ def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
     # A torso of the user's own may freeze layers, or use them in any other way.
     is_mlp = policy.is_torso_ours and type(model.policy_torso) is MLPTorso and model.core is None
     is_float32 = policy.device.type == "cpu" and model.precision == torch.float32
-    is_covered = policy.only_choice is not None and section.name == "impala"
+    is_ppo = section.name == "ppo" and section.returns_kind == "vtrace"
+    is_covered = policy.only_choice is not None and (is_ppo or section.name == "impala")
     return is_mlp and is_float32 and is_covered and torch.get_num_threads() == 1
 
 
@@ -52,6 +55,7 @@ class ByHand:
     def __post_init__(self) -> None:
         self._net, self._choice = _Net(self.policy.model), self.policy.only_choice or ""
         self._parameters = tuple(self.policy.model.parameters())
+        self._is_ppo = self.section.name == "ppo"
 
     @torch.no_grad()
     @np.errstate(all="ignore")  # what is not finite is seen in the loss
@@ -75,13 +79,22 @@ class ByHand:
         entropies_N = -_row_sums(probs_NA * log_probs_NA)
 
         inputs = self.transitions_of(batch, of)
-        targets_TB, advantages_TB = self._returns(chosen_log_probs_BT, values_BS, inputs)
+        log_mu_BT = inputs["behaviour_log_probs_TB"].numpy().T
+        log_ratios_BT = np.where(valid_BT, chosen_log_probs_BT - log_mu_BT, np.float32(0))
+        targets_TB, advantages_TB = self._returns(log_ratios_BT, values_BS, inputs)
         num_valid = float(inputs["num_valid"])
         scale = 1.0 / max(num_valid, 1.0) if self.section.reduction == "mean" else 1.0
         weights_BS, errors_BS = np.zeros((2, *values_BS.shape), np.float32)
         # Both are 0 where masked.
         np.multiply(advantages_TB.numpy().T, np.float32(scale), out=weights_BS[:, :-1])
         errors_BS[:, :-1] = np.where(valid_BT, targets_TB.numpy().T - values_BS[:, :-1], 0)
+        names: tuple[str, ...] = NAMES
+        stats: list[float] = []
+        if self._is_ppo:
+            names = NAMES + NAMES_OF_PPO
+            policy, *stats = self._clip(weights_BS[:, :-1], log_ratios_BT, num_valid)
+        else:
+            policy = -float(np.vdot(chosen_log_probs_BT, weights_BS[:, :-1]))
 
         cost = of.entropy_cost * scale
         # d(-w log p_a - cost H) / d logits; H = -sum p log p.
@@ -94,23 +107,40 @@ class ByHand:
         self._net.backward(gradient_NA, errors_BS.reshape(-1, 1) * np.float32(-value_scale))
 
         sum_entropy = float(entropies_N[valid_BS.reshape(-1)].sum())
-        policy = -float(np.vdot(chosen_log_probs_BT, weights_BS[:, :-1]))
         value = 0.5 * value_scale * float(np.vdot(errors_BS, errors_BS))
         entropy = -cost * sum_entropy
         norm = float(global_norm(self._parameters))
         numbers = [policy + value + entropy, norm, num_valid, policy, value, entropy]
-        numbers.append(sum_entropy / max(num_valid, 1.0))
+        numbers += [sum_entropy / max(num_valid, 1.0), *stats]
         if with_sums:
             numbers += sums_of(targets_TB, inputs["mask_TB"]).tolist()
-        return Gradients(torch.tensor(numbers, dtype=torch.float64), NAMES)
+        return Gradients(torch.tensor(numbers, dtype=torch.float64), names)
+
+    def _clip(
+        self, weights_BT: Array, log_ratios_BT: Array, num_valid: float
+    ) -> tuple[float, float, float]:
+        """Make weighted advantages the weights of PPO's gradient; return its policy loss, and the
+        KL and the share of ratios beyond the clip. All are 0 where masked."""
+        clip, bounded_BT = self.section.clip, log_ratios_BT.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        ratios_BT = np.exp(bounded_BT)
+        surrogates_BT = ratios_BT * weights_BT
+        clipped_BT = ratios_BT.clip(1 - clip, 1 + clip) * weights_BT
+        loss = -float(np.minimum(surrogates_BT, clipped_BT).sum())
+        gaps_BT = ratios_BT - 1
+        beyond_BT = np.abs(gaps_BT) > clip
+        # There is no gradient where the clip holds, and none through a bound of the ratio.
+        is_held_BT = (beyond_BT & (clipped_BT <= surrogates_BT)) | (bounded_BT != log_ratios_BT)
+        weights_BT[:] = np.where(is_held_BT, np.float32(0), surrogates_BT)
+        divisor = max(num_valid, 1.0)
+        return loss, float((gaps_BT - log_ratios_BT).sum()) / divisor, beyond_BT.sum() / divisor
 
     def _returns(
-        self, log_probs_BT: Array, values_BS: Array, inputs: dict[str, Any]
+        self, log_ratios_BT: Array, values_BS: Array, inputs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         section, values_SB = self.section, torch.from_numpy(values_BS).t()
         mask_TB = inputs["mask_TB"]
         targets_TB, advantages_TB = vtrace(
-            log_rhos_TB=torch.from_numpy(log_probs_BT).t() - inputs["behaviour_log_probs_TB"],
+            log_rhos_TB=torch.from_numpy(log_ratios_BT).t(),
             rewards_TB=inputs["rewards_TB"],
             discounts_TB=inputs["discounts_TB"],
             values_SB=values_SB,
@@ -119,6 +149,7 @@ class ByHand:
             c_bar=section.c_bar,
             pg_rho_bar=section.pg_rho_bar,
             lambda_=section.trace_decay,
+            has_pg_ratio=not self._is_ppo,
         )
         if section.has_normal_advantages:
             advantages_TB = ValidRows(values_SB, mask_TB).normalize(advantages_TB)

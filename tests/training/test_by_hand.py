@@ -24,6 +24,8 @@ ALGORITHMS = {
     "plain": {},
     "sum": {"reduction": "sum", "reward_clip": "unit", "lambda": 0.9},
     "normal": {"normalize_advantages": True, "normalize_returns": True, "rho_bar": 2.0},
+    "ppo": {"name": "ppo"},
+    "ppo, sum": {"name": "ppo", "reduction": "sum", "clip": 0.5, "normalize_returns": True},
 }
 
 
@@ -71,9 +73,10 @@ def _noted(call, calls):
     return noting
 
 
+@pytest.mark.parametrize("name", ["impala", "ppo"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
-def test_what_is_not_finite_is_found_as_torch_finds_it(make_pair, make_batch, value):
-    steps = make_pair({}, {})
+def test_what_is_not_finite_is_found_as_torch_finds_it(make_pair, make_batch, value, name):
+    steps = make_pair({}, {"name": name})
     batch = make_batch()
     batch.mask_BT[2, 1], batch.rewards_BT[2, 1] = True, value
     mine, theirs = (step.run(batch, ALIVE_B, 0) for step in steps)
@@ -120,7 +123,9 @@ def test_other_networks_choices_and_algorithms_are_for_torch(schema):
         return is_plain(policy, section)
 
     assert fits()
-    assert not fits(section=AlgorithmSection(name="ppo"))
+    assert fits(section=AlgorithmSection(name="ppo"))
+    assert not fits(section=AlgorithmSection(name="ppo", returns="gae"))
+    assert not fits(section=AlgorithmSection(name="appo"))
     assert not fits(name=f"{__name__}:frozen_mlp")
     assert not fits(Schema(floats, two, 6))
     assert not fits(Schema(image, schema.action, 6), name="small_cnn")
