@@ -240,19 +240,19 @@ def test_passes_that_a2c_cannot_correct_are_warned_of():
 
 def test_passes_and_parts_follow_from_others_unless_they_are_given():
     for settings, passes, parts in (
-        ("", 8, 8),
-        ("algorithm.name=impala", 1, 8),
-        ("algorithm.name=appo", 4, 8),
-        ("algorithm.name=a2c", 1, 8),
-        ("algorithm.name=a.b:C", 1, 8),
+        ("", 8, 4),
+        ("algorithm.name=impala", 1, 4),
+        ("algorithm.name=appo", 4, 4),
+        ("algorithm.name=a2c", 1, 4),
+        ("algorithm.name=a.b:C", 1, 4),
         # A part has about 256 rows, in whole columns.
         ("trajectory.rows=20", 8, 1),
         ("trajectory.rows=50", 8, 3),
         ("trajectory.rows=1000", 8, 16),
-        (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=4", 8, 2),
+        (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=4", 8, 1),
         # Within what a small max_lag allows.
-        ("learner.max_lag=23", 3, 8),
-        ("learner.max_lag=8 learner.minibatch_buffer_size=3", 1, 8),
+        ("learner.max_lag=11", 3, 4),
+        ("learner.max_lag=8 learner.minibatch_buffer_size=3", 1, 4),
         (f"learner.num_passes=3 {PARTS}=2 learner.max_lag=5", 3, 2),
     ):
         config = config_of(settings)
