@@ -70,7 +70,8 @@ class Policy:
         self._input_names = [leaf.name for leaf in schema.inputs.leaves]
         self._state_names = [array.name for array in schema.state]
         # A user's torso may use its weights in any way, even if it is built from one of ours.
-        self.is_torso_ours = model.name in TORSOS
+        self.torso_name = self.model.torso_name
+        self.is_torso_ours = self.torso_name in TORSOS
         self._quick = None
         kinds = [(len(part.choices), part.shape) for part in self._parts]
         is_one_choice = kinds == [(1, ())] and self._legal is None
@@ -205,6 +206,7 @@ class Team:
             number = policies.names.index(policies.copies.get(name, name))
             member_seed = member_seed_of(seed, number)
             self.members[name] = Policy(schema, model, seed=member_seed, device=device)
+        self.torso_name = self.members[policies.names[0]].torso_name
         self.tensors = tuple(self.named_tensors().values())
         self.layout = layout_of(self.named_tensors())
         self.coarse_layout = self.layout.coarse(

@@ -224,7 +224,8 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPo
             policy = build_policy(
                 schema, model, settings.policies, seed=settings.seed, device=device
             )
-        policy.act_in(pick_precision(model.precision, model.name, torch.device(device)))
+        precision = pick_precision(model.precision, policy.torso_name, torch.device(device))
+        policy.act_in(precision)
     except errors.ConfigError as error:
         # An own torso is not installed here, or a network fits neither the spaces nor the memory.
         raise errors.MismatchError(plain(str(error))) from error

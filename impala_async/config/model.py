@@ -7,14 +7,15 @@ from pydantic import Field
 
 from impala_async.config.section import Section, unknown_name
 
-TORSOS = ("mlp", "nature_cnn", "impala_resnet", "small_cnn")
+TORSOS = ("auto", "mlp", "nature_cnn", "impala_resnet", "small_cnn")
 
 
 class ModelSection(Section):
     """The network."""
 
-    name: str = "mlp"
-    """The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as package.module:Name."""
+    name: str = "auto"
+    """The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as package.module:Name.
+    auto: nature_cnn for images from 36 x 36, small_cnn for smaller ones, mlp without any."""
     hidden_sizes: tuple[int, ...] | None = Field(None, min_length=1)
     """Hidden widths; none: 64, 64 (mlp), 512 (nature_cnn), 256 (impala_resnet), 128 (small_cnn)."""
     activation: Literal["tanh", "relu"] | None = None

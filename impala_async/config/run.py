@@ -139,11 +139,9 @@ class RunConfig(Section):
             decided["queue_size"] = 1
             if "batch_columns" not in learner.model_fields_set:
                 decided["batch_columns"] = self.train.num_actors * self.actor.least_envs
-        columns, parts = (
-            decided.get("batch_columns", learner.batch_columns),
-            algorithm.num_minibatches,
-        )
+        parts = algorithm.num_minibatches
         if "num_minibatches" not in algorithm.model_fields_set:
+            columns = decided.get("batch_columns", learner.batch_columns)
             parts = min(columns, max(1, columns * self.trajectory.rows // USUAL_PART_ROWS))
             update = {"num_minibatches": parts}
             self.__dict__["algorithm"] = algorithm.model_copy(update=update)
@@ -167,7 +165,7 @@ class RunConfig(Section):
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
                 f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
             )
-        yield from self._idle_passes()
+        yield from self._broken_passes()
         passes = 1 if learner.num_passes == "auto" else learner.num_passes
         replay_lag = learner.minibatch_buffer_size * (passes - 1) * num_minibatches
         # In lockstep they are one update.
@@ -178,7 +176,7 @@ class RunConfig(Section):
                 "have all its passes"
             )
 
-    def _idle_passes(self) -> Iterator[str]:
+    def _broken_passes(self) -> Iterator[str]:
         if self.learner.num_passes != "auto":
             return
         if self.pace.is_lockstep:
@@ -254,14 +252,13 @@ class RunConfig(Section):
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
         # Minibatches of an update are near to each other; a clip bounds what passes can do.
-        lag = 1 if algorithm.has_clip else learner.most_passes
-        fix = "num_passes, "
+        lag, fix = 1 if algorithm.has_clip else learner.most_passes, "learner.num_passes, "
         if pace.is_lockstep:
-            lag, fix = lag * (pace.lag + 1), f"learner.{fix}or pace.lag"
+            lag, fix = lag * (pace.lag + 1), f"{fix}or pace.lag"
         else:
             # Between acting and training when every queue is full (one batch granted).
             lag *= learner.queue_size + learner.minibatch_buffer_size + 1
-            fix = f"learner.{fix}queue_size or minibatch_buffer_size"
+            fix += "queue_size or minibatch_buffer_size"
         old = f"a trajectory may be {lag} passes over a batch old when it is trained on, and"
         if algorithm.returns_kind == "gae":
             if pace.lag or not pace.is_lockstep:

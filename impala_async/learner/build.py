@@ -19,7 +19,6 @@ from impala_async.learner.loader import DeviceLoader, HostLoader, allocator_for,
 from impala_async.learner.slots import allocate_slots
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import Snapshot
-from impala_async.models.leaves import is_image
 from impala_async.models.torso import pick_precision
 from impala_async.policy import build_policy, layout_of
 from impala_async.schema import Schema
@@ -89,14 +88,10 @@ def build_step(
     """The update, with its policy, and the precision in which torsos compute."""
     policies, seed = config.policies, config.seed
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
-    precision = pick_precision(config.model.precision, config.model.name, device)
+    precision = pick_precision(config.model.precision, policy.torso_name, device)
     policy.compute_in(precision)
-    logger.info("learning on %s in %s", device, str(precision).removeprefix("torch."))
-    if "name" not in config.model.model_fields_set and any(map(is_image, schema.inputs.leaves)):
-        logger.warning(
-            "model.name: images go flat into mlp, as it is not set; set it to nature_cnn, "
-            "impala_resnet or small_cnn for convolutions, or to mlp if that is meant"
-        )
+    words = policy.torso_name, device, str(precision).removeprefix("torch.")
+    logger.info("learning with %s on %s in %s", *words)
     schedule = {"schedule_env_steps": config.schedule_env_steps}
     algorithm = config.algorithm.model_copy(update=schedule)
     if policies.names:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
-from impala_async.models.torso import TORSOS, make_torso, orthogonal
+from impala_async.models.torso import TORSOS, choose_torso, make_torso, orthogonal
 from impala_async.schema import ActionPart, ActionSpec, ObsSpec, recurrent_state
 from impala_async.user_code import UserCode
 
@@ -32,6 +32,8 @@ class ActorCritic(nn.Module):
 
     def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
         super().__init__()
+        section = choose_torso(section, obs)
+        self.torso_name = section.name
         # An error of a torso of the user's own is told as that.
         own = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
         self._calling = nullcontext() if section.name in TORSOS else own

@@ -196,6 +196,17 @@ TORSOS: dict[str, Callable[[ObsSpec, ModelSection], nn.Module]] = {
 }
 
 
+def choose_torso(section: ModelSection, obs: ObsSpec) -> ModelSection:
+    """The section with the torso that `auto` is for these observations."""
+    if section.name != "auto":
+        return section
+    sizes = [min(image_shape(leaf)[1:3]) for leaf in obs.leaves if is_image(leaf)]
+    for name, smallest in (("nature_cnn", 36), ("small_cnn", 3)):
+        if sizes and min(sizes) >= smallest:
+            return section.model_copy(update={"name": name})
+    return section.model_copy(update={"name": "mlp"})
+
+
 def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
     """One of the kind that `model.name` says; raises SpacesError if there is none.
 

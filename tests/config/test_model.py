@@ -4,10 +4,10 @@ from tests.config.made import complaint, config_of
 
 def test_only_a_plain_mlp_has_a_torso_each_by_default():
     for settings, is_shared in (
-        ("", False),
-        ("model.core=gru", True),
+        ("model.name=mlp", False),
+        ("model.name=mlp model.core=gru", True),
         ("model.shared_torso=true model.core=lstm", True),
-        *[(f"model.name={name}", True) for name in (*TORSOS[1:], "a.b:C")],
+        *[(f"model.name={name}", True) for name in (*TORSOS[2:], "a.b:C")],
         ("model.name=nature_cnn model.shared_torso=false", False),
     ):
         assert config_of(settings).model.has_shared_torso == is_shared
@@ -16,5 +16,7 @@ def test_only_a_plain_mlp_has_a_torso_each_by_default():
 def test_what_does_not_go_together_is_refused():
     text = complaint("model.shared_torso=false model.core=gru")
     assert "shared_torso (false) does not go with core (gru)" in text
-    says = "name must be one of mlp, nature_cnn, impala_resnet, small_cnn, or package.module:Name"
+    says = (
+        "name must be one of auto, mlp, nature_cnn, impala_resnet, small_cnn, or package.module:N"
+    )
     assert says in complaint("model.name=resnet")

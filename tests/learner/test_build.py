@@ -126,17 +126,16 @@ def test_a_schedule_without_an_end_ends_with_the_run():
     assert rates == pytest.approx([1e-3, 7.5e-4, 0])
 
 
-def test_images_go_flat_into_an_mlp_by_choice_or_with_a_warning(caplog):
-    for schema, model, is_told in (
-        (small_schema(), {}, False),
-        (big_schema(), {"name": "mlp"}, False),
-        (big_schema(), {"name": "impala_resnet"}, False),
-        (big_schema(), {}, True),
+def test_what_learns_is_told(caplog):
+    caplog.set_level("INFO")
+    for schema, model, torso in (
+        (small_schema(), {}, "mlp"),
+        (big_schema(), {}, "small_cnn"),
+        (big_schema(), {"name": "mlp"}, "mlp"),
     ):
         caplog.clear()
-        build_step(config_of(schema, model=model), schema, CPU)
-        assert [r.levelname for r in caplog.records] == ["WARNING"] * is_told, model
-    assert caplog.messages[0].startswith("model.name: images go flat into mlp, as it is not set; ")
+        build_step(config_of(schema, model={"precision": "float32", **model}), schema, CPU)
+        assert caplog.messages == [f"learning with {torso} on cpu in float32"]
 
 
 def test_auto_takes_what_is_there_and_a_device_that_is_not_is_named(monkeypatch):

@@ -13,7 +13,14 @@ from impala_async.errors import ConfigError, SpacesError
 from impala_async.models import torso
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import Snapshot
-from impala_async.models.torso import Hidden, MLPTorso, joined, orthogonal, pick_precision
+from impala_async.models.torso import (
+    Hidden,
+    MLPTorso,
+    choose_torso,
+    joined,
+    orthogonal,
+    pick_precision,
+)
 from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.weights import Version
@@ -26,7 +33,29 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_the_config_names_those_that_there_are():
-    assert set(torso.TORSOS) == set(TORSOS)
+    assert {*torso.TORSOS, "auto"} == set(TORSOS)
+
+
+def test_auto_goes_by_the_smallest_image():
+    vector = ArraySpec("v", (4,), "float32")
+    choice = ArraySpec("c", (4,), "int64", (3,) * 4)
+    for leaves, name in (
+        ([vector], "mlp"),
+        ([vector, choice], "mlp"),
+        ([ArraySpec("i", (36, 40, 3), "uint8"), vector], "nature_cnn"),
+        ([ArraySpec("i", (4, 84, 84, 1), "uint8")], "nature_cnn"),
+        ([ArraySpec("i", (84, 84, 3), "uint8"), ArraySpec("j", (10, 35, 2), "bool")], "small_cnn"),
+        ([ArraySpec("i", (10, 10, 4), "float32")], "small_cnn"),
+        ([ArraySpec("i", (9, 2, 4), "float32")], "mlp"),
+    ):
+        obs = ObsSpec(tuple(leaves))
+        assert choose_torso(ModelSection(core="gru"), obs).name == name
+        model = ActorCritic(ModelSection(), obs, ACTION)
+        assert model.torso_name == name
+        # Where images are, policy and value share what sees them.
+        assert (model.value_torso is None) == (name != "mlp")
+        given = ModelSection(name="impala_resnet")
+        assert choose_torso(given, obs) is given
 
 
 def test_it_is_built_without_memory_too():
