@@ -1,4 +1,4 @@
-"""What has been measured beside SB3 is kept, and the page compares medians."""
+"""Measurements beside SB3 are kept and gone on with, and the page compares medians."""
 
 import pytest
 
