@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__, errors
-from impala_async.config.packaged import packaged_configs
+from impala_async.config.packaged import find_config, packaged_configs
 from impala_async.files import find_object
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
@@ -192,12 +192,10 @@ def learner_url(where: str, within_s: float) -> str:
 
 
 def _config_file(name: str) -> Path:
-    path, packaged = typed_path(name), packaged_configs()
-    # Its reader says that it is not there.
-    near = [] if os.path.exists(path) else difflib.get_close_matches(path.stem, packaged, n=1)
-    if near and name not in packaged:
-        raise argparse.ArgumentTypeError(f"there is no file {name}; did you mean {near[0]}?")
-    return packaged[name] if near else path
+    try:
+        return find_config(typed_path(name))
+    except errors.ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":

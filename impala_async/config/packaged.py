@@ -1,6 +1,10 @@
 """The configs that come with the package, by name."""
 
+import difflib
+import os
 from pathlib import Path
+
+from impala_async.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -9,3 +13,13 @@ def packaged_configs() -> dict[str, Path]:
     """The configs by their names: they are in the package, or beside it in a checkout."""
     packaged = sorted(PACKAGE.glob("configs/*.toml"))
     return {path.stem: path for path in packaged or sorted(PACKAGE.parent.glob("configs/*.toml"))}
+
+
+def find_config(given: str | os.PathLike[str]) -> Path:
+    """A file, whose reader says if it is not there, or the config of that name; ConfigError if one
+    with another name is meant."""
+    name, packaged = os.fspath(given), packaged_configs()
+    near = [] if os.path.exists(name) else difflib.get_close_matches(Path(name).stem, packaged, n=1)
+    if near and name not in packaged:
+        raise ConfigError(f"there is no file {name}; did you mean {near[0]}?")
+    return packaged[name] if near else Path(name)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.config.load import load_config, names_an_env
-from impala_async.config.packaged import packaged_configs
+from impala_async.config.packaged import find_config, packaged_configs
 from impala_async.errors import (
     CheckpointError,
     ConfigError,
@@ -85,8 +85,14 @@ def run(
     dotted keys, as {"stop.env_steps": 20_000}; `run_dir` is the run folder. Ctrl-C, or the
     interrupt of a notebook, saves and ends the run, and is raised here as KeyboardInterrupt.
     """
+    if isinstance(config, Mapping) or not isinstance(overrides, Mapping | None):
+        wants = 'a file or a name, and overrides by their keys, like {"stop.env_steps": 20_000}'
+        raise ConfigError(f"config: wants {wants}; got {config!r} and {overrides!r}")
     settings = [f"{key}={_as_toml(key, value)}" for key, value in (overrides or {}).items()]
-    path = None if config is None else packaged_configs().get(str(config), Path(config))
+    try:
+        path = None if config is None else find_config(config)
+    except ConfigError as error:
+        raise ConfigError(f"config: {error}") from None
     if path is None and not names_an_env(settings):
         path = packaged_configs()["cartpole"]
     checked = load_config(path, settings)

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from impala_async.config.packaged import packaged_configs
+import pytest
+
+from impala_async.config.packaged import find_config, packaged_configs
+from impala_async.errors import ConfigError
 
 
 def test_each_is_found_by_its_name():
@@ -11,3 +14,13 @@ def test_each_is_found_by_its_name():
         path.name for path in Path("configs").glob("*.toml")
     }
     assert found["cartpole"].name == "cartpole.toml"
+
+
+def test_a_file_comes_before_a_name_and_a_name_is_guessed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("cartpole") == packaged_configs()["cartpole"]
+    assert find_config("elsewhere.toml") == Path("elsewhere.toml")
+    (tmp_path / "cartpol").touch()
+    assert find_config(Path("cartpol")) == Path("cartpol")
+    with pytest.raises(ConfigError, match=r"no file cartpole\.tml; did you mean cartpole\?"):
+        find_config("cartpole.tml")

@@ -84,7 +84,7 @@ class Flaky(CartPoleEnv):
 @pytest.mark.parametrize("number", matrix.ENDS_OF_ACTORS)
 def test_an_actor_that_fails_or_was_ended_is_started_again(site, number):
     flaky = FLAKY.format(flag=site.folder / "flaked")
-    two = ("train.num_actors=2", "actor.num_envs=8")
+    two = ("train.num_actors=2", "actor.num_envs=8", "learner.num_passes=1")
     door = site.train("env.id=flaky:Flaky", *two, *ENDLESS, **module(site.folder, "flaky", flaky))
     wait_until("an actor fails", lambda: "ended with exit code 2 (" in door.log, 40.0)
     assert "the simulator crashed" in "".join(
