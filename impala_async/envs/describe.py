@@ -125,15 +125,21 @@ def _tell_outside(envs: EnvBatch, obs: Obs) -> bool:
 
 
 def _check_legal(envs: EnvBatch, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> None:
-    spec = envs.action_spec
+    if fault := fault_of_mask(envs.action_spec, obs, is_chosen_C):
+        raise EnvError(f"{envs.name} gave {fault}")
+
+
+def fault_of_mask(spec: ActionSpec, obs: Obs, is_chosen_C: NDArray[np.bool_]) -> str | None:
+    """Whether a column that chooses has nothing legal to choose."""
     if spec.legal is None:
-        return
-    for item_CP in _items(spec, obs[spec.legal].reshape(envs.num_envs, -1)):
+        return None
+    for item_CP in _items(spec, obs[spec.legal].reshape(len(is_chosen_C), -1)):
         if not item_CP[is_chosen_C].any(1).all():
-            raise EnvError(
-                f"{envs.name} gave a mask of legal actions, {spec.legal!r}, without any legal one: "
-                "every item of an action needs at least one"
+            return (
+                f"a mask of legal actions, {spec.legal!r}, without any legal one: every item of an "
+                "action needs at least one"
             )
+    return None
 
 
 def read_answer(answer: bytes) -> tuple[ObsSpec, ActionSpec, int]:

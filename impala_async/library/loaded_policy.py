@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from impala_async.config.policies import PoliciesSection
 from impala_async.envs.batch import ObsRows
+from impala_async.envs.describe import fault_of_mask
 from impala_async.envs.saved_spaces import load_spaces
 from impala_async.envs.spaces import Spaces
 from impala_async.envs.vector import LAST_REWARD, history_leaves, shown_parts
@@ -122,6 +123,9 @@ class LoadedPolicy:
                 got = values[~is_moderate][:1]
                 what = f"it is {how_large(got)}: {got[0]:g}"
                 raise EnvError(f"{leaf.name or 'observation'}: wants moderate numbers, {what}")
+        chooses_C = np.ones(num_columns or 1, np.bool_)
+        if fault := fault_of_mask(self._spaces.action_spec, leaves, chooses_C):
+            raise EnvError(f"observation: has {fault}")
         return dict(leaves)
 
     def _read_state(self, state: State | None, num_columns: int | None) -> State:
@@ -150,8 +154,11 @@ def load_policy(
 ) -> LoadedPolicy:
     """The policy of a run: of its newest checkpoint, or of the one whose folder is named.
 
-    `policy` names a member of a team. `device` is cpu or cuda. `seed` is for sampled actions.
+    `policy` names a member of a team. `device` is cpu, cuda, or auto: a GPU if there is one. `seed`
+    is for sampled actions.
     """
+    if type(seed) is not int or not 0 <= seed < 1 << 63:
+        raise ConfigError(f"seed: wants a whole number from 0 up, got {seed!r}")
     return LoadedPolicy(open_policy(Path(path), policy, device), seed=seed)
 
 
@@ -202,13 +209,15 @@ def _check_member(section: PoliciesSection, policy: str | None) -> None:
 
 
 def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
         # Asked of torch, since a GPU may be there and be of no use.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).partition("\n")[0]
-        raise ConfigError(f"device: wants cpu or cuda, got {name!r}: {why}") from None
+        raise ConfigError(f"device: wants cpu, cuda or auto, got {name!r}: {why}") from None
     return device
 
 
@@ -223,6 +232,8 @@ def _reward(
     rewards = np.asarray(last_reward, np.float32).reshape(-1)
     if rewards.shape != (lead,):
         raise ConfigError(f"last_reward: wants {lead} of them, got {len(rewards)}")
+    if not are_moderate(rewards).all():
+        raise ConfigError(f"last_reward: wants moderate numbers, got {last_reward}")
     # The state of a policy without a memory is empty, and is easily left out.
     if state is None and rewards.any():
         got = f"got {rewards[rewards != 0][0]:g}; pass back the state of the step before"

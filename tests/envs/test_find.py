@@ -50,6 +50,7 @@ PYTHONS = "name a subclass of gymnasium.Env, or a function of your own that make
 GAME = "If it is one of Atari's games, it is ALE/{}-v5."
 
 
+@pytest.mark.filterwarnings("ignore:.*Overriding environment")  # where minatar is installed
 def test_an_unknown_name_is_an_error_that_helps(monkeypatch):
     # Another test may have imported ale_py, which registers older names of its games.
     for env_id in [each for each, spec in registry.items() if "ale_py" in str(spec.entry_point)]:

@@ -251,6 +251,17 @@ def test_an_observation_that_is_not_of_the_space_names_its_leaf(tmp_path):
         assert says in refused(EnvError, policy.act, obs)
 
 
+def test_a_mask_without_a_legal_action_is_told(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["masks"])
+    policy = load_policy(folder.path)
+    obs = policy.observation_space.sample()
+    mask = next(name for name, box in policy.observation_space.items() if box.dtype == np.int8)
+    policy.act({**obs, mask: np.eye(1, *obs[mask].shape, dtype=np.int8)[0]})
+    none = {**obs, mask: np.zeros_like(obs[mask])}
+    for given in (none, {name: np.stack([part, part]) for name, part in none.items()}):
+        assert "has a mask of legal actions" in refused(EnvError, policy.act, given)
+
+
 def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
     folder, _ = begin(tmp_path, *CASES["lstm"])
     policy, obs = load_policy(folder.path), np.zeros((12, 12, 2), np.uint8)
@@ -266,6 +277,7 @@ def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
         ({**state, "cell": state["cell"][:3]}, 0, "state: cell: wants shape (9,), got (3,)"),
         (state, None, "last_reward: this run sees it (env.last_reward): wants it, got none"),
         (state, [1, 2], "last_reward: wants 1 of them, got 2"),
+        (state, np.nan, "last_reward: wants moderate numbers, got nan"),
         (None, 2, "last_reward: wants 0 without a state, which begins an episode, got 2; pass"),
     ):
         assert says in refused(ConfigError, policy.act, obs, given, last_reward=reward)
@@ -299,9 +311,13 @@ def test_what_holds_no_policy_is_told(tmp_path, caplog):
     assert load_policy(folder.path).checkpoint.name == "ckpt-1-5"
     assert "skipping a damaged checkpoint" in caplog.text
     for device in ("cuda:99", "no such"):
-        assert f"device: wants cpu or cuda, got {device!r}: " in refused(
+        assert f"device: wants cpu, cuda or auto, got {device!r}: " in refused(
             ConfigError, load_policy, folder.path, device=device
         )
+    assert load_policy(folder.path, device="auto").act(np.zeros(4, np.float32))
+    for seed in (None, -1, True, 1 << 63):
+        says = f"seed: wants a whole number from 0 up, got {seed!r}"
+        assert refused(ConfigError, load_policy, folder.path, seed=seed) == says
     assert refused(ConfigError, load_policy, folder.path, policy="main") == (
         "policy: wants none, as there is one, got 'main'"
     )
