@@ -50,7 +50,8 @@ PPO = (
     *("algorithm.name=ppo", "algorithm.returns=gae", "algorithm.num_minibatches=4"),
     "learner.num_passes=3",
 )
-APPO = ("algorithm.name=appo", "algorithm.num_minibatches=2", "learner.num_passes=2")
+PLAIN_APPO = ("algorithm.name=appo", "algorithm.lambda=1", "algorithm.normalize_advantages=false")
+APPO = (*PLAIN_APPO, "algorithm.num_minibatches=2", "learner.num_passes=2")
 SCHEDULE = (
     "algorithm.lr_end=0",
     "algorithm.entropy_cost_end=0",
@@ -95,7 +96,7 @@ CASES: dict[str, tuple[str, ...]] = {
                                                "model.hidden_sizes=[64]", "stop.env_steps=2000"),
     "impala, resnet": (*SMALL_IMAGES, "model.name=impala_resnet", "stop.env_steps=2000"),
     "impala, two policies, one a copy": (*GAMES, *COPIED),
-    "appo": (*POLE, "algorithm.name=appo"),
+    "appo": (*POLE, *PLAIN_APPO),
     "appo, kl, lag 1": (*POLE, *APPO, "algorithm.kl_coeff=0.5", "algorithm.tau=0.5", "pace.lag=1"),
     "appo, continuous actions, normalised": (*PENDULUM, *APPO, "model.normalize_obs=true",
                                              "algorithm.normalize_returns=true"),

@@ -27,7 +27,7 @@ ALGORITHM_KEYS = {
     ("algorithm.optimizer", "adamw"): "algorithm.optimizer_options.weight_decay",
 }
 """The rows of `ONLY_WHERE` in config/run.py that are about this section."""
-USUAL_PASSES = {"ppo": 8, "appo": 4}
+USUAL_PASSES = {"ppo": 8, "appo": 8}
 """So often is a batch used where nobody says how often: a clip bounds what that can do."""
 USUAL_PART_ROWS = 256
 """About so many rows has a minibatch where nobody says how many there are."""
@@ -76,9 +76,9 @@ class AlgorithmSection(Section):
     pg_rho_bar: float | None = Field(1.0, gt=0)
     """V-trace bar in the policy gradient."""
     lambda_: float | None = Field(None, ge=0, le=1, alias="lambda")
-    """Trace decay; none: 0.95 in ppo and a2c, else 1."""
+    """Trace decay; none: 0.95 in ppo, appo and a2c, else 1."""
     normalize_advantages: bool | None = None
-    """Give advantages mean 0 and deviation 1; none: in ppo and a2c, else not."""
+    """Give advantages mean 0 and deviation 1; none: in ppo, appo and a2c, else not."""
     clip: float = Field(0.2, gt=0)
     """ppo, appo: how far from 1 a ratio of policies is followed."""
     num_minibatches: int = Field(1, ge=1)
@@ -88,7 +88,8 @@ class AlgorithmSection(Section):
     tau: float = Field(1.0, gt=0, le=1)
     """appo: how far the target network moves to the current one."""
     target_update_every_updates: int = Field(4, ge=1)
-    """appo: updates from one move of the target network to the next."""
+    """appo: updates from one move of the target network to the next. Not set: those of a
+    batch, and 4 at least."""
     kl_coeff: float = Field(0.0, ge=0)
     """appo: weight at the start of the KL from the target; 0: without."""
     kl_target: float | None = Field(0.01, gt=0)
@@ -137,19 +138,18 @@ class AlgorithmSection(Section):
         return self.name not in ("impala", "a2c")
 
     @property
-    def _is_of_gae(self) -> bool:
-        """Whether it is one of those that came with GAE, and with what goes with that."""
-        return "gae" in ALGORITHMS.get(self.name, ())
+    def _is_like_ppo(self) -> bool:
+        return self.name in ("ppo", "appo", "a2c")
 
     @property
     def trace_decay(self) -> float:
-        usual = 0.95 if self._is_of_gae else 1.0
+        usual = 0.95 if self._is_like_ppo else 1.0
         return usual if self.lambda_ is None else self.lambda_
 
     @property
     def has_normal_advantages(self) -> bool:
         choice = self.normalize_advantages
-        return self._is_of_gae if choice is None else choice
+        return self._is_like_ppo if choice is None else choice
 
     @property
     def epsilon(self) -> float:

@@ -47,8 +47,8 @@ class LearnerSection(Section):
     batch_columns: int = Field(16, ge=1, le=MAX_COLUMNS)
     """B: trajectories per batch; in lockstep all actors'."""
     num_passes: NumPasses = 1
-    """How often each batch is used. Not set: 8 in ppo, 4 in appo. auto: while nothing new waits, at
-    most 16 times."""
+    """How often each batch is used. Not set: 8 in ppo and appo, else 1. auto: while nothing new
+    waits, at most 16 times."""
     stop_kl: float | None = Field(None, gt=0)
     """ppo, appo: a batch is used no more once policy/kl is over this; none: 0.1 where num_passes is
     auto, else never."""

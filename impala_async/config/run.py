@@ -132,24 +132,28 @@ class RunConfig(Section):
     report: ReportSection = ReportSection()
 
     def model_post_init(self, context: Any, /) -> None:
-        """Decide what follows from other keys where nobody set it; all are frozen from here on."""
-        learner, algorithm, decided = self.learner, self.algorithm, dict[str, int]()
+        """Decide what follows from other keys; all are frozen from here on."""
         if self.pace.is_lockstep:
             # The lag is known, and one batch waits while one is trained.
-            decided["queue_size"] = 1
-            if "batch_columns" not in learner.model_fields_set:
-                decided["batch_columns"] = self.train.num_actors * self.actor.least_envs
-        parts = algorithm.num_minibatches
-        if "num_minibatches" not in algorithm.model_fields_set:
-            columns = decided.get("batch_columns", learner.batch_columns)
-            parts = min(columns, max(1, columns * self.trajectory.rows // USUAL_PART_ROWS))
-            update = {"num_minibatches": parts}
-            self.__dict__["algorithm"] = algorithm.model_copy(update=update)
-        if "num_passes" not in learner.model_fields_set:
-            # A small max_lag allows fewer.
-            most = 1 + learner.max_lag // (parts * learner.minibatch_buffer_size)
-            decided["num_passes"] = min(USUAL_PASSES.get(algorithm.name, 1), most)
-        self.__dict__["learner"] = learner.model_copy(update=decided)
+            self.__dict__["learner"] = self.learner.model_copy(update={"queue_size": 1})
+            self._decide("learner", batch_columns=self.train.num_actors * self.actor.least_envs)
+        columns, algorithm = self.learner.batch_columns, self.algorithm.name
+        parts = max(1, columns * self.trajectory.rows // USUAL_PART_ROWS)
+        self._decide("algorithm", num_minibatches=min(columns, parts))
+        parts = self.algorithm.num_minibatches
+        # A small max_lag allows fewer.
+        most = 1 + self.learner.max_lag // (parts * self.learner.minibatch_buffer_size)
+        usual = min(USUAL_PASSES.get(algorithm, 1), most)
+        self._decide("learner", num_passes=usual)
+        if algorithm == "appo":
+            passes = usual if self.learner.num_passes == "auto" else self.learner.num_passes
+            self._decide("algorithm", target_update_every_updates=max(4, parts * passes))
+
+    def _decide(self, section: str, **values: int) -> None:
+        """Set keys of a section that nobody has set."""
+        owner = getattr(self, section)
+        unset = {key: value for key, value in values.items() if key not in owner.model_fields_set}
+        self.__dict__[section] = owner.model_copy(update=unset)
 
     def broken_rules(self) -> Iterator[str]:
         yield from self._idle_keys()

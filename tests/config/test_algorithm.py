@@ -19,7 +19,7 @@ def test_what_an_algorithm_does_unless_told_otherwise():
         ("a.b:C", "vtrace", ["gae"], True),
     ):
         plain = section(name=name)
-        is_normal = name in ("ppo", "a2c")
+        is_normal = name in ("ppo", "appo", "a2c")
         assert plain.returns_kind == returns
         assert plain.trace_decay == (0.95 if is_normal else 1.0)
         assert plain.has_normal_advantages == is_normal

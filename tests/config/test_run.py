@@ -242,7 +242,7 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
     for settings, passes, parts in (
         ("", 8, 4),
         ("algorithm.name=impala", 1, 4),
-        ("algorithm.name=appo", 4, 4),
+        ("algorithm.name=appo", 8, 4),
         ("algorithm.name=a2c", 1, 4),
         ("algorithm.name=a.b:C", 1, 4),
         # A part has about 256 rows, in whole columns.
@@ -259,6 +259,15 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         found = config.learner.num_passes, config.algorithm.num_minibatches
         assert found == (passes, parts), settings
         assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+    appo, moves = "algorithm.name=appo", "algorithm.target_update_every_updates"
+    for settings, num_updates in (
+        ("", 32),
+        ("learner.num_passes=3", 12),
+        ("learner.num_passes=auto", 32),
+        (f"learner.num_passes=1 {PARTS}=1", 4),
+        (f"{moves}=5", 5),
+    ):
+        assert config_of(f"{appo} {settings}").algorithm.target_update_every_updates == num_updates
 
 
 # -------------------- lockstep
