@@ -24,7 +24,7 @@ CASES = {
     "CartPole": ("env.id=CartPole-v1",),
     # Stepped in turn, or more of them would wait at once.
     "CartPole that waits": (
-        *("env.id=bench.learning.envs:slow_pole", "env.kwargs.step_s=0.001"),
+        *("env.id=bench.learning.envs:slow_pole", "env.kwargs.step_s=0.0005"),
         "actor.sampler=serial",
     ),
 }
@@ -33,8 +33,8 @@ LOOK_EVERY_S = 0.2
 NOTES = """
 Seconds from the first update to a mean return of {goal:g} over 100 episodes, with the defaults but
 for `learner.num_passes`, each round with another seed. {cores} cores. A training that does not get
-there within {most:,} env steps counts with all of its time. The second environment waits 1 ms in
-each step and is stepped in turn, so most of a learner's time is free.
+there within {most:,} env steps counts with all of its time. Steps of the second environment wait
+for half a millisecond, one after the other, so most of a learner's time is free.
 """
 
 
