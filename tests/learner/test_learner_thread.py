@@ -167,6 +167,12 @@ def test_a_batch_that_is_old_or_far_from_what_acted_is_used_no_more(clock):
         assert run().step.batches == [1] * num_uses
         (settled,) = run.settlements
         assert settled.trained == 4
+    # In lockstep it is the end of the one update that all passes are.
+    run = Run([batch_of(1), batch_of(2)], lockstep=True, num_passes=3, stop_kl=0.1)
+    run.step.stats = {"policy/kl": 0.2}
+    assert run().step.batches == [1, 2]
+    assert run.thread.progress.update == 2
+    assert run.listener.updates == [0, 1, 2]
 
 
 # -------------------- lag
