@@ -59,12 +59,13 @@ class LearnerThread:
             section.most_passes,
             section.init_num_passes,
             timeout_s=min(POLL_S, section.starved_after_s),
-            ends_early=self._has_new_batch if self._is_eager else bool,
         )
         self._is_closed = False
         self._stop_reason: str | None = None
         self._first_update: tuple[float, int] | None = None
         self._waited_s = self._starved_total_s = 0.0
+        # The time of passes that were made of idle time.
+        self._spare_s = 0.0
         self._starved_at: float | None = None
         self._log = SeldomLog(logger, time.monotonic)
         self._num_skipped = 0
@@ -114,8 +115,8 @@ class LearnerThread:
         num_updates = self._learn_from(loaded, is_first=draw.pass_index == 0)
         loaded.use()
         if self._is_eager and draw.pass_index:
-            # It would have waited else.
-            self._waited_s += time.perf_counter() - started_s
+            # When this began there was nothing new: it would have waited.
+            self._spare_s += time.perf_counter() - started_s
         is_last_pass = draw.is_last_pass
         if not is_last_pass and self._is_enough(loaded, num_updates):
             self._ring.end(loaded)
@@ -154,19 +155,18 @@ class LearnerThread:
         # Waiting for a copy is counted apart: it is not the actors who are late then.
         copies_s = self.loader.load_wait_timer.total_s - copies_s
         if draw.pass_index == 0 or not self._is_eager:
-            self._dequeue_timer.push(self._waited_s - copies_s)
-            self._waited_s = 0.0
+            self._dequeue_timer.push(self._waited_s + self._spare_s - copies_s)
+            self._spare_s = 0.0
+        self._waited_s = 0.0
         return draw
-
-    def _has_new_batch(self) -> bool:
-        return self.loader.num_waiting() > 0
 
     def _is_enough(self, loaded: LoadedBatch, num_updates: int) -> bool:
         """Whether the passes that a batch has left are not made."""
         updates_B = loaded.updates_B[loaded.alive_B]
         lag_B = self.progress.update + num_updates - updates_B
         # Nothing is dropped for a pass that need not be made.
-        if self._is_eager and not (len(lag_B) and lag_B.max() <= self.section.max_lag):
+        is_old = not (len(lag_B) and lag_B.max() <= self.section.max_lag)
+        if self._is_eager and (is_old or self.loader.num_waiting()):
             return True
         return self._stats.get("policy/kl", 0.0) > self.section.largest_kl
 

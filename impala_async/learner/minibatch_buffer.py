@@ -3,7 +3,6 @@
 Runs on: learner thread
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -18,7 +17,10 @@ class Draw(NamedTuple, Generic[Item]):
     item: Item
     pass_index: int
     num_passes: int
-    is_last_pass: bool
+
+    @property
+    def is_last_pass(self) -> bool:
+        return self.pass_index + 1 == self.num_passes
 
 
 @dataclass(eq=False)
@@ -37,8 +39,6 @@ class MinibatchBuffer(Generic[Item]):
     num_passes: int
     init_num_passes: int | None = None
     timeout_s: float | None = None
-    ends_early: Callable[[], bool] = lambda: False
-    """Whether a pass that is drawn now shall be the last one of its item."""
 
     def __post_init__(self) -> None:
         first, most = self.init_num_passes, self.num_passes
@@ -62,13 +62,12 @@ class MinibatchBuffer(Generic[Item]):
         """
         draw = self._places[self._turn]
         if draw is None:
-            draw = Draw(self.source.get(timeout=self.timeout_s), 0, self._next_given, False)
+            draw = Draw(self.source.get(timeout=self.timeout_s), 0, self._next_given)
             self._next_given = min(self._next_given + 1, self.num_passes)
-        is_last = draw.pass_index + 1 == draw.num_passes or self.ends_early()
-        after = None if is_last else draw._replace(pass_index=draw.pass_index + 1)
+        after = None if draw.is_last_pass else draw._replace(pass_index=draw.pass_index + 1)
         self._places[self._turn] = after
         self._turn = (self._turn + 1) % len(self._places)
-        return draw._replace(is_last_pass=is_last)
+        return draw
 
     def end(self, item: Item) -> None:
         """Draw it no more, whatever passes it has left."""

@@ -132,16 +132,21 @@ def eager(clock, *, num_uses=99, waited_s=2.0, **section):
     return run
 
 
-def test_a_batch_is_used_while_nothing_new_waits(clock):
-    step_run = FakeStep.run
+def slowly(clock, run, update_s):
+    """Make its updates take so long."""
+    step_run = run.step.run
 
     def run_slowly(*given, **how):
-        clock.pass_s(0.5)()
+        clock.pass_s(update_s)()
         return step_run(*given, **how)
 
-    run = eager(clock, num_uses=2)
-    run.step.run = run_slowly.__get__(run.step)
-    run()
+    run.step.run = run_slowly
+    return run
+
+
+def test_a_batch_is_used_while_nothing_new_waits(clock):
+    # The second one comes during the third pass.
+    run = slowly(clock, eager(clock, num_uses=3), 0.5)()
     assert run.step.batches == [1, 1, 1, 2]
     one, other = run.settlements
     assert one == Settlement(1, trained=4, passes_done=12, passes_ended_early=52)
@@ -149,7 +154,20 @@ def test_a_batch_is_used_while_nothing_new_waits(clock):
     # In the time of two passes, and in 2 s more, there was nothing new: it would have waited.
     assert run.report["timing_breakdown/learner_dequeue_time_ms"] == (0.0 + 1.0 + 2.0) * 1000 / 2
     assert run.thread._grad_timer.count == 2
+    # One that waits already has the next turn.
+    assert eager(clock, num_uses=1)().step.batches == [1, 2]
     assert eager(clock)().step.batches == [1] * 16 + [2] * 16
+
+
+def test_passes_of_idle_time_are_no_starvation(clock, caplog):
+    for waited_s, is_told in ((0.25, False), (6.0, True)):
+        caplog.clear()
+        run = slowly(clock, eager(clock, waited_s=0.0), 0.5)
+        batch = run.loader._script.pop()
+        run.loader._script += [clock.pass_s(waited_s), None, batch]
+        run()
+        assert ("learner starved" in caplog.text) == is_told
+        assert run.report["learner/starved_total_s"] == waited_s * is_told
 
 
 def test_a_batch_that_is_old_or_far_from_what_acted_is_used_no_more(clock):
