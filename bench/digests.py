@@ -50,7 +50,10 @@ PPO = (
     *("algorithm.name=ppo", "algorithm.returns=gae", "algorithm.num_minibatches=4"),
     "learner.num_passes=3",
 )
-PLAIN_APPO = ("algorithm.name=appo", "algorithm.lambda=1", "algorithm.normalize_advantages=false")
+PLAIN_APPO = (
+    *("algorithm.name=appo", "algorithm.lambda=1", "algorithm.normalize_advantages=false"),
+    "algorithm.target_update_every_updates=4",
+)
 APPO = (*PLAIN_APPO, "algorithm.num_minibatches=2", "learner.num_passes=2")
 SCHEDULE = (
     "algorithm.lr_end=0",

@@ -82,14 +82,15 @@ class AlgorithmSection(Section):
     clip: float = Field(0.2, gt=0)
     """ppo, appo: how far from 1 a ratio of policies is followed."""
     num_minibatches: int = Field(1, ge=1)
-    """Parts of a batch, of whole columns; each is an update. Not set: of about 256 rows."""
+    """Parts of a batch, of whole columns; each is an update. Not set: of about 256 rows, or of more
+    if there would be too many."""
     is_clip: float = Field(2.0, gt=0)
     """appo: bar on the ratio of the acting to the target policy."""
     tau: float = Field(1.0, gt=0, le=1)
     """appo: how far the target network moves to the current one."""
-    target_update_every_updates: int = Field(4, ge=1)
-    """appo: updates from one move of the target network to the next. Not set: those of a
-    batch, and 4 at least."""
+    target_update_every_updates: int | None = Field(None, ge=1)
+    """appo: updates from one move of the target network to the next; none: it moves when a new
+    batch is begun."""
     kl_coeff: float = Field(0.0, ge=0)
     """appo: weight at the start of the KL from the target; 0: without."""
     kl_target: float | None = Field(0.01, gt=0)
@@ -143,7 +144,7 @@ class AlgorithmSection(Section):
 
     @property
     def trace_decay(self) -> float:
-        usual = 0.95 if self._is_like_ppo else 1.0
+        usual = 0.95 if self._is_like_ppo or self.returns_kind == "gae" else 1.0
         return usual if self.lambda_ is None else self.lambda_
 
     @property

@@ -79,8 +79,6 @@ class LearnerSection(Section):
                 "num_passes (auto) goes over one batch at a time: drop init_num_passes and "
                 "minibatch_buffer_size, or give num_passes as a number"
             )
-        if first is not None and first > self.most_passes:
-            yield f"init_num_passes ({first}) must not exceed num_passes ({passes})"
         if self.publish_every_updates > self.max_lag:
             yield (
                 f"publish_every_updates ({self.publish_every_updates}) must not exceed max_lag "

@@ -26,6 +26,7 @@ from impala_async.config.section import MOST_S, Named, Section, unknown_name
 
 # V-trace holds its own against data about this many passes over a batch old, and not much beyond.
 SAFE_LAG = 8
+MANY = 1_000_000
 SINKS = {
     "tensorboard": "impala_async.metrics.sinks:TensorBoardSink",
     "wandb": "impala_async.metrics.sinks:WandbSink",
@@ -137,17 +138,21 @@ class RunConfig(Section):
             # The lag is known, and one batch waits while one is trained.
             self.__dict__["learner"] = self.learner.model_copy(update={"queue_size": 1})
             self._decide("learner", batch_columns=self.train.num_actors * self.actor.least_envs)
-        columns, algorithm = self.learner.batch_columns, self.algorithm.name
-        parts = max(1, columns * self.trajectory.rows // USUAL_PART_ROWS)
-        self._decide("algorithm", num_minibatches=min(columns, parts))
-        parts = self.algorithm.num_minibatches
-        # A small max_lag allows fewer.
-        most = 1 + self.learner.max_lag // (parts * self.learner.minibatch_buffer_size)
-        usual = min(USUAL_PASSES.get(algorithm, 1), most)
-        self._decide("learner", num_passes=usual)
-        if algorithm == "appo":
-            passes = usual if self.learner.num_passes == "auto" else self.learner.num_passes
-            self._decide("algorithm", target_update_every_updates=max(4, parts * passes))
+        learner, usual = self.learner, USUAL_PASSES.get(self.algorithm.name, 1)
+        is_given = "num_passes" in learner.model_fields_set and learner.num_passes != "auto"
+        # Where they would make trajectories too old, there are fewer.
+        most = MANY if self.pace.is_lockstep else learner.max_lag // self._batches_under_way
+        columns, parts = learner.batch_columns, self.algorithm.num_minibatches
+        if "num_minibatches" not in self.algorithm.model_fields_set:
+            bound = most // (learner.most_passes if is_given else usual)
+            parts = max(1, min(columns, columns * self.trajectory.rows // USUAL_PART_ROWS, bound))
+        self._decide("algorithm", num_minibatches=parts)
+        self._decide("learner", num_passes=max(1, min(usual, most // parts)))
+
+    @property
+    def _batches_under_way(self) -> int:
+        """Those between acting and training when every queue is full (one of them granted)."""
+        return self.learner.queue_size + self.learner.minibatch_buffer_size + 1
 
     def _decide(self, section: str, **values: int) -> None:
         """Set keys of a section that nobody has set."""
@@ -168,6 +173,12 @@ class RunConfig(Section):
             yield (
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
                 f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
+            )
+        first = learner.init_num_passes
+        if first is not None and first > learner.most_passes:
+            yield (
+                f"learner.init_num_passes ({first}) must not exceed learner.num_passes "
+                f"({learner.num_passes})"
             )
         yield from self._broken_passes()
         passes = 1 if learner.num_passes == "auto" else learner.num_passes
@@ -255,15 +266,16 @@ class RunConfig(Section):
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
-        # Minibatches of an update are near to each other; a clip bounds what passes can do.
-        lag, fix = 1 if algorithm.has_clip else learner.most_passes, "learner.num_passes, "
+        # A batch's minibatches are near to each other, and a clip bounds what passes can do.
+        lag, what, fix = learner.most_passes, "passes over a batch", "learner.num_passes, "
+        if algorithm.has_clip:
+            lag, what, fix = 1, "batches", ""
         if pace.is_lockstep:
             lag, fix = lag * (pace.lag + 1), f"{fix}or pace.lag"
         else:
-            # Between acting and training when every queue is full (one batch granted).
-            lag *= learner.queue_size + learner.minibatch_buffer_size + 1
-            fix += "queue_size or minibatch_buffer_size"
-        old = f"a trajectory may be {lag} passes over a batch old when it is trained on, and"
+            lag *= self._batches_under_way
+            fix += "learner.queue_size or learner.minibatch_buffer_size"
+        old = f"a trajectory may be {lag} {what} old when it is trained on, and"
         if algorithm.returns_kind == "gae":
             if pace.lag or not pace.is_lockstep:
                 vtrace = ", or algorithm.returns to vtrace" if algorithm.may_use_vtrace else ""
@@ -273,7 +285,15 @@ class RunConfig(Section):
                 )
         elif lag > SAFE_LAG:
             yield f"{old} V-trace holds to about {SAFE_LAG}: lower {fix}"
-        if learner.most_passes > 1 and not algorithm.may_use_vtrace:
+        passes = 1 if learner.num_passes == "auto" else learner.num_passes
+        updates = self._batches_under_way * passes * algorithm.num_minibatches
+        if updates > learner.max_lag and not pace.is_lockstep:
+            yield (
+                f"a trajectory may be {updates} updates old when it is trained on, and is dropped "
+                f"over learner.max_lag ({learner.max_lag}): raise that, or lower {fix}, or "
+                "algorithm.num_minibatches"
+            )
+        if passes > 1 and not algorithm.may_use_vtrace:
             yield (
                 f"learner.num_passes ({learner.num_passes}): {algorithm.name} has no ratio of "
                 "policies to correct its passes after the first, where the policy is no longer the "

@@ -159,17 +159,26 @@ class Target:
         # The settings that, with the course of the run, determine the coefficient.
         self._kl_settings = [section.kl_coeff, section.kl_target]
         self._age = 0
+        self._kl = 0.0
         self._has_moved = False
 
-    @torch.no_grad()
     def note_update(self, live: ActorCritic, kl: float) -> None:
         """An update is taken, at a mean KL from the target before it of `kl`."""
-        self._age += 1
-        if self._age < self._section.target_update_every_updates:
-            return
+        self._age, self._kl = self._age + 1, kl
+        every = self._section.target_update_every_updates
+        if every is not None and self._age >= every:
+            self._move(live)
+
+    def begin_batch(self, live: ActorCritic) -> None:
+        if self._section.target_update_every_updates is None and self._age:
+            self._move(live)
+            self.end_batch(live)
+
+    @torch.no_grad()
+    def _move(self, live: ActorCritic) -> None:
         self._age = 0
         # By the last KL: right behind a move the two are equal, and a KL would only ever lower it.
-        self.kl_coeff = adapted(self.kl_coeff, kl, self._section.kl_target)
+        self.kl_coeff = adapted(self.kl_coeff, self._kl, self._section.kl_target)
         for weight, goal in zip(self.model.parameters(), live.parameters(), strict=True):
             weight.lerp_(goal, self._section.tau)
         self._has_moved = True
@@ -187,7 +196,8 @@ class Target:
             statistic.copy_(newest)
 
     def state(self) -> dict[str, Any]:
-        return {"kl_coeff": self.kl_coeff, "kl_settings": self._kl_settings, "age": self._age}
+        numbers = {"kl_coeff": self.kl_coeff, "kl": self._kl, "age": self._age}
+        return {**numbers, "kl_settings": self._kl_settings}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint; where the settings of the KL have changed, they hold."""
@@ -195,7 +205,7 @@ class Target:
         self.model.load_state_dict(dict(tensors))
         if entry(state, "kl_settings", list) == self._kl_settings:
             self.kl_coeff = float(entry(state, "kl_coeff", float))
-        self._age = int(entry(state, "age", float))
+        self._age, self._kl = int(entry(state, "age", float)), float(entry(state, "kl", float))
 
 
 def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:

@@ -116,6 +116,8 @@ class UpdateStep:
         taken leaves all as it is, bit for bit. Schedules are where `env_steps_trained` says, and
         statistics of returns and observations take in a batch at its first pass."""
         batch, section, at = batch.living(alive_B), self.section, env_steps_trained
+        if self.target is not None and is_first_pass:
+            self.target.begin_batch(self.policy.model)
         cost, horizon = section.entropy_cost, section.schedule_env_steps
         this = _Pass(
             is_first_pass,

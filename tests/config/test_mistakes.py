@@ -122,17 +122,22 @@ def test_all_mistakes_are_told_at_once_each_with_its_source(toml, override):
 
 
 def test_a_mistake_between_keys_names_all_its_sources(toml):
-    agree = "init_num_passes (5) must not exceed num_passes (2)"
-    assert mistakes(toml, "learner.init_num_passes=5") == [f"--set and {toml}: learner: {agree}"]
-    toml.write_text("[env]\nid = 'X'\n[learner]\nnum_passes = 2\ninit_num_passes = 5\n")
-    assert mistakes(toml, "seed=1") == [f"{toml}: learner: {agree}"]
+    agree = "publish_every_updates (5) must not exceed max_lag (2), or all data is too old before "
+    toml.write_text("[env]\nid = 'X'\n[learner]\nmax_lag = 2\n")
+    (line,) = mistakes(toml, "learner.publish_every_updates=5")
+    assert line.startswith(f"--set and {toml}: learner: {agree}")
+    toml.write_text("[env]\nid = 'X'\n[learner]\nmax_lag = 2\npublish_every_updates = 5\n")
+    (line,) = mistakes(toml, "seed=1")
+    assert line.startswith(f"{toml}: learner: {agree}")
     # A section of the command line takes the place of the file's.
-    (line,) = mistakes(toml, "learner={init_num_passes=5}")
-    assert line == "--set: learner: init_num_passes (5) must not exceed num_passes (1)"
+    (line,) = mistakes(toml, "learner={publish_every_updates=2000}")
+    assert line.startswith(
+        "--set: learner: publish_every_updates (2000) must not exceed max_lag (1000)"
+    )
     assert mistake("learner.batch_columns=4").startswith("--set: learner.batch_columns (4) must")
-    overrides = ("learner.init_num_passes=5", "learner.publish_every_updates=2000")
-    lines = mistakes(None, "env.id=X", *overrides)
+    overrides = ("learner.num_passes=auto", "learner.minibatch_buffer_size=2")
+    lines = mistakes(None, "env.id=X", *overrides, "learner.publish_every_updates=2000")
     assert [line.partition(" (")[0] for line in lines] == [
-        "--set: learner: init_num_passes",
+        "--set: learner: num_passes",
         "--set: learner: publish_every_updates",
     ]

@@ -27,7 +27,8 @@ def test_a_bound_between_keys():
         ("learner.max_lag", 9, "learner.publish_every_updates=9", "(9) must not exceed max_lag"),
         ("learner.batch_columns", 16, "actor.num_envs=16", "be at least actor.num_envs (16): an"),
         ("learner.batch_columns", 6, f"{PPO} actor.num_envs=2 {PARTS}=6", f"{PARTS} (6) must not"),
-        ("learner.num_passes", 3, "learner.init_num_passes=3", "must not exceed num_passes (2)"),
+        ("learner.num_passes", 3, "learner.init_num_passes=3", "exceed learner.num_passes (2)"),
+        ("learner.num_passes", 9, "learner.init_num_passes=9", "exceed learner.num_passes (8)"),
     ):
         config_of(f"{settings} {key}={bound}")
         text = complaint(f"{settings} {key}={bound - 1}")
@@ -197,30 +198,47 @@ FIVE = "learner.num_passes=5"
 
 def test_a_long_way_from_acting_to_learning_is_warned_of():
     impala = "algorithm.name=impala"
+    of_passes = "V-trace holds to about 8: lower learner.num_passes, "
     for settings, lag, says in (
-        ("", 0, None),
-        (impala, 0, None),
-        (f"{impala} learner.queue_size=7", 9, "num_passes, queue_size or minibatch_buffer_size"),
-        (f"{impala} learner.num_passes=2 learner.minibatch_buffer_size=2", 10, "about 8: lower"),
+        ("", "", None),
+        (impala, "", None),
+        (f"{impala} learner.queue_size=7", "9 passes over a batch", of_passes),
+        (f"{impala} {FIVE}", "20 passes over a batch", of_passes),
         # Its clip bounds what passes can do, but not how old the policy is that acted.
-        (f"{PPO} {FIVE}", 0, None),
-        (f"{PPO} learner.queue_size=7", 9, "about 8: lower"),
+        (f"{PPO} {FIVE}", "", None),
+        (
+            f"{PPO} learner.queue_size=7",
+            "9 batches",
+            "about 8: lower learner.queue_size or learner.m",
+        ),
         # However short the queues are: nothing corrects these for what acted.
-        (f"{PPO} {OF_GAE} learner.queue_size=1", 3, f"{GAE}, or algorithm.returns to vtrace"),
-        ("algorithm.name=a2c learner.queue_size=1", 3, GAE),
-        (f"{PPO} {LOCKSTEP} algorithm.num_minibatches=8 learner.num_passes=50", 0, None),
-        (f"{PPO} {OF_GAE} {LAGGED}", 2, f"{GAE}, or algorithm.returns to vtrace"),
-        (f"algorithm.name=a2c {LAGGED}", 2, GAE),
-        (f"{impala} {LOCKSTEP} learner.num_passes=8", 0, None),
-        (f"{impala} {LOCKSTEP} learner.num_passes=9", 9, "lower learner.num_passes, or pace.lag"),
-        (f"{impala} {LAGGED} learner.num_passes=4", 0, None),
-        (f"{impala} {LAGGED} {FIVE}", 10, "V-trace holds to about 8: lower"),
-        (f"{LAGGED} {FIVE} algorithm.name=appo", 0, None),
+        (f"{PPO} {OF_GAE} learner.queue_size=1", "3 b", f"{GAE}, or algorithm.returns to vtrace"),
+        ("algorithm.name=a2c learner.queue_size=1", "3 p", GAE),
+        (f"{PPO} {LOCKSTEP} algorithm.num_minibatches=8 learner.num_passes=50", "", None),
+        (f"{PPO} {OF_GAE} {LAGGED}", "2 b", f"{GAE}, or algorithm.returns to vtrace"),
+        (f"algorithm.name=a2c {LAGGED}", "2 p", GAE),
+        (f"{impala} {LOCKSTEP} learner.num_passes=8", "", None),
+        (
+            f"{impala} {LOCKSTEP} learner.num_passes=9",
+            "9 passes",
+            "learner.num_passes, or pace.lag",
+        ),
+        (f"{impala} {LAGGED} learner.num_passes=4", "", None),
+        (f"{impala} {LAGGED} {FIVE}", "10 passes", of_passes),
+        (f"{LAGGED} {FIVE} algorithm.name=appo", "", None),
+        # Some of these would be too old for their last passes.
+        (f"{FIVE} {PARTS}=4 learner.max_lag=80", "", None),
+        (
+            f"{FIVE} {PARTS}=4 learner.max_lag=79",
+            "80 updates",
+            "over learner.max_lag (79): raise that",
+        ),
+        (f"learner.num_passes=auto {PARTS}=4 learner.max_lag=16", "", None),
     ):
         warnings = config_of(settings).warnings()
         assert len(warnings) == (says is not None), settings
         if says is not None:
-            assert warnings[0].startswith(f"a trajectory may be {lag} passes over a batch old")
+            assert warnings[0].startswith(f"a trajectory may be {lag}")
             assert says in warnings[0]
             assert warnings[0].endswith(says) or says != GAE
 
@@ -249,25 +267,22 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         ("trajectory.rows=20", 8, 1),
         ("trajectory.rows=50", 8, 3),
         ("trajectory.rows=1000", 8, 16),
+        ("learner.batch_columns=256 actor.num_envs=128", 8, 31),
+        ("learner.batch_columns=4096 learner.queue_size=9", 8, 11),
         (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=4", 8, 1),
         # Within what a small max_lag allows.
-        ("learner.max_lag=11", 3, 4),
-        ("learner.max_lag=8 learner.minibatch_buffer_size=3", 1, 4),
+        ("learner.max_lag=96", 8, 3),
+        ("learner.max_lag=23", 5, 1),
+        ("learner.max_lag=3", 1, 1),
+        ("learner.max_lag=80 learner.num_passes=5", 5, 4),
+        ("learner.max_lag=79 learner.num_passes=5", 5, 3),
+        ("learner.num_passes=64 learner.batch_columns=64", 64, 3),
         (f"learner.num_passes=3 {PARTS}=2 learner.max_lag=5", 3, 2),
     ):
         config = config_of(settings)
         found = config.learner.num_passes, config.algorithm.num_minibatches
         assert found == (passes, parts), settings
         assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
-    appo, moves = "algorithm.name=appo", "algorithm.target_update_every_updates"
-    for settings, num_updates in (
-        ("", 32),
-        ("learner.num_passes=3", 12),
-        ("learner.num_passes=auto", 32),
-        (f"learner.num_passes=1 {PARTS}=1", 4),
-        (f"{moves}=5", 5),
-    ):
-        assert config_of(f"{appo} {settings}").algorithm.target_update_every_updates == num_updates
 
 
 # -------------------- lockstep

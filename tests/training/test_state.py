@@ -69,12 +69,13 @@ def test_training_goes_on_bit_for_bit(tmp_path, make, make_batch, num_before, se
 
 
 def test_what_a_state_holds_and_of_whom(make_step, make_team_step, make_batch):
-    alone, team = make_step(name="appo"), make_team_step(name="appo")
+    appo = {"name": "appo", "target_update_every_updates": 4}
+    alone, team = make_step(**appo), make_team_step(**appo)
     for step in (alone, team):
         train(step, make_batch, range(2))
     state = alone.capture()
     assert state.tensors["target"].keys() == state.tensors["model"].keys()
-    target = {"kl_coeff": 0.0, "kl_settings": [0.0, 0.01], "age": 2}
+    target = {"kl_coeff": 0.0, "kl_settings": [0.0, 0.01], "age": 2, "kl": alone.target._kl}
     assert state.state["algorithm"] == {"num_updates": 2, "target": target}
     assert make_step().capture().tensors.keys() == {"model", "optimizer"}
     state = team.capture()

@@ -7,7 +7,7 @@ import torch
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.training.algorithms import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
-from tests.training.conftest import are_equal
+from tests.training.conftest import ALIVE_B, are_equal
 
 
 @pytest.fixture
@@ -104,3 +104,24 @@ def test_its_state_goes_on_where_it_was_but_for_settings_of_the_kl_that_changed(
         for is_moved in (False, True):
             resumed.note_update(policy.model, kl=1.0)
             assert are_equal(tensors_of(resumed).values(), tensors.values()) != is_moved
+
+
+def test_without_a_number_it_moves_when_a_batch_is_begun(make_step, make_batch):
+    step = make_step(name="appo", num_minibatches=2, kl_coeff=0.5, lr=0.05)
+    target = step.target.model
+
+    def run(seed, *, is_first_pass):
+        step.run(make_batch(seed=seed), ALIVE_B, 0, is_first_pass=is_first_pass)
+        return step.target.kl_coeff
+
+    def weights(model):
+        return [weight.clone() for weight in model.parameters()]
+
+    first = weights(step.policy.model)
+    assert [run(1, is_first_pass=number == 0) for number in range(3)] == [0.5] * 3
+    assert are_equal(weights(target), first)
+    before = weights(step.policy.model)
+    # By the KL of the last update of the batch before.
+    assert run(2, is_first_pass=True) == 0.75
+    assert are_equal(weights(target), before)
+    assert not are_equal(weights(step.policy.model), before)
