@@ -136,7 +136,7 @@ def row(task: str, results: Sequence[Result]) -> str | None:
         return None
     mine, other = (statistics.median(each.final for each in of) for of in (ours, theirs))
     reached_s = statistics.median(each.reached_s(other) for each in ours)
-    took_s = statistics.median(each.seconds for each in theirs)
+    took_s = statistics.median(each.reached_s(other) for each in theirs)
     times = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
     finals = ", ".join(f"{each.final:.4g}" for each in ours)
     return (
@@ -156,10 +156,10 @@ def page(results: Sequence[Result]) -> str:
             "`python -m bench.learning.beside_sb3 --write bench/results`. Nothing is set but "
             "`env.id`, `stop.env_steps` and the seed; SB3's PPO has its own defaults. Returns are "
             "means of the last 100 episodes, of which the medians over seeds are shown, and in "
-            "brackets ours of each seed. Seconds count from launch; ours are to SB3's final "
-            "return, both on the same cores, one after the other.",
+            "brackets ours of each seed. Seconds count from launch to the first time at SB3's "
+            "final return, for both, on the same cores, one after the other.",
             "",
-            "| task | steps | ours | SB3 (seeds) | its seconds | ours to its return | times |",
+            "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
             "|---|---|---|---|---|---|---|",
             *rows,
             "",
