@@ -6,6 +6,7 @@ Runs on: main thread; torch is imported only when the flags and settings are goo
 import argparse
 import errno
 import json
+import logging
 import os
 import resource
 import subprocess
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
     from impala_async.schema import Schema
+
+logger = logging.getLogger(__name__)
 
 # As many as a learner opens by itself, and some for its first actors.
 LEAST_DESCRIPTORS = 64
@@ -85,6 +88,8 @@ def _serve(
         from impala_async.learner.service import LearnerService
 
         restored = load_newest(folder) if args.resume else None
+        if restored is not None:
+            tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
         schema = probe() if probe else None
         sinks = _sinks(config, folder, console, restored)
 
@@ -106,6 +111,22 @@ def _serve(
         if summary is not None and summary != earlier:
             _show(summary, folder, config.stop, code, is_resumed=args.resume)
         return code
+
+
+def tell_rate(before: "RunConfig", now: "RunConfig", env_steps: int) -> None:
+    """Tell of a learning rate that goes on elsewhere: a later end of a run moves its schedule."""
+    from impala_async.training.optimizer import scheduled
+
+    was, is_now = (
+        scheduled(each.algorithm.lr, each.algorithm.lr_end, each.schedule_env_steps, env_steps)
+        for each in (before, now)
+    )
+    if was != is_now:
+        end = now.schedule_env_steps
+        text = (
+            "algorithm.lr goes on at %.3g, and was %.3g at env step %s: its schedule ends at %s now"
+        )
+        logger.warning(text, is_now, was, f"{env_steps:,}", f"{end:,}" if end else "none")
 
 
 @contextmanager

@@ -252,3 +252,28 @@ def test_the_schema_has_the_names_of_the_policies_and_the_state_of_the_core():
     # A column for each of its agents.
     with pytest.raises(ConfigError, match="an actor sends a column per environment and agent"):
         begin("tests.envs.test_agents:Lives", actor={"num_envs": 4}, **sections)()
+
+
+def test_a_rate_that_goes_on_elsewhere_is_told(caplog):
+    def told(before, now):
+        caplog.clear()
+        configs = (config_of(small_schema(), stop={"env_steps": each}) for each in (before, now))
+        door.tell_rate(*configs, 1000)
+        return caplog.messages
+
+    # The usual rate falls from 1e-3 to 1e-5 until the end of a run.
+    for before, now, says in (
+        (1000, 1000, None),
+        (
+            1000,
+            2000,
+            "goes on at 0.000505, and was 1e-05 at env step 1,000: its schedule ends at 2,000 now",
+        ),
+        (
+            2000,
+            None,
+            "goes on at 0.001, and was 0.000505 at env step 1,000: its schedule ends at none now",
+        ),
+        (None, None, None),
+    ):
+        assert told(before, now) == ([f"algorithm.lr {says}"] if says else [])
