@@ -114,8 +114,8 @@ class LearnerThread:
         started_s = time.perf_counter()
         num_updates = self._learn_from(loaded, is_first=draw.pass_index == 0)
         loaded.use()
-        if self._is_eager and draw.pass_index:
-            # When this began there was nothing new: it would have waited.
+        if self._is_eager and draw.pass_index and not self.loader.num_waiting():
+            # There was nothing new all the while: it would have waited.
             self._spare_s += time.perf_counter() - started_s
         is_last_pass = draw.is_last_pass
         if not is_last_pass and self._is_enough(loaded, num_updates):
