@@ -86,6 +86,11 @@ class LearnerSection(Section):
             )
 
     @property
+    def least_passes(self) -> int:
+        """Those that a batch has though others wait."""
+        return 1 if self.num_passes == "auto" else self.num_passes
+
+    @property
     def most_passes(self) -> int:
         return MOST_PASSES if self.num_passes == "auto" else self.num_passes
 

@@ -181,8 +181,7 @@ class RunConfig(Section):
                 f"({learner.num_passes})"
             )
         yield from self._broken_passes()
-        passes = 1 if learner.num_passes == "auto" else learner.num_passes
-        replay_lag = learner.minibatch_buffer_size * (passes - 1) * num_minibatches
+        replay_lag = learner.minibatch_buffer_size * (learner.least_passes - 1) * num_minibatches
         # In lockstep they are one update.
         if learner.max_lag < replay_lag and not self.pace.is_lockstep:
             yield (
@@ -285,15 +284,14 @@ class RunConfig(Section):
                 )
         elif lag > SAFE_LAG:
             yield f"{old} V-trace holds to about {SAFE_LAG}: lower {fix}"
-        passes = 1 if learner.num_passes == "auto" else learner.num_passes
-        updates = self._batches_under_way * passes * algorithm.num_minibatches
+        updates = self._batches_under_way * learner.least_passes * algorithm.num_minibatches
         if updates > learner.max_lag and not pace.is_lockstep:
             yield (
                 f"a trajectory may be {updates} updates old when it is trained on, and is dropped "
                 f"over learner.max_lag ({learner.max_lag}): raise that, or lower {fix}, or "
                 "algorithm.num_minibatches"
             )
-        if passes > 1 and not algorithm.may_use_vtrace:
+        if learner.least_passes > 1 and not algorithm.may_use_vtrace:
             yield (
                 f"learner.num_passes ({learner.num_passes}): {algorithm.name} has no ratio of "
                 "policies to correct its passes after the first, where the policy is no longer the "

@@ -100,9 +100,10 @@ class LearnerThread:
             self.loader.close()
             # The end has a watch of its own.
             channels.watchdog.rest()
+        most = self.section.most_passes
         for loaded in self._ring.drain():
             loaded.drop(loaded.alive_B.copy(), "shutdown")
-            channels.settlements.post(loaded.settle(*2 * (self.section.most_passes,)))
+            channels.settlements.post(loaded.settle(most, most))
         channels.reports.post(self._report())
         channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
 
