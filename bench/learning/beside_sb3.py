@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from bench.door import run
-from bench.learning.search import seeds_of
+from bench.learning.search import HELD_OUT, TRAINING, seeds_of
 from bench.machine import about_this_machine
 from bench.peers.one_turn import Turn, run_turn
 from bench.peers.venvs import DEFAULT_FOLDER, python_of
@@ -27,24 +27,26 @@ PAGE = "beside_sb3"
 SYSTEMS = ("ours", "sb3")
 LIMIT_S = 7200.0
 NUM_POINTS = 100
-TASKS = {
-    "CartPole-v1": 150_000,
-    "Acrobot-v1": 150_000,
-    "Pendulum-v1": 300_000,
-    "MountainCarContinuous-v0": 200_000,
-    "FrozenLake-v1": 300_000,
-    "Taxi-v4": 500_000,
-    "LunarLander-v3": 600_000,
-    "LunarLanderContinuous-v3": 500_000,
-    "InvertedDoublePendulum-v5": 1_000_000,
-    "Hopper-v5": 1_000_000,
-    "HalfCheetah-v5": 1_000_000,
-    "Walker2d-v5": 1_000_000,
-    "minatar:MinAtar/Breakout-v1": 1_500_000,
-    "minatar:MinAtar/Asterix-v1": 1_500_000,
-    "minatar:MinAtar/Freeway-v1": 1_500_000,
-    "BipedalWalker-v3": 2_000_000,
-}
+ENV_IDS = (
+    "CartPole-v1",
+    "Acrobot-v1",
+    "Pendulum-v1",
+    "MountainCarContinuous-v0",
+    "FrozenLake-v1",
+    "Taxi-v4",
+    "LunarLander-v3",
+    "LunarLanderContinuous-v3",
+    "InvertedDoublePendulum-v5",
+    "Hopper-v5",
+    "HalfCheetah-v5",
+    "Walker2d-v5",
+    "minatar:MinAtar/Breakout-v1",
+    "minatar:MinAtar/Asterix-v1",
+    "minatar:MinAtar/Freeway-v1",
+    "BipedalWalker-v3",
+)
+_STEPS = {task.env_id: task.env_steps for task in (*TRAINING, *HELD_OUT)}
+TASKS = {env_id: _STEPS[env_id] for env_id in ENV_IDS}
 
 Curve: TypeAlias = list[tuple[float, int, float]]
 """Seconds from launch, env steps trained, and the mean return of 100 episodes."""

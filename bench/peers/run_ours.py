@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers.one_turn import Tail
@@ -21,14 +22,20 @@ POLL_S = 0.05
 
 def main() -> int:
     game, _, seed = sys.argv[1:]
-    settings = [part for each in [*SETTINGS, f"seed={seed}"] for part in ("--set", each)]
-    command = [sys.executable, "-m", "impala_async.train", "--config", str(CONFIG[game])]
-    with subprocess.Popen([*command, "--run-dir", "run", *settings]) as training:
-        metrics = Tail(Path("run/metrics.jsonl"))
-        while training.poll() is None:
+    return train_and_say([*SETTINGS, f"seed={seed}"], "--config", str(CONFIG[game]))
+
+
+def train_and_say(settings: Sequence[str], *flags: str) -> int:
+    """Train to the end, and tell each report; the exit code."""
+    given = [part for each in settings for part in ("--set", each)]
+    command = [sys.executable, "-m", "impala_async.train", *flags, "--run-dir", "run", *given]
+    with subprocess.Popen(command) as training:
+        metrics, has_ended = Tail(Path("run/metrics.jsonl")), False
+        while not has_ended:
             time.sleep(POLL_S)
-            for line in metrics.new_lines():
-                report = json.loads(line)
+            # Asked before: the last report is written before the end.
+            has_ended = training.poll() is not None
+            for report in map(json.loads, metrics.new_lines()):
                 say(report["env_steps_trained"], report["mean_return_100"])
     return training.returncode
 

@@ -16,7 +16,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 from bench.peers.games import make
-from bench.peers.say import mean_of, say
+from bench.peers.say import learn_and_say
 
 NUM_STEPS = 1_000_000_000
 
@@ -63,14 +63,7 @@ def main() -> None:
     kind = {"a2c": A2C, "ppo": PPO}[algorithm]
     policy = "CnnPolicy" if is_pong else "MlpPolicy"
     model = kind(policy, envs, seed=int(seed), device="cpu", **settings)
-    learn = model.train
-
-    def learn_and_say() -> None:
-        learn()
-        say(model.num_timesteps, mean_of([episode["r"] for episode in model.ep_info_buffer]))
-
-    model.train = learn_and_say
-    model.learn(NUM_STEPS)
+    learn_and_say(model, NUM_STEPS)
 
 
 if __name__ == "__main__":

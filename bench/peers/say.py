@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 LAUNCHED_AT = "PEERS_LAUNCHED_AT"
 """A variable of a runner's environment: the clock at its launch, which all processes share."""
@@ -18,6 +19,18 @@ def say(trained: int, mean_return: float | None) -> None:
     elapsed_s = time.monotonic() - float(os.environ[LAUNCHED_AT])
     line = {"elapsed_s": elapsed_s, "trained": trained, "mean_return": mean_return}
     print(json.dumps(line), flush=True)
+
+
+def learn_and_say(model: Any, num_steps: int) -> None:
+    """Let a model of SB3's learn so long, and say after each of its updates how far it is."""
+    learn = model.train
+
+    def train() -> None:
+        learn()
+        say(model.num_timesteps, mean_of([episode["r"] for episode in model.ep_info_buffer]))
+
+    model.train = train
+    model.learn(num_steps)
 
 
 def mean_of(returns: Sequence[float]) -> float | None:
