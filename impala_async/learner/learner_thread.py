@@ -163,12 +163,12 @@ class LearnerThread:
 
     def _is_enough(self, loaded: LoadedBatch, num_updates: int) -> bool:
         """Whether the passes that a batch has left are not made."""
-        updates_B = loaded.updates_B[loaded.alive_B]
-        lag_B = self.progress.update + num_updates - updates_B
-        # Nothing is dropped for a pass that need not be made.
-        is_old = not (len(lag_B) and lag_B.max() <= self.section.max_lag)
-        if self._is_eager and (is_old or self.loader.num_waiting()):
-            return True
+        if self._is_eager:
+            lag_B = self.progress.update + num_updates - loaded.updates_B[loaded.alive_B]
+            # Nothing is dropped for a pass that need not be made.
+            is_old = not (len(lag_B) and lag_B.max() <= self.section.max_lag)
+            if is_old or self.loader.num_waiting():
+                return True
         return self._stats.get("policy/kl", 0.0) > self.section.largest_kl
 
     def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:

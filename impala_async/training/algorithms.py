@@ -168,11 +168,11 @@ class Target:
         every = self._section.target_update_every_updates
         if every is not None and self._age >= every:
             self._move(live)
+            self._has_moved = True
 
     def begin_batch(self, live: ActorCritic) -> None:
         if self._section.target_update_every_updates is None and self._age:
             self._move(live)
-            self.end_batch(live)
 
     @torch.no_grad()
     def _move(self, live: ActorCritic) -> None:
@@ -181,7 +181,6 @@ class Target:
         self.kl_coeff = adapted(self.kl_coeff, self._kl, self._section.kl_target)
         for weight, goal in zip(self.model.parameters(), live.parameters(), strict=True):
             weight.lerp_(goal, self._section.tau)
-        self._has_moved = True
         self._take_statistics(live)
 
     def end_batch(self, live: ActorCritic) -> None:
