@@ -6,7 +6,7 @@ Imported in the peers' virtual environments: the standard library only.
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 LAUNCHED_AT = "PEERS_LAUNCHED_AT"
@@ -14,20 +14,27 @@ LAUNCHED_AT = "PEERS_LAUNCHED_AT"
 NUM_EPISODES = 100
 
 
-def say(trained: int, mean_return: float | None) -> None:
+def since_launch_s() -> float:
+    return time.monotonic() - float(os.environ[LAUNCHED_AT])
+
+
+def say(
+    trained: int, mean_return: float | None, clock: Callable[[], float] = since_launch_s
+) -> None:
     """Say how many env steps have been trained on by now, each counted once."""
-    elapsed_s = time.monotonic() - float(os.environ[LAUNCHED_AT])
+    elapsed_s = clock()
     line = {"elapsed_s": elapsed_s, "trained": trained, "mean_return": mean_return}
     print(json.dumps(line), flush=True)
 
 
-def learn_and_say(model: Any, num_steps: int) -> None:
+def learn_and_say(model: Any, num_steps: int, clock: Callable[[], float] = since_launch_s) -> None:
     """Let a model of SB3's learn so long, and say after each of its updates how far it is."""
     learn = model.train
 
     def train() -> None:
         learn()
-        say(model.num_timesteps, mean_of([episode["r"] for episode in model.ep_info_buffer]))
+        done = mean_of([episode["r"] for episode in model.ep_info_buffer])
+        say(model.num_timesteps, done, clock)
 
     model.train = train
     model.learn(num_steps)

@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 # A wait for credit that is longer is told while it lasts.
 LONG_WAIT_S = 1.0
 POLL_S = 0.1
+# Of the time that finished trajectories wait, so much is waited before they are begun instead: of
+# the least of some, as a learner may stand still for once.
+HOLD_SHARE = 0.8
+NUM_WAITS = 4
 SPEC_POLL_S = 0.005
 # Messages between two looks at everything else.
 MAX_AT_ONCE = 100
@@ -80,6 +84,7 @@ class Client:
         """Whether the learner has said that it is."""
         self._free: deque[MessageBuffer] = deque()
         self._send_wait_s = self._weights_wait_s = 0.0
+        self._held_s, self._waits_s = 0.0, deque([0.0], NUM_WAITS)
         self._is_coming_back = False
         self._log = SeldomLog(logger)
 
@@ -160,8 +165,21 @@ class Client:
             waited_s = time.monotonic() - max(before, self.side.told_at)
             if waited_s > EVERY_S:
                 self._log.info(NO_CREDIT, self._url, waited_s)
+        if not self.settings.pace.is_lockstep:
+            self._hold_back(time.monotonic() - before)
         self._send_wait_s += time.monotonic() - before
         return self._free.popleft()
+
+    def _hold_back(self, waited_s: float) -> None:
+        """Begin later, with newer weights, where what is finished would have to wait: until there
+        is credit, or so long that the next one will hardly wait."""
+        self._waits_s.append(self._held_s + waited_s)
+        begun_at = time.monotonic()
+        over_at = begun_at + HOLD_SHARE * min(self._waits_s)
+        outbox = self.side.outbox
+        while not outbox.has_credit and (left_s := over_at - time.monotonic()) > 0:
+            self.pump(min(left_s, POLL_S))
+        self._held_s = time.monotonic() - begun_at
 
     def send(self, finished: Finished) -> None:
         if not self.side.put(finished):

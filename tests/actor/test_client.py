@@ -78,6 +78,32 @@ def test_a_long_wait_for_credit_is_told_while_it_lasts(scene, monkeypatch):
     taken.result(WITHIN_S)
 
 
+def test_where_a_learner_is_full_trajectories_are_begun_later_and_hardly_wait(scene):
+    actor, session = scene.at_work()
+    begun_at, num, every_s = [], 12, 0.2
+
+    def unroll_all():
+        for _ in range(num + 2):
+            buffer = actor.client.take()
+            begun_at.append(time.monotonic())
+            actor.client.send(Finished(buffer, V1, []))
+
+    done = actor.begin(unroll_all)
+    ages = []
+    for seq in range(num):
+        time.sleep(every_s)
+        session.grant(seq + 1, seq)
+        scene.learner.data.hear(wire.Data)
+        ages.append(time.monotonic() - begun_at[seq])
+    # A while of full waits comes first.
+    assert ages[1] > 0.9 * every_s
+    assert max(ages[-4:]) < 0.6 * every_s
+    session.grant(num + 2, num)
+    resumed_at = time.monotonic()
+    done.result(WITHIN_S)
+    assert time.monotonic() - resumed_at < every_s
+
+
 def test_an_actor_whose_messages_do_not_fit_into_memory_says_what_to_lower(scene):
     actor = scene.actor()
     with pytest.raises(MismatchError, match=r"wants \d+\.0 GiB of .* lower trajectory\.rows"):

@@ -267,16 +267,16 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         ("trajectory.rows=20", 8, 1),
         ("trajectory.rows=50", 8, 3),
         ("trajectory.rows=1000", 8, 16),
-        ("learner.batch_columns=256 actor.num_envs=128", 8, 31),
+        ("learner.batch_columns=256 actor.num_envs=128", 8, 62),
         ("learner.batch_columns=4096 learner.queue_size=9", 8, 11),
         (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=4", 8, 1),
         # Within what a small max_lag allows.
-        ("learner.max_lag=96", 8, 3),
-        ("learner.max_lag=23", 5, 1),
+        ("learner.max_lag=48", 8, 3),
+        ("learner.max_lag=11", 5, 1),
         ("learner.max_lag=3", 1, 1),
-        ("learner.max_lag=80 learner.num_passes=5", 5, 4),
-        ("learner.max_lag=79 learner.num_passes=5", 5, 3),
-        ("learner.num_passes=64 learner.batch_columns=64", 64, 3),
+        ("learner.max_lag=40 learner.num_passes=5", 5, 4),
+        ("learner.max_lag=39 learner.num_passes=5", 5, 3),
+        ("learner.num_passes=64 learner.batch_columns=64", 64, 7),
         (f"learner.num_passes=3 {PARTS}=2 learner.max_lag=5", 3, 2),
     ):
         config = config_of(settings)
