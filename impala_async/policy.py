@@ -73,10 +73,10 @@ class Policy:
         self.torso_name = self.model.torso_name
         self.is_torso_ours = self.torso_name in TORSOS
         self._quick = None
-        kinds = [(len(part.choices), part.shape) for part in self._parts]
-        is_one_choice = kinds == [(1, ())] and self._legal is None
-        self.only_choice = self._parts[0].name if is_one_choice else None
-        """The name of the action's one part, where that is a choice and any is legal."""
+        is_one_part = len(self._parts) == 1 and self._legal is None
+        self.only_part = self._parts[0] if is_one_part else None
+        """The action's one part, where it has no more and all of it is legal."""
+        is_one_choice = self.only_part is not None and self.only_part.is_one_choice
         is_plain = self.is_torso_ours and not schema.state and self.device.type == "cpu"
         if is_one_choice and is_plain:
             first = next(iter(self.model.normalizers), None)

@@ -171,6 +171,10 @@ class ActionPart:
         """Outputs of a policy head that describe it: logits, or means and log-deviations."""
         return sum(self.choices) if self.kind == "discrete" else 2 * self.array.num_items
 
+    @property
+    def is_one_choice(self) -> bool:
+        return len(self.choices) == 1 and self.shape == ()
+
     @cached_property
     def array(self) -> ArraySpec:
         """The array that holds it on our side, whatever the environment's own dtype."""

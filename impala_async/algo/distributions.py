@@ -25,7 +25,7 @@ LOG_STD_RANGE = (-10.0, 2.0)
 # Nodes and weights, for the mean of a polynomial of degree 2 Q - 1 of a standard normal.
 NODES_Q, WEIGHTS_Q = np.polynomial.hermite_e.hermegauss(16)
 GAUSS_2Q = np.stack((NODES_Q, WEIGHTS_Q / WEIGHTS_Q.sum()))
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Joint:
@@ -131,13 +131,13 @@ class Gaussian:
     def log_prob(self, actions: Tensor) -> Tensor:
         actions_D = _flat(actions, self._shape).to(self.mean_D.dtype)
         distances_D = (actions_D - self.mean_D) * torch.exp(-self.log_std_D)
-        log_probs = -(0.5 * distances_D.square() + self.log_std_D + _HALF_LOG_2PI).sum(-1)
+        log_probs = -(0.5 * distances_D.square() + self.log_std_D + HALF_LOG_2PI).sum(-1)
         return log_probs - _log_tanh_slope(actions_D).sum(-1) if self._is_squashed else log_probs
 
     def entropy(self) -> Tensor:
         """Squashed: with the mean logarithm of the slope, by Gauss-Hermite, right to 0.005 for
         deviations up to 2, where actions are long at their bounds."""
-        entropy = (self.log_std_D + (0.5 + _HALF_LOG_2PI)).sum(-1)
+        entropy = (self.log_std_D + (0.5 + HALF_LOG_2PI)).sum(-1)
         if not self._is_squashed:
             return entropy
         gauss_2Q = _gauss(self.mean_D.dtype, self.mean_D.device)

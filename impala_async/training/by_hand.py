@@ -1,33 +1,33 @@
-"""The gradients of a loss for hidden layers and one choice, written out for numpy: of IMPALA's,
-and of PPO's with V-trace.
+"""The gradients of a loss for hidden layers and an action of one part, written out for numpy: of
+IMPALA's, and of PPO's with V-trace.
 
 On a CPU an update of a small network is hundreds of small operations, of which torch needs longer
 to dispatch each than it computes; and each gives the interpreter's lock away and takes it back,
 against the event loop. This has a quarter of them. It comes to what torch does but for rounding.
 
-    B columns, T action rows, S = T+1 observation rows, N = B * S, A choices, F features, H hidden
+    B columns, T action rows, S = T+1 observation rows, N = B * S, A choices, D numbers,
+    P outputs of the policy's head: A or D
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
+from impala_async.algo.distributions import HALF_LOG_2PI, LOG_STD_RANGE
 from impala_async.algo.vtrace import LOG_RATIO_LIMIT, ValidRows, vtrace
 from impala_async.config.algorithm import AlgorithmSection
-from impala_async.models.actor_critic import ActorCritic
-from impala_async.models.torso import MLPTorso, joined
+from impala_async.models.torso import MLPTorso
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.graphs import Coefficients, Gradients
+from impala_async.training.layers import Array, Net, row_sums
 from impala_async.training.optimizer import global_norm
 from impala_async.training.rewards import sums_of
 
-Array = NDArray[np.float32]
 LOWEST = np.finfo(np.float32).min
 NAMES = ("loss/policy", "loss/value", "loss/entropy", "policy/entropy")
 NAMES_OF_PPO = ("policy/kl", "policy/clip_fraction")
@@ -40,7 +40,7 @@ def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
     is_mlp = policy.is_torso_ours and type(model.policy_torso) is MLPTorso and model.core is None
     is_float32 = policy.device.type == "cpu" and model.precision == torch.float32
     is_ppo = section.name == "ppo" and section.returns_kind == "vtrace"
-    is_covered = policy.only_choice is not None and (is_ppo or section.name == "impala")
+    is_covered = _acting(policy) is not None and (is_ppo or section.name == "impala")
     return is_mlp and is_float32 and is_covered and torch.get_num_threads() == 1
 
 
@@ -53,34 +53,25 @@ class ByHand:
     transitions_of: Callable[[Batch, Coefficients], dict[str, Any]]
 
     def __post_init__(self) -> None:
-        self._net, self._choice = _Net(self.policy.model), self.policy.only_choice or ""
+        acting = _acting(self.policy)
+        assert acting is not None, "is_plain comes first"
+        self._net, self._acting = Net(self.policy.model), acting
         self._parameters = tuple(self.policy.model.parameters())
         self._is_ppo = self.section.name == "ppo"
 
     @torch.no_grad()
     @np.errstate(all="ignore")  # what is not finite is seen in the loss
     def __call__(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
-        logits_NA, values_N1 = self._net.forward(batch)
+        outputs_NP, values_N1 = self._net.forward(batch)
         values_BS = values_N1.reshape(len(batch.mask_BT), -1)
         valid_BS = np.zeros(values_BS.shape, np.bool_)
         valid_BT = valid_BS[:, :-1]
         valid_BT[:] = batch.mask_BT.numpy()
-        log_probs_NA = logits_NA - logits_NA.max(1, keepdims=True)
-        probs_NA = np.exp(log_probs_NA)
-        sums_N = _row_sums(probs_NA)
-        log_probs_NA -= np.log(sums_N)[:, None]
-        probs_NA /= sums_N[:, None]
-        # Where the choices lie among all.
-        first_BS = np.arange(0, logits_NA.size, logits_NA.shape[1]).reshape(values_BS.shape)
-        chosen_BT = first_BS[:, :-1] + batch.actions[self._choice].numpy()
-        chosen_log_probs_BT = np.where(valid_BT, log_probs_NA.reshape(-1)[chosen_BT], np.float32(0))
-        # Or the 0 * -inf of an impossible choice would be NaN. NaN itself passes through.
-        np.maximum(log_probs_NA, LOWEST, out=log_probs_NA)
-        entropies_N = -_row_sums(probs_NA * log_probs_NA)
+        log_probs_BT, entropies_N = self._acting.look(outputs_NP, batch, valid_BS)
 
         inputs = self.transitions_of(batch, of)
         log_mu_BT = inputs["behaviour_log_probs_TB"].numpy().T
-        log_ratios_BT = np.where(valid_BT, chosen_log_probs_BT - log_mu_BT, np.float32(0))
+        log_ratios_BT = np.where(valid_BT, log_probs_BT - log_mu_BT, np.float32(0))
         targets_TB, advantages_TB = self._returns(log_ratios_BT, values_BS, inputs)
         num_valid = float(inputs["num_valid"])
         scale = 1.0 / max(num_valid, 1.0) if self.section.reduction == "mean" else 1.0
@@ -94,17 +85,12 @@ class ByHand:
             names = NAMES + NAMES_OF_PPO
             policy, *stats = self._clip(weights_BS[:, :-1], log_ratios_BT, num_valid)
         else:
-            policy = -float(np.vdot(chosen_log_probs_BT, weights_BS[:, :-1]))
+            policy = -float(np.vdot(log_probs_BT, weights_BS[:, :-1]))
 
         cost = of.entropy_cost * scale
-        # d(-w log p_a - cost H) / d logits; H = -sum p log p.
-        gradient_NA = probs_NA * (
-            weights_BS.reshape(-1, 1) + np.float32(cost) * (log_probs_NA + entropies_N[:, None])
-        )
-        gradient_NA.reshape(-1)[chosen_BT] -= weights_BS[:, :-1]
-        gradient_NA[~valid_BS.reshape(-1)] = 0
+        gradient_NP = self._acting.gradient(weights_BS, np.float32(cost))
         value_scale = self.section.value_cost * scale
-        self._net.backward(gradient_NA, errors_BS.reshape(-1, 1) * np.float32(-value_scale))
+        self._net.backward(gradient_NP, errors_BS.reshape(-1, 1) * np.float32(-value_scale))
 
         sum_entropy = float(entropies_N[valid_BS.reshape(-1)].sum())
         value = 0.5 * value_scale * float(np.vdot(errors_BS, errors_BS))
@@ -156,85 +142,94 @@ class ByHand:
         return targets_TB, advantages_TB
 
 
-def _row_sums(numbers_NA: Array) -> Array:
-    # A product with ones adds columns up in a fraction of the time of a sum.
-    return numbers_NA @ np.ones(numbers_NA.shape[1], np.float32)
+class _Acting(Protocol):
+    """The distribution of an action, from the outputs of the policy's head."""
+
+    def look(
+        self, outputs_NP: Array, batch: Batch, valid_BS: NDArray[np.bool_]
+    ) -> tuple[Array, Array]:
+        """Log-probabilities `[B, T]` of the actions, 0 where masked, and entropies `[N]`."""
+
+    def gradient(self, weights_BS: Array, cost: np.float32) -> Array:
+        """That of the outputs, of -w log p - cost H over the valid rows of the last look. Weights
+        are 0 elsewhere."""
 
 
-class _Linear:
-    """A linear layer over its own memory, and its activation, whose gradient follows from what
-    comes out."""
-
-    def __init__(self, layer: nn.Linear, activate: object = None) -> None:
-        self._layer, self._activate = layer, activate
-        self._weight, self._bias = (x.detach().numpy() for x in (layer.weight, layer.bias))
-
-    def forward(self, inputs_NF: Array) -> Array:
-        outputs_NH: Array = inputs_NF @ self._weight.T
-        outputs_NH += self._bias
-        if self._activate is torch.tanh_:
-            np.tanh(outputs_NH, out=outputs_NH)
-        elif self._activate is torch.relu_:
-            np.maximum(outputs_NH, 0.0, out=outputs_NH)
-        self._inputs_NF, self._outputs_NH = inputs_NF, outputs_NH
-        return outputs_NH
-
-    def backward(self, gradient_NH: Array) -> None:
-        """Set the gradients of the layer; the gradient of its outputs may change."""
-        if self._activate is torch.tanh_:
-            slopes_NH = np.square(self._outputs_NH)
-            gradient_NH *= np.subtract(1.0, slopes_NH, out=slopes_NH)
-        elif self._activate is torch.relu_:
-            gradient_NH *= self._outputs_NH > 0
-        sums_H = np.ones(len(gradient_NH), np.float32) @ gradient_NH
-        self._layer.bias.grad = torch.from_numpy(sums_H)
-        self._layer.weight.grad = torch.from_numpy(gradient_NH.T @ self._inputs_NF)
-        self._gradient_NH = gradient_NH
-
-    def gradient_of_inputs(self) -> Array:
-        """That of the last gradient."""
-        if len(self._weight) == 1:
-            # Here a matrix product takes four times as long.
-            return cast(Array, self._gradient_NH * self._weight)
-        return cast(Array, self._gradient_NH @ self._weight)
+def _acting(policy: Policy) -> _Acting | None:
+    part, head = policy.only_part, policy.model.policy_head
+    if part is not None and part.kind == "discrete":
+        return _Choice(part.name) if part.is_one_choice else None
+    if part is not None and part.kind == "continuous" and len(head.log_stds):
+        return _Numbers(part.name, head.log_stds[0])
+    return None
 
 
-class _Net:
-    """The layers of an actor-critic; a shared torso stands once."""
+class _Choice:
+    """One of A, by their logits."""
 
-    def __init__(self, model: ActorCritic) -> None:
-        self._model = model
-        torsos = [cast(MLPTorso, t) for t in (model.policy_torso, model.value_torso) if t]
-        self._torsos = [
-            [_Linear(cast(nn.Linear, layer), torso.activate) for layer in torso.layers]
-            for torso in torsos
-        ]
-        self._heads = _Linear(model.policy_head), _Linear(model.value_head)
-        self._leaves = torsos[0].leaves
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-    def forward(self, batch: Batch) -> tuple[Array, Array]:
-        """Logits `[N, A]` and values `[N, 1]`."""
-        obs = {name: leaf.flatten(0, 1) for name, leaf in batch.rows_of_obs().items()}
-        features_NF = joined(self._leaves, self._model.normal(obs)).numpy()
-        found = []
-        for torso in self._torsos:
-            hidden_NH = features_NF
-            for layer in torso:
-                hidden_NH = layer.forward(hidden_NH)
-            found.append(hidden_NH)
-        policy, value = self._heads
-        return policy.forward(found[0]), value.forward(found[-1])
+    def look(
+        self, outputs_NP: Array, batch: Batch, valid_BS: NDArray[np.bool_]
+    ) -> tuple[Array, Array]:
+        log_probs_NA = outputs_NP - outputs_NP.max(1, keepdims=True)
+        probs_NA = np.exp(log_probs_NA)
+        sums_N = row_sums(probs_NA)
+        log_probs_NA -= np.log(sums_N)[:, None]
+        probs_NA /= sums_N[:, None]
+        # Where the choices lie among all.
+        first_BS = np.arange(0, outputs_NP.size, outputs_NP.shape[1]).reshape(valid_BS.shape)
+        chosen_BT = first_BS[:, :-1] + batch.actions[self._name].numpy()
+        chosen = log_probs_NA.reshape(-1)[chosen_BT]
+        # Or the 0 * -inf of an impossible choice would be NaN. NaN itself passes through.
+        np.maximum(log_probs_NA, LOWEST, out=log_probs_NA)
+        entropies_N = -row_sums(probs_NA * log_probs_NA)
+        self._seen = probs_NA, log_probs_NA, entropies_N, chosen_BT, valid_BS
+        return np.where(valid_BS[:, :-1], chosen, np.float32(0)), entropies_N
 
-    def backward(self, policy_NA: Array, value_N1: Array) -> None:
-        """Set the gradients of all parameters from those of logits and values."""
-        below = []
-        for head, gradient in zip(self._heads, (policy_NA, value_N1), strict=True):
-            head.backward(gradient)
-            below.append(head.gradient_of_inputs())
-        if len(self._torsos) == 1:
-            below = [below[0] + below[1]]
-        for torso, gradient_NH in zip(self._torsos, below, strict=True):
-            for number, layer in reversed([*enumerate(torso)]):
-                layer.backward(gradient_NH)
-                if number:
-                    gradient_NH = layer.gradient_of_inputs()
+    def gradient(self, weights_BS: Array, cost: np.float32) -> Array:
+        probs_NA, log_probs_NA, entropies_N, chosen_BT, valid_BS = self._seen
+        # H = -sum p log p.
+        gradient_NA: Array = probs_NA * (
+            weights_BS.reshape(-1, 1) + cost * (log_probs_NA + entropies_N[:, None])
+        )
+        gradient_NA.reshape(-1)[chosen_BT] -= weights_BS[:, :-1]
+        gradient_NA[~valid_BS.reshape(-1)] = 0
+        return gradient_NA
+
+
+class _Numbers:
+    """D independent numbers, by their means; the deviations are a parameter of their own."""
+
+    def __init__(self, name: str, log_std: torch.Tensor) -> None:
+        self._name, self._log_std = name, log_std
+
+    def look(
+        self, outputs_NP: Array, batch: Batch, valid_BS: NDArray[np.bool_]
+    ) -> tuple[Array, Array]:
+        valid_BT = valid_BS[:, :-1]
+        log_std_D = self._log_std.detach().numpy().clip(*LOG_STD_RANGE)
+        actions_BTD = batch.actions[self._name].numpy().reshape(*valid_BT.shape, -1)
+        means_BTD = outputs_NP.reshape(*valid_BS.shape, -1)[:, :-1]
+        distances_BTD = (actions_BTD - means_BTD) * np.exp(-log_std_D)
+        # Nobody looks at a masked row.
+        distances_BTD[~valid_BT] = 0
+        entropy = (log_std_D + np.float32(0.5 + HALF_LOG_2PI)).sum()
+        log_probs_BT = -0.5 * np.square(distances_BTD).sum(-1) - (entropy - 0.5 * len(log_std_D))
+        self._seen = distances_BTD, log_std_D, valid_BS
+        entropies_N = np.full(valid_BS.size, entropy, np.float32)
+        return np.where(valid_BT, log_probs_BT, np.float32(0)), entropies_N
+
+    def gradient(self, weights_BS: Array, cost: np.float32) -> Array:
+        distances_BTD, log_std_D, valid_BS = self._seen
+        weighted_BTD = weights_BS[:, :-1, None] * distances_BTD
+        slopes_BTD = weights_BS[:, :-1, None] - weighted_BTD * distances_BTD
+        slopes_BTD -= cost * valid_BS[:, :-1, None]
+        raw_D, (low, high) = self._log_std.detach().numpy(), LOG_STD_RANGE
+        # As distributions.py bounds them, row by row: a step goes against the gradient.
+        slopes_BTD[(raw_D < low) & (slopes_BTD > 0) | (raw_D > high) & (slopes_BTD < 0)] = 0
+        self._log_std.grad = torch.from_numpy(slopes_BTD.sum((0, 1)).reshape(raw_D.shape))
+        gradient_BSD = np.zeros((*valid_BS.shape, len(log_std_D)), np.float32)
+        np.multiply(weighted_BTD, -np.exp(-log_std_D), out=gradient_BSD[:, :-1])
+        return gradient_BSD.reshape(valid_BS.size, -1)

@@ -62,7 +62,10 @@ def random_batch(schema, num_columns=5, seed=0):
     columns = planes.columns
     shape = columns.rewards_CT.shape
     columns.obs[""][:] = rng.normal(size=columns.obs[""].shape)
-    columns.actions[""][:] = rng.integers(0, schema.action.num_choices, shape)
+    actions, num_choices = columns.actions[""], schema.action.num_choices
+    actions[:] = (
+        rng.integers(0, num_choices, shape) if num_choices else rng.normal(size=actions.shape)
+    )
     columns.rewards_CT[:] = rng.normal(size=shape)
     columns.log_probs_CT[:] = rng.uniform(-2.5, -0.5, shape)
     kinds = rng.choice(["none", "terminated", "truncated"], shape, p=[0.6, 0.2, 0.2])

@@ -1,5 +1,6 @@
 """Gradients that are written out are those of torch, but for rounding."""
 
+import dataclasses
 import math
 from functools import partial
 
@@ -12,7 +13,7 @@ from impala_async.policy import Policy
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.training.by_hand import ByHand, is_plain
 from impala_async.training.step import UpdateStep
-from tests.training.conftest import ALIVE_B, PLAIN, is_same, remembered
+from tests.training.conftest import ALIVE_B, PLAIN, is_same, random_batch, remembered
 
 MODELS = {
     "plain": {},
@@ -33,7 +34,7 @@ ALGORITHMS = {
 def make_pair(schema, monkeypatch):
     """Two steps from the same start: by hand, and by torch."""
 
-    def make(model, settings):
+    def make(model, settings, schema=schema):
         section = AlgorithmSection.model_validate(PLAIN | settings)
         steps = []
         for by_hand in (is_plain, lambda *_: False):
@@ -63,6 +64,34 @@ def test_it_learns_what_torch_does(make_pair, make_batch, monkeypatch, model, se
             torch.testing.assert_close(ours.grad, torchs.grad, rtol=1e-4, atol=1e-6)
             torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
     assert len(calls) == 5
+
+
+@pytest.mark.parametrize("name", ["impala", "ppo"])
+@pytest.mark.parametrize("log_std", [-12.0, -0.5, 2.5])
+@pytest.mark.parametrize(
+    ("shape", "model"),
+    [((), {}), ((3,), {"normalize_obs": True}), ((2, 2), {"shared_torso": True})],
+)
+def test_it_learns_of_numbers_what_torch_does(make_pair, monkeypatch, shape, model, log_std, name):
+    calls = []
+    monkeypatch.setattr(ByHand, "__call__", _noted(ByHand.__call__, calls))
+    spaces = schema_of(ActionPart("", "continuous", (), shape))
+    steps = make_pair(model, {"name": name, "entropy_cost": 0.1}, spaces)
+    # Beyond their range, too: there only steps towards it are taken.
+    for step in steps:
+        step.policy.model.policy_head.log_stds[0].data.fill_(log_std)
+    for number in range(4):
+        batch = random_batch(spaces, seed=number)
+        squares_BTD = batch.actions[""].reshape(*batch.mask_BT.shape, -1).square()
+        batch.log_probs_BT[:] = -squares_BTD.sum(-1) / 2
+        mine, theirs = (step.run(batch, ALIVE_B, 0) for step in steps)
+        assert mine.stats == pytest.approx(theirs.stats, rel=1e-3, abs=1e-5)
+        assert list(mine.stats) == list(theirs.stats)
+        for ours, torchs in zip(*(step.parameters for step in steps), strict=True):
+            scale = float(torchs.grad.abs().max()) + 1e-6
+            torch.testing.assert_close(ours.grad, torchs.grad, rtol=1e-3, atol=1e-5 * scale)
+            torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)
+    assert len(calls) == 4
 
 
 def _noted(call, calls):
@@ -105,6 +134,10 @@ def test_a_batch_without_a_valid_row_changes_nothing(make_pair, make_batch):
     assert is_same(before, remembered(step))
 
 
+def schema_of(*parts):
+    return Schema(ObsSpec((ArraySpec("", (3,), "float32"),)), ActionSpec(parts), 6)
+
+
 def frozen_mlp(obs, section):
     """A torso of the user's own, if it is built of ours."""
     torso = MLPTorso(obs, section)
@@ -113,9 +146,9 @@ def frozen_mlp(obs, section):
 
 
 def test_other_networks_choices_and_algorithms_are_for_torch(schema):
-    floats = ObsSpec((ArraySpec("", (3,), "float32"),))
     image = ObsSpec((ArraySpec("", (10, 10, 4), "uint8"),))
-    two = ActionSpec((ActionPart("", "discrete", (4, 4), (2,)),))
+    two = ActionPart("", "discrete", (4, 4), (2,))
+    numbers, squashed = (ActionPart("", kind, (), (2,)) for kind in ("continuous", "squashed"))
     impala = AlgorithmSection(name="impala")
 
     def fits(spaces=schema, section=impala, **model):
@@ -127,7 +160,10 @@ def test_other_networks_choices_and_algorithms_are_for_torch(schema):
     assert not fits(section=AlgorithmSection(name="ppo", returns="gae"))
     assert not fits(section=AlgorithmSection(name="appo"))
     assert not fits(name=f"{__name__}:frozen_mlp")
-    assert not fits(Schema(floats, two, 6))
+    assert fits(schema_of(numbers), section=AlgorithmSection(name="ppo"))
+    assert not fits(schema_of(numbers), state_dependent_std=True)
+    for parts in ((two,), (squashed,), (numbers, dataclasses.replace(numbers, name="b"))):
+        assert not fits(schema_of(*parts))
     assert not fits(Schema(image, schema.action, 6), name="small_cnn")
     policy = Policy(schema, ModelSection(), seed=0)
     policy.compute_in(torch.bfloat16)
