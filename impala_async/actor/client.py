@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 # A wait for credit that is longer is told while it lasts.
 LONG_WAIT_S = 1.0
 POLL_S = 0.1
-# Of the time that finished trajectories wait, so much is waited before they are begun instead: of
-# the least of some, as a learner may stand still for once.
+# So much of the time that finished trajectories wait is waited before they are begun instead: by
+# the least of some times, as a learner may stand still for once.
 HOLD_SHARE = 0.8
 NUM_WAITS = 4
 SPEC_POLL_S = 0.005
