@@ -203,7 +203,7 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
         ("", "", None),
         (impala, "", None),
         (f"{impala} learner.queue_size=7", "9 passes over a batch", of_passes),
-        (f"{impala} {FIVE}", "20 passes over a batch", of_passes),
+        (f"{impala} {FIVE}", "10 passes over a batch", of_passes),
         # Its clip bounds what passes can do, but not how old the policy is that acted.
         (f"{PPO} {FIVE}", "", None),
         (
@@ -227,11 +227,11 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
         (f"{impala} {LAGGED} {FIVE}", "10 passes", of_passes),
         (f"{LAGGED} {FIVE} algorithm.name=appo", "", None),
         # Some of these would be too old for their last passes.
-        (f"{FIVE} {PARTS}=4 learner.max_lag=80", "", None),
+        (f"{FIVE} {PARTS}=4 learner.max_lag=40", "", None),
         (
-            f"{FIVE} {PARTS}=4 learner.max_lag=79",
-            "80 updates",
-            "over learner.max_lag (79): raise that",
+            f"{FIVE} {PARTS}=4 learner.max_lag=39",
+            "40 updates",
+            "over learner.max_lag (39): raise that",
         ),
         (f"learner.num_passes=auto {PARTS}=4 learner.max_lag=16", "", None),
     ):
@@ -282,6 +282,21 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         config = config_of(settings)
         found = config.learner.num_passes, config.algorithm.num_minibatches
         assert found == (passes, parts), settings
+        assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+
+
+def test_beside_a_batch_with_several_passes_nothing_waits_unless_it_is_asked_for():
+    for settings, size in (
+        ("", 0),
+        ("algorithm.name=impala", 2),
+        ("algorithm.name=impala learner.num_passes=2", 0),
+        ("learner.num_passes=1", 2),
+        ("learner.num_passes=auto", 2),
+        ("learner.queue_size=3", 3),
+        (LOCKSTEP, 1),
+    ):
+        config = config_of(settings)
+        assert config.learner.queue_size == size, settings
         assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
 
 
