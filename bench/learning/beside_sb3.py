@@ -4,6 +4,8 @@
 
 Both train each task with each seed, one after the other, on the same cores. A result is kept with
 the page, and what has one is not trained again: the measurement may be ended and go on at any time.
+Seconds are ours from launch, with whatever ran beside, and SB3's of a processor: it is one thread
+that never waits.
 `python -m bench.peers --install` makes SB3's virtual environment; tasks with other packages want
 these in both.
 """
@@ -158,8 +160,9 @@ def page(results: Sequence[Result]) -> str:
             "`python -m bench.learning.beside_sb3 --write bench/results`. Nothing is set but "
             "`env.id`, `stop.env_steps` and the seed; SB3's PPO has its own defaults. Returns are "
             "means of the last 100 episodes, of which the medians over seeds are shown, and in "
-            "brackets ours of each seed. Seconds count from launch to the first time at SB3's "
-            "final return, for both, on the same cores, one after the other.",
+            "brackets ours of each seed. Seconds are those to the first time at SB3's final return: ours "
+            "from launch, whatever else ran on the two cores, SB3's of a processor, as it is one "
+            "thread that never waits.",
             "",
             "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
             "|---|---|---|---|---|---|---|",
