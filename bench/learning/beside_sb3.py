@@ -59,6 +59,7 @@ class Result(NamedTuple):
     task: str
     seed: int
     curve: Curve
+    commit: str = ""
 
     @property
     def final(self) -> float:
@@ -120,7 +121,7 @@ def train(system: str, task: str, seed: int, venvs: Path) -> Result:
     curve = [
         (round(each.elapsed_s, 2), each.trained, round(each.mean_return or 0.0, 3)) for each in kept
     ]
-    return Result(system, task, seed, curve)
+    return Result(system, task, seed, curve, about_this_machine()["commit"])
 
 
 def _last_step(turn: Turn) -> int:
@@ -151,7 +152,8 @@ def row(task: str, results: Sequence[Result]) -> str | None:
 
 def page(results: Sequence[Result]) -> str:
     rows = [found for task in TASKS if (found := row(task, results))]
-    machine: dict[str, Any] = about_this_machine()
+    commits = {each.commit for each in results if each.system == "ours" and each.commit}
+    machine: dict[str, Any] = about_this_machine() | {"commit": " and ".join(sorted(commits))}
     about = ", ".join(f"{key} {value}" for key, value in machine.items())
     return "\n".join(
         [

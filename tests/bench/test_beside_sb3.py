@@ -16,7 +16,7 @@ def test_a_measurement_goes_on_where_it_was_ended(tmp_path, monkeypatch):
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append((system, task, seed))
-        return Result(system, task, seed, [(1.0, 10, 5.0)])
+        return Result(system, task, seed, [(1.0, 10, 5.0)], commit=f"c{seed}")
 
     monkeypatch.setattr(beside_sb3, "train", train)
     flags = ["--write", str(tmp_path), "--only", "cartpole", "--seeds", "0-1"]
@@ -27,7 +27,9 @@ def test_a_measurement_goes_on_where_it_was_ended(tmp_path, monkeypatch):
     assert main(flags) == 0
     assert trained == [("sb3", TASK, 1)]
     assert len(read(tmp_path / "beside_sb3.jsonl")) == 4
-    assert f"| {TASK} | 150,000 |" in (tmp_path / "beside_sb3.md").read_text()
+    page = (tmp_path / "beside_sb3.md").read_text()
+    assert f"| {TASK} | 150,000 |" in page
+    assert "commit c0 and c1," in page
 
 
 def test_a_row_has_the_time_to_the_other_s_return():
