@@ -1,9 +1,9 @@
 """The knobs of learning: the loss, its coefficients, what becomes of rewards, the optimizer."""
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from impala_async.config.section import Section, unknown_name
 
@@ -22,6 +22,7 @@ ALGORITHM_KEYS = {
     ("algorithm.name", "appo"): "algorithm.is_clip algorithm.tau algorithm.kl_coeff "
     "algorithm.target_update_every_updates",
     ("algorithm.kl_coeff",): "algorithm.kl_target",
+    ("algorithm.grad_clip",): "algorithm.grad_clip_by",
     ("algorithm.optimizer", "rmsprop", "rmsprop_tf"): "algorithm.optimizer_options.decay "
     "algorithm.optimizer_options.momentum",
     ("algorithm.optimizer", "adamw"): "algorithm.optimizer_options.weight_decay",
@@ -31,6 +32,19 @@ USUAL_PASSES = {"ppo": 8, "appo": 8}
 """So often is a batch used where nobody says how often: a clip bounds what that can do."""
 USUAL_PART_ROWS = 256
 """About so many rows has a minibatch where nobody says how many there are."""
+
+
+def _check_clip(value: Any) -> Any:
+    is_bound = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if not is_bound and value not in (None, "unit", "soft_asymmetric"):
+        raise ValueError  # without words: it is told as any value of a wrong type is
+    return value
+
+
+RewardClip = Annotated[
+    Annotated[float, Field(gt=0)] | Literal["unit", "soft_asymmetric"] | None,
+    BeforeValidator(_check_clip),
+]
 
 
 class OptimizerOptions(Section):
@@ -66,7 +80,9 @@ class AlgorithmSection(Section):
     value_cost: float = Field(0.5, ge=0)
     """Weight of the value loss."""
     grad_clip: float | None = Field(0.5, gt=0)
-    """Largest global gradient norm."""
+    """Largest global gradient norm, or largest entry of a gradient."""
+    grad_clip_by: Literal["norm", "value"] = "norm"
+    """norm: what is larger is scaled down as a whole. value: each entry is clipped."""
     returns: ReturnsName | None = None
     """ppo has vtrace or gae. none: gae for a2c, vtrace for the others."""
     rho_bar: float | None = Field(1.0, gt=0)
@@ -95,9 +111,9 @@ class AlgorithmSection(Section):
     """appo: weight at the start of the KL from the target; 0: without."""
     kl_target: float | None = Field(0.01, gt=0)
     """appo: KL towards which kl_coeff is adapted, from 1e-6 to 1e6; none: it stays."""
-    reward_clip: Literal["unit", "soft_asymmetric"] | None = None
-    """Rewards in the loss, never in reported returns: between -1 and 1, or 0.3 min(tanh r, 0) + 5
-    max(tanh r, 0); none: as they are."""
+    reward_clip: RewardClip = None
+    """Rewards in the loss, never in reported returns: at most this far from 0, for unit 1; or 0.3
+    min(tanh r, 0) + 5 max(tanh r, 0); none: as they are."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this (after reward_clip) in the loss, never in reported returns."""
     normalize_returns: bool = True

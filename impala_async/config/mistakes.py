@@ -31,12 +31,13 @@ SYNONYMS = {
     "algorithm.entropy_cost": "ent_coef entropy_coef entropy_coeff exploration_loss_coeff",
     "algorithm.value_cost": "vf_coef vf_loss_coeff value_loss_coef value_loss_coeff baseline_cost",
     "algorithm.grad_clip": "max_grad_norm grad_norm_clipping",
+    "algorithm.grad_clip_by": "clip_grad_value grad_clip_value",
+    "algorithm.reward_clip": "clip_rewards clip_reward reward_clipping",
     "algorithm.gamma": "discount discounting",
     "algorithm.lambda": "gae_lambda lambda_",
     "algorithm.returns": "with_vtrace vtrace",
     "algorithm.rho_bar": "vtrace_rho vtrace_clip_rho_threshold",
     "algorithm.clip": "clip_range clip_coef clip_param ppo_clip_ratio",
-    "algorithm.kl_target": "target_kl",
     "algorithm.num_minibatches": "num_batches_per_epoch minibatch_size sgd_minibatch_size",
     "algorithm.normalize_advantages": "normalize_advantage norm_adv",
     "algorithm.optimizer_options.eps": "epsilon adam_eps rms_prop_eps",
@@ -54,6 +55,7 @@ SYNONYMS = {
     "learner.device": "device cuda gpu num_gpus num_gpus_per_learner",
     "learner.batch_columns": "batch_size train_batch_size train_batch_size_per_learner",
     "learner.num_passes": "epochs n_epochs num_epochs update_epochs num_sgd_iter",
+    "learner.stop_kl": "target_kl",
     "learner.max_lag": "max_policy_lag",
     "stop.env_steps": "total_timesteps total_steps train_for_env_steps timesteps timesteps_total "
     "num_env_steps_sampled_lifetime steps max_steps",
@@ -130,8 +132,8 @@ def source_of(key: str, sources: Mapping[str, str]) -> str:
 def wanted(field: FieldInfo, *, is_item: bool = False) -> str:
     """Say what a key of ours takes, or an item of it, in a user's words."""
     args = typing.get_args(field.annotation)
-    # A word that a key takes beside another kind.
-    words = ["none" if arg is NoneType else arg.__args__[0] for arg in args[1:] if _is_word(arg)]
+    # The words that a key takes beside another kind.
+    words = [w for arg in args[1:] if _is_word(arg) for w in typing.get_args(arg) or ("none",)]
     kind = args[0] if words else field.annotation
     bounds = field.metadata
     if typing.get_origin(kind) is typing.Annotated:

@@ -27,8 +27,8 @@ ADVICE = {
     "env.step_timeout_s ends it",
     "straggler": "see the logs of the actors that it names; if one is ended, pace.on_loss decides",
     "inference": "a larger actor.num_envs, or more actors, on other hosts when cores are busy",
-    "network": "a faster link or smaller observations; for far actors, a larger learner.queue_size; "
-    "on one host, fewer actors for its cores",
+    "network": "a faster link or smaller observations; for actors that are far away, a larger "
+    "learner.queue_size; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
     "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT; if they end, "
     "see their logs",

@@ -6,7 +6,7 @@ follow from the settings, which may have changed, and from this machine.
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,16 +90,25 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def take_step(optimizer: Optimizer, norm: float, max_norm: float | None) -> None:
-    """Make a step along gradients of global norm `norm`, scaled down where it is above `max_norm`.
+def take_step(
+    optimizer: Optimizer, norm: float, clip: float | None, by: Literal["norm", "value"] = "norm"
+) -> None:
+    """Make a step along gradients of global norm `norm`, scaled down where that is above the clip,
+    or with each entry within it.
 
     Without what torch wraps around that for its profiler, hooks and compiler: on a CPU a quarter
     of the step of a small model.
     """
     with torch.no_grad():
-        if max_norm is not None and norm > max_norm:
+        # No entry is larger than the norm.
+        if clip is not None and norm > clip:
             (group,) = optimizer.param_groups
-            torch._foreach_mul_(gradients_of(group["params"]), max_norm / norm)
+            gradients = gradients_of(group["params"])
+            if by == "norm":
+                torch._foreach_mul_(gradients, clip / norm)
+            else:
+                torch._foreach_clamp_min_(gradients, -clip)
+                torch._foreach_clamp_max_(gradients, clip)
         inspect.unwrap(type(optimizer).step)(optimizer)
 
 

@@ -7,11 +7,12 @@ T rows of a trajectory, B columns
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from impala_async.config.algorithm import RewardClip
 from impala_async.training.checkpoint import entry
 
 # Each new batch has this share in the running moments: about the last hundred batches count.
@@ -25,12 +26,14 @@ SMALLEST_SCALE = 0.01
 LARGEST_SCALE = 1e15
 
 
-def clip_rewards(rewards: Tensor, kind: Literal["unit", "soft_asymmetric"] | None) -> Tensor:
-    """Clip as DQN for Atari (Nature 518), or IMPALA for DMLab-30 (arXiv 1802.01561, figure D.1)."""
+def clip_rewards(rewards: Tensor, kind: RewardClip) -> Tensor:
+    """Clip at a bound, which is 1 as in DQN for Atari (Nature 518), or as IMPALA does for DMLab-30
+    (arXiv 1802.01561, figure D.1)."""
     if kind is None:
         return rewards
-    if kind == "unit":
-        return rewards.clamp(-1.0, 1.0)
+    if kind != "soft_asymmetric":
+        bound = 1.0 if kind == "unit" else kind
+        return rewards.clamp(-bound, bound)
     squeezed = rewards.tanh()
     return 0.3 * squeezed.clamp(max=0.0) + 5.0 * squeezed.clamp(min=0.0)
 

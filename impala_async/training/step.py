@@ -197,7 +197,7 @@ class UpdateStep:
         (this.applied if is_applied else this.skipped).append(told)
         if not is_applied:
             return told if num_valid > 0 else None
-        take_step(self.optimizer, norm, self.section.grad_clip)
+        take_step(self.optimizer, norm, self.section.grad_clip, self.section.grad_clip_by)
         self._num_failed_in_a_row = 0
         this.target_sums.append(more[len(names) :])
         if self.target is not None:

@@ -58,6 +58,7 @@ learner.num_passes=3 ; learner.init_num_passes=1 | pace.mode | async | lockstep
 ; policies.mapping=a:b policies.train=['a'] | policies.names | ['a','b'] | []
 policies.copy_every_updates=3 ; policies.copies={b='a'} | policies.names | ['a','b'] | []
 policies.names=['a','b'] ; policies.copy_every_updates=3 | policies.copies | {b='a'} | {}
+; algorithm.grad_clip_by=value | algorithm.grad_clip | 1.0 | none
 ; evaluate.episodes=3 evaluate.actions=both stop.eval_return=9 | evaluate.every_s | 2.5 | none
 """
 ROWS = [[cell.strip() for cell in row.split("|")] for row in USES.strip().splitlines()]

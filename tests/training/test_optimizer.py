@@ -65,6 +65,17 @@ def test_clipping_scales_all_gradients_alike_and_only_above_the_limit(share):
         torch.testing.assert_close(parameter.grad, gradient * min(1.0, share or 1.0))
 
 
+@pytest.mark.parametrize("clip", [None, 0.01, 1.0, 1e6])
+def test_clipping_by_value_bounds_each_entry(clip):
+    parameters = make_parameters()
+    set_gradients(parameters, 1)
+    before = [parameter.grad.clone() for parameter in parameters]
+    take_step(build(parameters), float(global_norm(parameters)), clip, "value")
+    for parameter, gradient in zip(parameters, before, strict=True):
+        clipped = gradient if clip is None else gradient.clamp(-clip, clip)
+        assert torch.equal(parameter.grad, clipped)
+
+
 def final_weights(step, parameters):
     for seed in range(6):
         set_gradients(parameters, seed)

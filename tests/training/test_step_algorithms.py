@@ -170,14 +170,24 @@ def test_losses_do_not_depend_on_the_size_of_rewards(make_step, make_batch, name
     assert all(abs(loss) < 10 for loss in losses)
 
 
-def test_rewards_are_clipped_then_scaled_in_the_loss_only(make_step, make_batch):
+@pytest.mark.parametrize(("clip", "bound"), [("unit", 1.0), (0.25, 0.25), (2, 2.0)])
+def test_rewards_are_clipped_then_scaled_in_the_loss_only(make_step, make_batch, clip, bound):
     batch, clipped = make_batch(), make_batch()
     batch.rewards_BT.mul_(3)
     before = batch.rewards_BT.clone()
-    clipped.rewards_BT.copy_(batch.rewards_BT.clamp(-1, 1) * 0.5)
-    step = make_step(reward_clip="unit", reward_scale=0.5)
+    clipped.rewards_BT.copy_(batch.rewards_BT.clamp(-bound, bound) * 0.5)
+    step = make_step(reward_clip=clip, reward_scale=0.5)
     assert step.run(batch, ALIVE_B, 0).stats == make_step().run(clipped, ALIVE_B, 0).stats
     assert torch.equal(batch.rewards_BT, before)
+
+
+def test_gradients_are_clipped_by_what_the_settings_say(make_step, make_batch):
+    for by in ("norm", "value"):
+        step = make_step(grad_clip=1e-3, grad_clip_by=by)
+        step.run(make_batch(), ALIVE_B, 0)
+        gradients = torch.cat([parameter.grad.flatten() for parameter in step.parameters])
+        measure = gradients.norm() if by == "norm" else gradients.abs().max()
+        assert float(measure) == pytest.approx(1e-3)
 
 
 # -------------------- the target, and what is reported
