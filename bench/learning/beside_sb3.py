@@ -162,9 +162,9 @@ def page(results: Sequence[Result]) -> str:
             "`python -m bench.learning.beside_sb3 --write bench/results`. Nothing is set but "
             "`env.id`, `stop.env_steps` and the seed; SB3's PPO has its own defaults. Returns are "
             "means of the last 100 episodes, of which the medians over seeds are shown, and in "
-            "brackets ours of each seed. Seconds are those to the first time at SB3's final return: ours "
-            "from launch, whatever else ran on the two cores, SB3's of a processor, as it is one "
-            "thread that never waits.",
+            "brackets ours of each seed. Seconds are those to the first time at SB3's final "
+            "return: ours from launch, whatever else ran on the two cores, SB3's of a processor, "
+            "as it is one thread that never waits.",
             "",
             "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
             "|---|---|---|---|---|---|---|",
