@@ -38,6 +38,8 @@ POLL_S = 0.1
 # the least of some times, as a learner may stand still for once.
 HOLD_SHARE = 0.8
 NUM_WAITS = 4
+# A shorter wait for a message would take as long.
+TICK_S = 0.001
 SPEC_POLL_S = 0.005
 # Messages between two looks at everything else.
 MAX_AT_ONCE = 100
@@ -177,7 +179,7 @@ class Client:
         begun_at = time.monotonic()
         over_at = begun_at + HOLD_SHARE * min(self._waits_s)
         outbox = self.side.outbox
-        while not outbox.has_credit and (left_s := over_at - time.monotonic()) > 0:
+        while not outbox.has_credit and (left_s := over_at - time.monotonic()) >= TICK_S:
             self.pump(min(left_s, POLL_S))
         self._held_s = time.monotonic() - begun_at
 
