@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Each with its default and its use.
 FLAGS = (
     ("episodes", 10, "how many each agent plays of each seed, at least"),
-    ("max-steps", MAX_STEPS, "give up when an environment has taken so many steps"),
+    ("max-steps", MAX_STEPS, "give up when an environment takes more steps for each episode"),
 )
 
 ACTIONS = {"greedy": "choose the likeliest actions (default)", "sampled": "sample, as actors do"}
