@@ -195,6 +195,9 @@ def _as_toml(key: str, value: Any) -> str:
     """A value as `--set` reads it."""
     if value is None:
         return "none"
+    if isinstance(value, Mapping) and value and "." not in key:
+        # As a whole it would take the place of all that the config has in that section.
+        raise ConfigError(f"{key}: wants dotted keys, like {key}.{next(iter(value))}, got {value}")
     try:
         return _toml(value)
     except (TypeError, ValueError) as error:

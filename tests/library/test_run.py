@@ -149,6 +149,7 @@ def test_a_wrong_setting_starts_nothing(tmp_path, train):
         ("cartpol", None, "config: there is no file cartpol; did you mean cartpole?"),
         ({"algorithm.lr": 1}, None, "config: wants a file or a name, and overrides by their keys"),
         (None, ["algorithm.lr=1"], "config: wants a file or a name, and overrides by their keys"),
+        (None, {"algorithm": {"lr": 1}}, "algorithm: wants dotted keys, like algorithm.lr, got {"),
         (None, {"env.kwargs": {"a": None}}, "env.kwargs: wants a value as TOML has it"),
         (None, {"algorithm.lr": float("nan")}, "algorithm.lr: wants a value as TOML has it"),
         (None, {"env.kwargs": object()}, "env.kwargs: wants a value as TOML has it"),
