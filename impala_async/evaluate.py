@@ -1,6 +1,7 @@
 """The evaluate door: episodes with the weights of a checkpoint, or of a run's newest."""
 
 import argparse
+import ctypes
 import json
 import os
 import sys
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 # Each with its default and its use.
 FLAGS = (
     ("episodes", 10, "how many each agent plays of each seed, at least"),
-    ("max-steps", MAX_STEPS, "give up when an environment has taken so many steps"),
+    ("max-steps", MAX_STEPS, "give up when an environment takes more steps for each episode"),
 )
 
 ACTIONS = {"greedy": "choose the likeliest actions (default)", "sampled": "sample, as actors do"}
@@ -87,6 +88,7 @@ def _printed_to_stderr() -> Iterator[None]:
             os.dup2(2, 1)
             yield
     finally:
+        ctypes.CDLL(None).fflush(None)  # what C keeps until the end would follow the result
         os.dup2(kept, 1)
         os.close(kept)
 
@@ -98,6 +100,7 @@ def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "T
 
         if args.video is not None:
             check_film(args.video)
+            args.video = args.video.absolute()  # an environment may change the current folder
         return open_newest_or(named, checkpoints)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -138,9 +139,12 @@ def _missing_advice(error: BaseException) -> str:
     package = missing.name.partition(".")[0]
     if extra := EXTRAS.get(package):
         return f"; pip install 'impala-async[{extra}]'"
+    # A program of a user's own looks beside itself, where a door looks in the current folder.
+    has_current = {"", os.getcwd()} & {*sys.path}
+    where = "in the current folder" if has_current else f"in {sys.path[0]}, not the current folder"
     return (
-        f"; Python looks for {package} among what is installed on this host, in the current "
-        "folder, and on PYTHONPATH"
+        f"; Python looks for {package} among what is installed on this host, {where}, and on "
+        "PYTHONPATH"
     )
 
 

@@ -1,5 +1,6 @@
 """The door: which checkpoint plays, what is told of it, and what is wrong."""
 
+import ctypes
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import save_checkpoint
 from impala_async.weights import Version
 from tests.envs.test_batch import Odd
-from tests.evaluation.test_video import greys
+from tests.evaluation.test_video import Drawn, greys
 
 PROBES = "bench.probes"
 
@@ -127,6 +128,7 @@ class Chatty(Counting):
     def reset(self, **how):
         print("from Python")
         os.write(1, b"from C\n")
+        ctypes.CDLL(None).puts(b"by stdio")
         return super().reset(**how)
 
 
@@ -135,7 +137,7 @@ def test_an_environment_that_prints_leaves_stdout_to_the_object(tmp_path, capfd)
     assert main([str(run.path), "--episodes", "1", "--json"]) == 0
     out, err = capfd.readouterr()
     assert json.loads(out)["episodes"][0]["length"] == 2
-    assert {*err.splitlines()} == {"from Python", "from C"}
+    assert {*err.splitlines()} == {"from Python", "from C", "by stdio"}
     assert main([str(run.path), "--episodes", "1"]) == 0
     assert "from C\n" in capfd.readouterr().out
 
@@ -154,6 +156,24 @@ def test_sampled_actions_are_those_of_the_policy_and_the_same_again(run, capsys)
     assert again[1] == first != other[1]
     assert 0.1 < float(first) < 0.9
     assert greedy in ("0.00", "1.00")
+
+
+class Moving(Drawn):
+    """Works in a folder of its own."""
+
+    def reset(self, **how):
+        os.chdir("/")
+        return super().reset(**how)
+
+
+def test_a_film_lies_where_it_was_wanted_though_the_current_folder_changes(
+    tmp_path, capsys, monkeypatch
+):
+    run, _ = begin(tmp_path, f"{__name__}:Moving", kwargs={"length": 4})
+    monkeypatch.chdir(tmp_path)
+    assert main([str(run.path), "--episodes", "1", "--video", "film.gif"]) == 0
+    assert capsys.readouterr().out.endswith(f"\nvideo: {tmp_path}/film.gif (4 steps)\n")
+    assert (tmp_path / "film.gif").is_file()
 
 
 def test_a_film_of_an_episode_lies_where_it_was_wanted(tmp_path, capsys):
@@ -199,10 +219,10 @@ def test_a_damaged_newest_one_falls_back_to_the_older(run, capsys, caplog):
 
 
 def test_an_environment_without_an_end_is_given_up(run, capsys):
-    # Three episodes of one step and a reset row each take five steps.
-    for max_steps, code in (("5", 0), ("4", 2)):
+    # Three episodes of one step and a reset row each take five steps, and not three.
+    for max_steps, code in (("2", 0), ("1", 2)):
         assert main([str(run.path), "--episodes", "24", "--max-steps", max_steps]) == code
-    assert "16 of 24 episodes ended within 4 steps" in capsys.readouterr().err
+    assert "16 of 24 episodes ended within 3 steps" in capsys.readouterr().err
 
 
 class Broken(Odd):

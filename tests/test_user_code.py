@@ -102,6 +102,17 @@ def test_what_no_name_stands_for_is_told(folder, monkeypatch, source, name, says
         sys.modules.pop("mine", None)
 
 
+def test_a_missing_module_is_told_with_the_folders_that_were_looked_in(tmp_path, monkeypatch):
+    for path, says in (
+        (["", *sys.path], "on this host, in the current folder, and on PYTHONPATH$"),
+        (["/scripts"], "on this host, in /scripts, not the current folder, and on PYTHONPATH$"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", path)
+        with pytest.raises(ConfigError, match=says):
+            named("no_such:Net")
+
+
 def test_a_name_that_no_process_could_import_is_told_how_to_be_written():
     for typed, says in (
         ("net.py:Net", "a file is named as Python imports it, .* net:Net, "),

@@ -68,14 +68,15 @@ def play(
     """Play the same number of episodes in each column, so that short ones are not favoured.
 
     Actions are the likeliest, or sampled as actors do. `look` is called after the reset and after
-    each step. EnvError: so many steps did not suffice.
+    each step. EnvError: so many steps for each episode of a column did not suffice.
     """
     generator = torch.Generator().manual_seed(seed) if is_sampled else None
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
     check_numbers(envs, obs)
     look()
     tally, wait = _Tally(envs.num_envs, per_column, seed), Wait(tell_stderr, clock=clock)
-    for _ in range(max_steps):
+    most = max_steps * per_column
+    for _ in range(most):
         wait.look(tally.describe)
         actions, _, state = policy.act(obs, state, generator)
         step = envs.step(actions)
@@ -88,7 +89,7 @@ def play(
             for part in state.values():
                 part[fresh] = 0.0
     raise EnvError(
-        f"{envs.name}: {tally.so_far} episodes ended within {max_steps} steps; allow more with "
+        f"{envs.name}: {tally.so_far} episodes ended within {most} steps; allow more with "
         "--max-steps, or give it a time limit"
     )
 

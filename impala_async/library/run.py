@@ -96,7 +96,7 @@ def run(
     if path is None and not names_an_env(settings):
         path = packaged_configs()["cartpole"]
     checked = load_config(path, settings)
-    folder = RunFolder(default_run_path(checked) if run_dir is None else Path(run_dir))
+    folder = RunFolder(Path(os.path.expanduser(run_dir or default_run_path(checked))))
     flags = ["--run-dir", str(folder.path), *(["--config", str(path)] if path else [])]
     code, said = _train([*flags, *(word for each in settings for word in ("--set", each))])
     if code != Exit.DONE:
@@ -195,6 +195,9 @@ def _as_toml(key: str, value: Any) -> str:
     """A value as `--set` reads it."""
     if value is None:
         return "none"
+    if isinstance(value, Mapping) and value and "." not in key:
+        # As a whole it would take the place of all that the config has in that section.
+        raise ConfigError(f"{key}: wants dotted keys, like {key}.{next(iter(value))}, got {value}")
     try:
         return _toml(value)
     except (TypeError, ValueError) as error:

@@ -6,6 +6,7 @@ Runs on: event loop (small files), before it at the start
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -31,11 +32,14 @@ PRIVATE = 0o600
 SPACES = "spaces.json"
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""
+# Threads of one program may begin several in a second.
+_numbers = itertools.count()
 
 
 def default_run_path(config: RunConfig) -> Path:
     name = config.env.id.replace("/", "_").replace(":", "_")
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    again = f"-{number}" if (number := next(_numbers)) else ""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}{again}"
 
 
 class RunFolder:
@@ -271,13 +275,14 @@ def find_run(path: Path) -> tuple[RunFolder, Path, Path | None]:
     instead that is named."""
     if not os.path.exists(path):  # unlike Path.exists, where it may not be looked for
         raise CheckpointError(f"{path}: there is no such folder, or it may not be entered")
-    whole = path.resolve()
-    for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
-        kept = (folder.checkpoints, folder.best)
-        if folder.exists() and whole in (folder.path, *kept):
-            return folder, kept[whole == folder.best], None
-        if folder.exists() and whole.parent in kept:
-            return folder, whole.parent, whole
+    # A link may lead to a run, and one within a run to another disk.
+    for whole in (path.resolve(), Path(os.path.abspath(path))):
+        for folder in map(RunFolder, (whole, whole.parent, whole.parent.parent)):
+            kept = (folder.checkpoints, folder.best)
+            if folder.exists() and whole in (folder.path, *kept):
+                return folder, kept[whole == folder.best], None
+            if folder.exists() and whole.parent in kept:
+                return folder, whole.parent, whole
     raise CheckpointError(
         f"{path}: wants the folder of a run, its checkpoints or its best, or one of them "
         "(RUN/checkpoints/ckpt-EPOCH-UPDATE)"

@@ -11,7 +11,11 @@ from impala_async.metrics.report import format_return
 from impala_async.runs.summary import ENV_STEPS, as_png, load_pyplot, read_reports
 
 NUM_POINTS = 200
-CURVES = {"mean_return_100": "last 100 episodes", "evaluate/greedy_return": "evaluation, greedy"}
+CURVES = {
+    "mean_return": "last 100 episodes",
+    "evaluate/greedy_return": "evaluation, greedy",
+    "evaluate/sampled_return": "evaluation, sampled",
+}
 HEAD = ("seed", "ended", "mean return", "best evaluation", "env steps", "seconds")
 
 

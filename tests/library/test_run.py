@@ -133,6 +133,14 @@ def test_a_config_is_a_name_or_a_file_and_without_any_it_is_cartpole(tmp_path, t
         assert door.values("--set") == ["seed=4"]
 
 
+def test_a_folder_in_the_home_folder_is_found_where_the_run_was(tmp_path, train, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    begun(tmp_path / "run")
+    door = train("")
+    assert run(run_dir="~/run").folder == tmp_path / "run"
+    assert door.values("--run-dir") == [str(tmp_path / "run")]
+
+
 def test_a_wrong_setting_starts_nothing(tmp_path, train):
     door = train("")
     for config, overrides, says in (
@@ -141,6 +149,7 @@ def test_a_wrong_setting_starts_nothing(tmp_path, train):
         ("cartpol", None, "config: there is no file cartpol; did you mean cartpole?"),
         ({"algorithm.lr": 1}, None, "config: wants a file or a name, and overrides by their keys"),
         (None, ["algorithm.lr=1"], "config: wants a file or a name, and overrides by their keys"),
+        (None, {"algorithm": {"lr": 1}}, "algorithm: wants dotted keys, like algorithm.lr, got {"),
         (None, {"env.kwargs": {"a": None}}, "env.kwargs: wants a value as TOML has it"),
         (None, {"algorithm.lr": float("nan")}, "algorithm.lr: wants a value as TOML has it"),
         (None, {"env.kwargs": object()}, "env.kwargs: wants a value as TOML has it"),

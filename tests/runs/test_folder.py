@@ -125,9 +125,11 @@ def test_damaged_settings_are_told(folder):
 
 
 def test_a_default_folder_is_one_name():
-    path = default_run_path(config_of(small_schema(), env={"id": "some.package:ALE/Pong-v5"}))
+    config = config_of(small_schema(), env={"id": "some.package:ALE/Pong-v5"})
+    path = default_run_path(config)
     assert path.parent == Path("runs")
     assert path.name.startswith("some.package_ALE_Pong-v5-")
+    assert default_run_path(config) != path
 
 
 # -------------------- the epoch
@@ -322,6 +324,10 @@ def test_a_run_is_found_by_its_folder_its_checkpoints_or_one_of_them(folder, tmp
     for path in (tmp_path, folder.path / "epoch", tmp_path / "none"):
         with pytest.raises(CheckpointError, match=f"^{path}: "):
             find_run(path)
+    folder.checkpoints.rename(tmp_path / "disk")
+    folder.checkpoints.symlink_to(tmp_path / "disk")
+    for path, named in ((folder.checkpoints, None), (one, one)):
+        assert find_run(path)[1:] == (folder.checkpoints, named)
 
 
 # -------------------- a start that failed

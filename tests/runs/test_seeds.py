@@ -38,9 +38,11 @@ def folders(tmp_path):
         lines = [
             {
                 "env_steps_trained": steps,
-                "mean_return_100": steps + shift,
+                "mean_return": steps + shift,
+                "mean_return_100": None,
+                **{"evaluate/sampled_return": 5.0, "evaluate/env_steps": steps},
                 # Only one of the runs was evaluated.
-                **({"evaluate/greedy_return": 1.0, "evaluate/env_steps": steps} if shift else {}),
+                **({"evaluate/greedy_return": 1.0} if shift else {}),
             }
             for steps in (10, 20, 30)
         ]
@@ -53,10 +55,11 @@ def test_the_picture_has_the_curves_that_all_runs_have(folders, monkeypatch):
     monkeypatch.setattr(plt, "close", kept.append)
     assert draw_seeds(folders, "A $b$ c$").startswith(b"\x89PNG")
     (axes,) = kept[0].axes
-    (line,) = axes.lines
+    line, sampled = axes.lines
     assert line.get_label() == "last 100 episodes: mean of 2 seeds"
+    assert sampled.get_label() == "evaluation, sampled: mean of 2 seeds"
     assert (line.get_ydata()[0], line.get_ydata()[-1]) == (20.0, 40.0)
-    (filled,) = axes.collections
+    filled, _ = axes.collections
     box = filled.get_datalim(axes.transData)
     assert (box.y0, box.y1) == (10.0, 50.0)
     monkeypatch.undo()
@@ -65,5 +68,5 @@ def test_the_picture_has_the_curves_that_all_runs_have(folders, monkeypatch):
 
 def test_runs_without_a_stretch_in_common_have_no_band(folders, monkeypatch):
     later = folders[1] / "metrics.jsonl"
-    later.write_text(json.dumps({"env_steps_trained": 90, "mean_return_100": 1.0}) + "\n")
+    later.write_text(json.dumps({"env_steps_trained": 90, "mean_return": 1.0}) + "\n")
     assert draw_seeds(folders, "none").startswith(b"\x89PNG")

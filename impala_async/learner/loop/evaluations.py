@@ -36,7 +36,8 @@ LOG = "evaluator.log"
 POLL_S = 0.1
 # So many deaths in a row, without an answer between them, and no further process is started.
 MOST_DEATHS = 3
-END_S = 1.0
+# As long as an actor has: simulators that it does not close may outlive it.
+END_S = 3.0
 
 
 class _DiedError(Exception):
@@ -99,7 +100,7 @@ class _Evaluator:
         self._process.terminate()
 
     def close(self) -> None:
-        """End it, in good order if that takes no longer than a moment."""
+        """End it, in good order if that takes no longer than `END_S`."""
         self.ask_to_end()
         try:
             self._process.wait(END_S)

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import os
+import time
 from contextlib import asynccontextmanager
 
 import psutil
 import pytest
 
+from bench.probes import ActionReward
 from impala_async.learner.handoff import Captured, Progress
 from impala_async.learner.loop import evaluations as module
 from impala_async.learner.loop.evaluations import Evaluations
@@ -114,6 +116,20 @@ async def test_the_best_weights_stay_and_no_weights_are_evaluated_twice(tmp_path
     assert evaluators() == []
     # A resumed run goes on from there, whether it finds another checkpoint or not.
     assert saver_for(learner.folder).best_evaluated == (1.0, "best/ckpt-1-2")
+
+
+class SlowToClose(ActionReward):
+    """Four of them take longer than a second to close, as simulators do."""
+
+    def close(self):
+        time.sleep(0.4)
+        print("closed", flush=True)
+
+
+async def test_its_environments_are_closed_at_the_end(tmp_path):
+    async with learning(tmp_path, f"{__name__}:SlowToClose") as (learner, _):
+        await learner.returned(1)
+    assert (learner.folder.path / "evaluator.log").read_text().count("closed") == 4
 
 
 async def test_a_process_that_dies_is_told_of_and_another_one_goes_on(tmp_path, caplog):
