@@ -174,6 +174,17 @@ def test_all_that_it_says_is_shown_and_a_fault_is_raised_with_its_reason(tmp_pat
         run(run_dir=tmp_path / "run")
 
 
+def test_a_reason_that_was_logged_is_raised_without_its_time(tmp_path, train):
+    for level, says in (
+        ("ERROR", "it hangs"),
+        ("INFO", "the run ended with exit code 75; its last line: it hangs"),
+    ):
+        train(SAYS.format(f"one\n05:32:40 {level} it hangs\n", "sys.exit(75)"))
+        with pytest.raises(ServiceError) as caught:
+            run(run_dir=tmp_path / "run")
+        assert str(caught.value) == says
+
+
 def test_words_that_nobody_takes_end_no_run(tmp_path, train, monkeypatch):
     begun(tmp_path / "run")
     with open("/dev/full", "wb", buffering=0) as full:
