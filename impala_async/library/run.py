@@ -7,6 +7,7 @@ shows.
 
 import codecs
 import json
+import math
 import os
 import re
 import select
@@ -217,4 +218,6 @@ def _toml(value: Any) -> str:
         value = os.fspath(value)
     if isinstance(value, np.generic):
         value = value.item()
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # TOML writes what is not finite as Python does.
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return json.dumps(value, ensure_ascii=False) if is_finite else repr(value)
