@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +42,7 @@ def _train_each(args: argparse.Namespace) -> int:
     if args.resume or args.record is not None:
         raise ConfigError("--seeds: wants new runs, without a recording: drop --resume, --record")
     flags = [] if (config := _choose_config(args)) is None else ["--config", str(config)]
+    flags += [part for override in args.overrides for part in ("--set", override)]
     base = args.run_dir or default_run_path(load_config(config, args.overrides))
     runs = {}
     if (there := RunFolder(base)).exists():  # its picture would be lost
@@ -49,6 +51,19 @@ def _train_each(args: argparse.Namespace) -> int:
         own = {"config": config, "overrides": [*args.overrides, f"seed={seed}"]}
         runs[seed] = argparse.Namespace(**vars(args) | own | {"run_dir": base / f"seed-{seed}"})
         doors.check_run(runs[seed])
+    whole = set[int]()
+    try:
+        return _train_these(base, runs, flags, whole)
+    finally:
+        _tell_rest(base, runs, flags, whole)
+
+
+def _train_these(
+    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], whole: set[int]
+) -> int:
+    """Train them in turn, and note in `whole` those that have come to their end."""
+    from impala_async.runs.folder import RunFolder
+
     code: int = Exit.DONE
     ended, heard = dict[Path, dict[str, Any]](), list[int]()
     for seed, one in runs.items():
@@ -56,17 +71,34 @@ def _train_each(args: argparse.Namespace) -> int:
             code = last_word(*heard)[1]
             break
         print(f"seed {seed} ({len(ended) + 1} of {len(runs)})", flush=True)
-        settings = [part for override in one.overrides for part in ("--set", override)]
-        code = _train(one, [*flags, *settings, "--run-dir", str(one.run_dir)])
+        code = _train(one, [*flags, "--set", f"seed={seed}", "--run-dir", str(one.run_dir)])
         heard = one.heard
         summary = RunFolder(one.run_dir).peek_json("summary.json")
         if summary is not None:
             ended[one.run_dir] = summary
         if code != Exit.DONE or summary is None or summary["exit_reason"] == "terminated":
             break
+        whole.add(seed)
     if ended:
         _tell_seeds(base, ended)
     return code
+
+
+def _tell_rest(
+    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], whole: set[int]
+) -> None:
+    """Say how to go on, where a seed was ended or has failed after there was something to keep."""
+    from impala_async.runs.folder import RunFolder
+
+    left = [seed for seed in runs if seed not in whole]
+    begun = [seed for seed in left if RunFolder(runs[seed].run_dir).exists()]
+    new = [str(seed) for seed in left if seed not in begun]
+    words = [["--resume", "--run-dir", str(runs[seed].run_dir)] for seed in begun]
+    if new:
+        words.append([*flags, "--seeds", ",".join(new), "--run-dir", str(base)])
+    if words and len(new) < len(runs):
+        commands = [f"{doors.command_of('train')} {shlex.join(each)}" for each in words]
+        logger.warning("to go on with the other seeds: %s", " && ".join(commands))
 
 
 def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:

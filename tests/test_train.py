@@ -166,6 +166,66 @@ def test_a_signal_to_a_run_that_is_over_ends_the_seeds_too(number, code, monkeyp
     assert train.main(["--seeds", "0", "--run-dir", "last"]) == 0
 
 
+@pytest.mark.parametrize("cut", ["before it began", "in its midst"])
+def test_seeds_that_were_cut_short_say_the_command_that_goes_on(cut, monkeypatch, caplog):
+    def during(folder):
+        if len(FakeRun.made) == 1:
+            write_down(folder)
+            folder.write_json("summary.json", WHOLE)
+            return
+        FakeRun.code = 130
+        if cut == "in its midst":
+            write_down(folder)
+            folder.write_json("summary.json", {**WHOLE, "exit_reason": "interrupted"})
+
+    monkeypatch.setattr(FakeRun, "code", 0)
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    flags = ["--run-dir", "my runs", "--config", "acrobot", "--set", "stop.updates=9"]
+    assert train.main(["--seeds", "0-3", *flags]) == 130
+    told, _, line = caplog.messages[-1].partition(": ")
+    assert told == "to go on with the other seeds"
+    commands = [command.split(" ", 3)[3] for command in line.split(" && ")]
+    if cut == "in its midst":
+        assert shlex.split(commands.pop(0)) == ["--resume", "--run-dir", "my runs/seed-1"]
+    monkeypatch.setattr(FakeRun, "code", 0)
+    monkeypatch.setattr(FakeRun, "during", staticmethod(lambda folder: None))
+    assert train.main(shlex.split(*commands)) == 0
+    begun = 1 if cut == "in its midst" else 0
+    assert FakeRun.made[-1].run_dir == Path(f"my runs/seed-{1 + begun}")
+    assert FakeRun.made[-1].settings["stop.updates"] == "9"
+
+
+@pytest.mark.parametrize("code", [0, 130])
+def test_seeds_with_nothing_left_or_nothing_begun_advise_nothing(code, monkeypatch, caplog):
+    def during(folder):
+        if code == 0:
+            write_down(folder)
+            folder.write_json("summary.json", WHOLE)
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    monkeypatch.setattr(FakeRun, "code", code)
+    assert train.main(["--seeds", "0,5"]) == code
+    assert caplog.messages == []
+
+
+def test_a_full_disk_behind_the_output_ends_seeds_as_an_error_of_one_line(
+    monkeypatch, caplog, capfd
+):
+    with open("/dev/full", "w") as full:
+
+        def during(folder):
+            write_down(folder)
+            folder.write_json("summary.json", WHOLE)
+            monkeypatch.setattr("sys.stdout", full)
+
+        monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+        assert train.main(["--seeds", "0-1", "--run-dir", "all"]) == 75
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    assert re.search(r"(?m)^error: .*No space left on device$", said)
+    assert caplog.messages[-1].endswith("--seeds 1 --run-dir all")
+
+
 def test_seeds_want_new_runs(capsys):
     write_down(RunFolder(Path("all/seed-2")))
     for flags, says in (

@@ -7,7 +7,9 @@ shows.
 
 import codecs
 import json
+import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -42,6 +44,8 @@ CHUNK_BYTES = 1 << 16
 MOST_LAST = 1 << 16
 ERROR = "error: "
 SUMMARY = "summary.json"
+# The level and the message of a line as `start_logging` writes it; any other is a message.
+_LOGGED = re.compile(r"^(?:\d\d:\d\d:\d\d ([A-Z]+) )?(.*)")
 
 
 class Run:
@@ -187,7 +191,8 @@ def _error_of(code: int, said: str) -> BaseException:
     lines = said.splitlines()
     told = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
     kind: type[ImpalaAsyncError] = ConfigError if code == Exit.CONFIG else ServiceError
-    how = f"the run {how_it_ended(code)}; its last line: {lines[-1] if lines else 'none'}"
+    level, last = _LOGGED.findall(lines[-1])[0] if lines else ("", "none")
+    how = last if level == "ERROR" else f"the run {how_it_ended(code)}; its last line: {last}"
     return kind("\n".join(told) or how)
 
 
@@ -216,4 +221,6 @@ def _toml(value: Any) -> str:
         value = os.fspath(value)
     if isinstance(value, np.generic):
         value = value.item()
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    # TOML writes what is not finite as Python does.
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return json.dumps(value, ensure_ascii=False) if is_finite else repr(value)

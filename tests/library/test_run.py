@@ -18,6 +18,7 @@ from impala_async.library.run import Run, run
 from impala_async.runs.folder import RunFolder
 
 HELLO = "héllo"
+RANGE = [float("nan"), float("inf"), -float("inf")]
 
 
 class Train:
@@ -97,7 +98,7 @@ def test_overrides_become_the_flags_that_say_the_same(tmp_path, train, monkeypat
     door = train("raise SystemExit(3)")
     overrides = {
         "env.id": "CartPole-v1",
-        "env.kwargs": {"a b": [1, "2"], "path": tmp_path, "deep": {"is": True}},
+        "env.kwargs": {"a b": [1, "2"], "path": tmp_path, "deep": {"is": True}, "range": RANGE},
         "stop.mean_return": None,
         "stop.env_steps": np.int64(7),
         "algorithm.lr": 1e-3,
@@ -107,7 +108,9 @@ def test_overrides_become_the_flags_that_say_the_same(tmp_path, train, monkeypat
     with pytest.raises(ServiceError):
         run(overrides=overrides)
     config = load_config(None, door.values("--set"))
-    assert config.env.kwargs == {"a b": [1, "2"], "path": str(tmp_path), "deep": {"is": True}}
+    plain = {"a b": [1, "2"], "path": str(tmp_path), "deep": {"is": True}}
+    # One nan equals no other.
+    assert repr(config.env.kwargs) == repr(plain | {"range": RANGE})
     assert config.stop.mean_return is None
     assert (config.stop.env_steps, config.algorithm.lr) == (7, 1e-3)
     assert (config.model.hidden_sizes, config.model.activation) == ((8, 8), "tanh")
@@ -151,7 +154,7 @@ def test_a_wrong_setting_starts_nothing(tmp_path, train):
         (None, ["algorithm.lr=1"], "config: wants a file or a name, and overrides by their keys"),
         (None, {"algorithm": {"lr": 1}}, "algorithm: wants dotted keys, like algorithm.lr, got {"),
         (None, {"env.kwargs": {"a": None}}, "env.kwargs: wants a value as TOML has it"),
-        (None, {"algorithm.lr": float("nan")}, "algorithm.lr: wants a value as TOML has it"),
+        (None, {"algorithm.lr": float("nan")}, "algorithm.lr: wants a number over 0, got NaN"),
         (None, {"env.kwargs": object()}, "env.kwargs: wants a value as TOML has it"),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -181,6 +184,17 @@ def test_all_that_it_says_is_shown_and_a_fault_is_raised_with_its_reason(tmp_pat
     train(SAYS.format("one\ntwo", "sys.exit(75)"))
     with pytest.raises(ServiceError, match="the run ended with exit code 75; its last line: two"):
         run(run_dir=tmp_path / "run")
+
+
+def test_a_reason_that_was_logged_is_raised_without_its_time(tmp_path, train):
+    for level, says in (
+        ("ERROR", "it hangs"),
+        ("INFO", "the run ended with exit code 75; its last line: it hangs"),
+    ):
+        train(SAYS.format(f"one\n05:32:40 {level} it hangs\n", "sys.exit(75)"))
+        with pytest.raises(ServiceError) as caught:
+            run(run_dir=tmp_path / "run")
+        assert str(caught.value) == says
 
 
 def test_words_that_nobody_takes_end_no_run(tmp_path, train, monkeypatch):
