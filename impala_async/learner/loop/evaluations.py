@@ -37,6 +37,8 @@ POLL_S = 0.1
 # So many deaths in a row, without an answer between them, and no further process is started.
 MOST_DEATHS = 3
 END_S = 1.0
+# One that plays says in its log every few seconds how far it is. To start takes longest.
+SILENT_S = 120.0
 
 
 class _DiedError(Exception):
@@ -85,6 +87,7 @@ class _Evaluator:
         assert self._process.stdin is not None
         with suppress(OSError):  # it has died, as the next look will tell
             self._process.stdin.write(b"%d\n" % len(data))
+        asked_at, is_told = time.time(), False
         while True:
             line = os.pread(self._answers, 1 << 12, self._num_read)
             if line.endswith(b"\n"):
@@ -93,7 +96,17 @@ class _Evaluator:
             if (code := self._process.poll()) is not None:
                 said = last_words(self._log_path, self._log_begin)
                 raise _DiedError(f"{how_it_ended(code)} ({said})")
+            if not is_told and (is_told := self._is_silent(asked_at)):
+                told = "has said nothing for %.0f s: it is stopped, or its environment hangs"
+                whose = f"the process that evaluates ({self._process.pid}) {told}"
+                logger.warning(f"{whose}: training goes on; its log: %s", SILENT_S, self._log_path)
             await asyncio.sleep(POLL_S)
+
+    def _is_silent(self, since: float) -> bool:
+        """Whether it has neither answered nor written into its log for too long."""
+        with suppress(OSError):  # somebody may remove the run folder
+            since = max(since, self._log_path.stat().st_mtime)
+        return time.time() - since >= SILENT_S
 
     def ask_to_end(self) -> None:
         self._process.terminate()
