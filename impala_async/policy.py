@@ -24,7 +24,7 @@ from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
 from impala_async.models.leaves import Normalizer
-from impala_async.models.torso import TORSOS, by_numpy
+from impala_async.models.torso import TORSOS, Net, by_numpy
 from impala_async.schema import POLICY, ArraySpec, Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 
@@ -72,22 +72,35 @@ class Policy:
         # A user's torso may use its weights in any way, even if it is built from one of ours.
         self.torso_name = self.model.torso_name
         self.is_torso_ours = self.torso_name in TORSOS
-        self._quick = None
         is_one_part = len(self._parts) == 1 and self._legal is None
         self.only_part = self._parts[0] if is_one_part else None
         """The action's one part, where it has no more and all of it is legal."""
-        is_one_choice = self.only_part is not None and self.only_part.is_one_choice
-        is_plain = self.is_torso_ours and not schema.state and self.device.type == "cpu"
-        if is_one_choice and is_plain:
-            first = next(iter(self.model.normalizers), None)
-            normal = first.by_numpy() if isinstance(first, Normalizer) else None
-            self._quick = by_numpy(self.model.policy_torso, self.model.policy_head, normal)
+        self._quick = self._by_numpy()
         state = self.named_tensors()
         self.tensors = tuple(state.values())
         self.layout = layout_of(state)
         # In bfloat16, torsos round their weights to it before they do anything with them.
         torsos = ("policy_torso.", "value_torso.") if self.is_torso_ours else ()
         self.coarse_layout = self.layout.coarse(name for name in state if name.startswith(torsos))
+
+    def _by_numpy(self) -> Net | None:
+        """A faster way to act, over the memory of the weights, where there is one."""
+        is_one_choice = self.only_part is not None and self.only_part.is_one_choice
+        is_plain = self.is_torso_ours and not self._state_names and self.device.type == "cpu"
+        if not (is_one_choice and is_plain):
+            return None
+        first = next(iter(self.model.normalizers), None)
+        normal = first.by_numpy() if isinstance(first, Normalizer) else None
+        return by_numpy(self.model.policy_torso, self.model.policy_head, normal)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the two that share the memory of the model: a copy has its own."""
+        return {**vars(self), "tensors": (), "_quick": self._quick is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.tensors = tuple(self.named_tensors().values())
+        self._quick = self._by_numpy() if state["_quick"] else None
 
     @property
     def members(self) -> Mapping[str, "Policy"]:

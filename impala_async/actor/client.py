@@ -159,14 +159,7 @@ class Client:
         """
         before = time.monotonic()
         while self.side.outbox.num_unsent or not self._free:
-            self.pump(POLL_S)
-            # Short ones are in the times of whole trajectories, and no measure of them.
-            if self.timers and (wait_s := time.monotonic() - before) >= LONG_WAIT_S:
-                self.timers["send_wait_ms"] = 1000 * wait_s
-            # While this actor comes back, that is told.
-            waited_s = time.monotonic() - max(before, self.side.told_at)
-            if waited_s > EVERY_S:
-                self._log.info(NO_CREDIT, self._url, waited_s)
+            self._wait(POLL_S, before)
         if not self.settings.pace.is_lockstep:
             self._hold_back(time.monotonic() - before)
         self._send_wait_s += time.monotonic() - before
@@ -180,8 +173,19 @@ class Client:
         over_at = begun_at + HOLD_SHARE * min(self._waits_s)
         outbox = self.side.outbox
         while not outbox.has_credit and (left_s := over_at - time.monotonic()) >= TICK_S:
-            self.pump(min(left_s, POLL_S))
+            self._wait(min(left_s, POLL_S), begun_at)
         self._held_s = time.monotonic() - begun_at
+
+    def _wait(self, timeout_s: float, since: float) -> None:
+        """Wait for credit a little longer, and tell of a long wait."""
+        self.pump(timeout_s)
+        # Short ones are in the times of whole trajectories, and no measure of them.
+        if self.timers and (wait_s := time.monotonic() - since) >= LONG_WAIT_S:
+            self.timers["send_wait_ms"] = 1000 * wait_s
+        # While this actor comes back, that is told.
+        waited_s = time.monotonic() - max(since, self.side.told_at)
+        if waited_s > EVERY_S:
+            self._log.info(NO_CREDIT, self._url, waited_s)
 
     def send(self, finished: Finished) -> None:
         if not self.side.put(finished):

@@ -42,6 +42,7 @@ class Spaces:
     def __init__(
         self, observation_space: Space[Any], action_space: Space[Any], section: EnvSection
     ) -> None:
+        self._made_of = observation_space, action_space, section
         self.observation_space, self.action_space = observation_space, action_space
         is_stacked, is_squashed = section.frame_stack == "on", section.squash_actions
         self.leaves = obs_leaves(observation_space, is_stacked=is_stacked)
@@ -61,6 +62,9 @@ class Spaces:
         self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}
         self._batched = batch_space(action_space)
         self._is_nested = isinstance(action_space, Dict | Tuple)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spaces, self._made_of
 
     def batch(self, actions: Actions) -> Any:
         """The environment's action, with an array of all columns at each leaf."""

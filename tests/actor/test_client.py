@@ -1,5 +1,6 @@
 """An actor at work: credit, buffers, weights, and the lockstep of all three."""
 
+import math
 import random
 import time
 
@@ -102,6 +103,23 @@ def test_where_a_learner_is_full_trajectories_are_begun_later_and_hardly_wait(sc
     resumed_at = time.monotonic()
     done.result(WITHIN_S)
     assert time.monotonic() - resumed_at < every_s
+
+
+def test_a_long_wait_before_a_trajectory_is_begun_is_told_too(scene, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    for name, value in ("HOLD_SHARE", math.inf), ("EVERY_S", 0.05), ("LONG_WAIT_S", 0.05):
+        monkeypatch.setattr(f"impala_async.actor.client.{name}", value)
+    actor, session = scene.at_work(3, heartbeat_s=0.1)
+    actor.client.timers["send_wait_ms"] = 1.0
+    session.grant(3, 3)
+    actor.do(actor.pump_until, lambda: not actor.client.side.outbox)
+    caplog.clear()
+    taken = actor.begin(actor.client.take)
+    assert scene.stays_blocked(taken)
+    assert f"the learner at {scene.learner.url} has granted nothing more for 0 s" in caplog.messages
+    assert scene.learner.weights.find(wire.Heartbeat).message.timers["send_wait_ms"] > 50.0
+    session.grant(4, 3)
+    taken.result(WITHIN_S)
 
 
 def test_an_actor_whose_messages_do_not_fit_into_memory_says_what_to_lower(scene):

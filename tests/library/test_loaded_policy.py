@@ -1,5 +1,7 @@
 """A loaded policy does with raw observations what the checkpoint's own does in `evaluate`."""
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -189,6 +191,38 @@ def test_samples_are_those_of_a_seed_and_as_likely_as_they_say(tmp_path):
     assert share == pytest.approx(likely, abs=0.04)
     greedy = load_policy(folder.path).act(obs)
     assert set(greedy.action) == {int(likely > 0.5)}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_copy_goes_on_as_its_original_does(tmp_path, case):
+    """As when it is handed to a process of multiprocessing."""
+    folder, _ = begin(tmp_path, *CASES[case])
+    policy = load_policy(folder.path)
+    space = policy.observation_space
+    seen = [space.sample() for _ in range(20)]
+    if case == "masks":
+        (obs, _), seen = make_env(folder.load_config().env).reset(seed=1), []
+        seen += 20 * [obs]
+    policy.act(seen[0], is_greedy=False)  # its generator is no longer a new one
+    copies = [copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))]
+    wanted = [policy.act(obs, is_greedy=False) for obs in seen]
+    for other in copies:
+        for obs, first in zip(seen, wanted, strict=True):
+            acted = other.act(obs, is_greedy=False)
+            assert flat(acted.action) == flat(first.action)
+            assert acted.log_prob == first.log_prob
+
+
+def test_a_copied_policy_takes_over_weights(tmp_path):
+    _, policy = begin(tmp_path, *CASES["mlp"])
+    obs, generator = {"": np.float32([[0.1, -0.2, 0.3, 0.4]])}, torch.Generator()
+    for other in (copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))):
+        before = other.act(obs, {}, generator).log_probs, other.act(obs, {}).log_probs
+        for tensor in other.tensors:
+            tensor.zero_()
+        assert other.act(obs, {}, generator).log_probs == pytest.approx(np.log(0.5))
+        assert other.act(obs, {}).log_probs == pytest.approx(np.log(0.5))
+        assert before[1] != pytest.approx(np.log(0.5))
 
 
 def test_a_member_of_a_team_plays_by_its_name(tmp_path):

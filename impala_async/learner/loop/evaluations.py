@@ -38,6 +38,8 @@ POLL_S = 0.1
 MOST_DEATHS = 3
 # As long as an actor has: simulators that it does not close may outlive it.
 END_S = 3.0
+# One that plays says in its log every few seconds how far it is. To start takes longest.
+SILENT_S = 120.0
 
 
 class _DiedError(Exception):
@@ -86,6 +88,7 @@ class _Evaluator:
         assert self._process.stdin is not None
         with suppress(OSError):  # it has died, as the next look will tell
             self._process.stdin.write(b"%d\n" % len(data))
+        asked_at, is_told = time.time(), False
         while True:
             line = os.pread(self._answers, 1 << 12, self._num_read)
             if line.endswith(b"\n"):
@@ -94,7 +97,17 @@ class _Evaluator:
             if (code := self._process.poll()) is not None:
                 said = last_words(self._log_path, self._log_begin)
                 raise _DiedError(f"{how_it_ended(code)} ({said})")
+            if not is_told and (is_told := self._is_silent(asked_at)):
+                told = "has said nothing for %.0f s: it is stopped, or its environment hangs"
+                whose = f"the process that evaluates ({self._process.pid}) {told}"
+                logger.warning(f"{whose}: training goes on; its log: %s", SILENT_S, self._log_path)
             await asyncio.sleep(POLL_S)
+
+    def _is_silent(self, since: float) -> bool:
+        """Whether it has neither answered nor written into its log for too long."""
+        with suppress(OSError):  # somebody may remove the run folder
+            since = max(since, self._log_path.stat().st_mtime)
+        return time.time() - since >= SILENT_S
 
     def ask_to_end(self) -> None:
         self._process.terminate()

@@ -146,6 +146,22 @@ async def test_a_process_that_dies_is_told_of_and_another_one_goes_on(tmp_path, 
     assert caplog.text.count("training goes on, and another one is started") == 1
 
 
+async def test_one_that_is_stopped_is_told_of_once_and_goes_on_later(tmp_path, caplog, monkeypatch):
+    async with learning(tmp_path) as (learner, _):
+        await learner.returned(1)
+        monkeypatch.setattr(module, "SILENT_S", 0.2)
+        (process,) = evaluators()
+        process.suspend()
+        learner.learn(2, -9.0)
+        told = f"the process that evaluates ({process.pid}) has said nothing for"
+        await until(lambda: told in caplog.text, "a word of it")
+        await asyncio.sleep(5 * module.POLL_S)
+        process.resume()
+        assert await learner.returned(2) == 0.0
+        assert evaluators() == [process]
+    assert caplog.text.count(told) == 1
+
+
 async def test_after_some_deaths_in_a_row_no_other_process_is_started(
     tmp_path, caplog, monkeypatch
 ):
