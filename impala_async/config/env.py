@@ -1,11 +1,14 @@
 """The environment's section of the config."""
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from impala_async.config.section import MOST_S, Kwargs, Named, Section, unknown_name
+
+REPEAT_ACTION = "gymnasium.wrappers:RepeatAction"
 
 
 class EnvSection(Section):
@@ -44,10 +47,14 @@ class EnvSection(Section):
 
     @property
     def frames_per_step(self) -> int:
-        """Frames of the emulator that an env step takes: more than one only in ALE's games.
-
-        A skip that is drawn anew for every step counts as 1.
+        """Frames of the environment that an env step takes: more than one in ALE's games, and where
+        a wrapper repeats actions. A skip that is drawn anew for every step counts as 1.
         """
+        repeats = [w.kwargs.get("num_repeats") for w in self.wrappers if w.name == REPEAT_ACTION]
+        return self._frame_skip * math.prod(each for each in repeats if isinstance(each, int))
+
+    @property
+    def _frame_skip(self) -> int:
         is_v5 = "ALE/" in self.id
         if not is_v5 and not self.id.startswith("ale_py:"):
             return 1

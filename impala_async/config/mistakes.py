@@ -24,7 +24,8 @@ NAMED_BY = {"env": "id", "algorithm": "name", "model": "name", "pace": "mode", "
 SYNONYMS = {
     "bind.data": "bind address port host listen",
     "env.id": "env env_id env_name environment",
-    "env.kwargs": "env_kwargs env_config",
+    "env.kwargs": "env_kwargs env_config frameskip frame_skip env_frameskip",
+    "env.wrappers": "wrapper_class env_wrapper action_repeat repeat_action num_repeats",
     "algorithm.name": "algo algorithm",
     "algorithm.lr": "learning_rate alpha",
     "algorithm.lr_end": "lr_schedule anneal_lr",
@@ -47,7 +48,7 @@ SYNONYMS = {
     "model.core": "use_lstm use_rnn rnn_type",
     "model.core_size": "lstm_cell_size rnn_size lstm_hidden_size",
     "model.shared_torso": "vf_share_layers actor_critic_share_weights",
-    "model.normalize_obs": "normalize_input observation_filter norm_obs",
+    "model.normalize_obs": "normalize_input observation_filter norm_obs clip_obs",
     "trajectory.rows": "n_steps num_steps rollout rollout_fragment_length rollout_length "
     "unroll_length horizon bptt_horizon",
     "actor.num_envs": "n_envs num_envs_per_worker num_envs_per_env_runner",

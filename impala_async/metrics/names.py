@@ -26,7 +26,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("env_steps_trained", "rows", "valid rows at their first pass"),
         ("updates", "updates", "optimizer steps taken; in lockstep, batches"),
         ("env_steps_per_s", "rows/s", "trained over this report's interval"),
-        ("frames_per_s", "frames/s", "the same times the frame skip of ALE's games"),
+        ("frames_per_s", "frames/s", "the same times the frames that an action lasts"),
         ("mean_return", "reward", "of the last 100 episodes, or of as many as there are"),
         ("mean_return_100", "reward", "of the last 100 episodes; null before there are"),
         ("num_actors", "actors", "sessions with a live lease"),

@@ -3,6 +3,8 @@ from impala_async.config.load import load_config
 from impala_async.config.section import Named
 from tests.config.made import mistake
 
+REPEATED = {"name": "gymnasium.wrappers:RepeatAction", "kwargs": {"num_repeats": 3}}
+
 
 def test_a_wrapper_is_a_name_or_a_table():
     wrappers = '["a.b:C", {name = "a:D", kwargs = {size = 2}}]'
@@ -23,5 +25,7 @@ def test_frames_per_step_follow_the_frame_skip():
         ("ALE/Pong-v5", {"kwargs": {"frameskip": [2, 5]}}, 1),
         ("ALE/Pong-v5", {"preprocess": "off"}, 4),
         ("ale_py:PongNoFrameskip-v4", {"preprocess": "off"}, 1),
+        ("CartPole-v1", {"wrappers": ["a.b:C", REPEATED]}, 3),
+        ("ALE/Pong-v5", {"wrappers": [REPEATED]}, 12),
     ):
         assert EnvSection(id=env_id, **settings).frames_per_step == frames

@@ -1,7 +1,9 @@
 """Environments by name: single ones, wrapped, and the batch that each sampler steps."""
 
 import logging
+import re
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
@@ -14,6 +16,7 @@ from gymnasium.vector import SyncVectorEnv
 from bench.probes import Counting, CountingVector
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
+from impala_async.config.load import load_config
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.section import Named
 from impala_async.envs import make as make_module
@@ -90,6 +93,23 @@ def test_environments_are_made_with_their_arguments_and_without_gymnasiums_check
     module.make = lambda length: Counting(length + 1)
     assert first_step(section(SINGLE, length=1)).terminated.all()
     assert not first_step(section(f"{MODULE}:make", length=1)).terminated.any()
+
+
+@pytest.mark.skipif(not hasattr(gym.wrappers, "RepeatAction"), reason="gymnasium before 1.3")
+def test_actions_are_repeated_as_the_page_says():
+    page = (Path(__file__).resolve().parents[2] / "docs/environments.md").read_text("utf-8")
+    (shown,) = re.findall(r"\{name = .*RepeatAction.*\}\}", page)
+    one = load_config(None, [f"env.id={SINGLE}", "env.kwargs.length=6", f"env.wrappers=[{shown}]"])
+    envs = build_envs("auto", one.env, 2)
+    envs.reset(0)
+    action = {"": np.array([0, 1], np.int32)}
+    step = envs.step(action)
+    assert step.rewards.tolist() == [1 + 2 + 3 + 4, 50]
+    assert not step.terminated.any()
+    step = envs.step(action)
+    assert step.rewards.tolist() == [5 + 6, 31]
+    assert step.terminated.all()
+    assert one.env.frames_per_step == 4
 
 
 def test_an_id_without_a_version_is_the_latest_which_gymnasium_tells():

@@ -65,6 +65,13 @@ def test_each_member_learns_as_if_it_were_alone_with_its_rows(make_team_step, ma
         assert is_same(remembered(team.steps[name]), remembered(alone.steps[name]))
 
 
+def test_the_gradient_of_each_member_is_clipped(make_team_step, make_batch):
+    team = make_team_step(grad_clip=1e-4, grad_clip_by="value")
+    team.run(played(make_batch(), PLAYERS), ALIVE_B, 0)
+    for step in team.steps.values():
+        assert max(float(weight.grad.abs().max()) for weight in step.parameters) == np.float32(1e-4)
+
+
 def test_what_others_play_and_dead_columns_have_no_influence(make_team_step, make_batch):
     batch, alive_B = played(make_batch(), PLAYERS), torch.arange(5) < 3
     is_others_BT = (batch.obs[POLICY][:, :-1] != 0) | ~alive_B.unsqueeze(-1) | ~batch.mask_BT
