@@ -19,7 +19,7 @@ from impala_async.learner.loader import DeviceLoader, HostLoader, allocator_for,
 from impala_async.learner.slots import allocate_slots
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import Snapshot
-from impala_async.models.torso import pick_precision
+from impala_async.models.torso import device_of, pick_precision
 from impala_async.policy import build_policy, layout_of
 from impala_async.schema import Schema
 from impala_async.training.checkpoint import TrainingState
@@ -102,10 +102,8 @@ def build_step(
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that a config names; `auto` is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    """The device that a config names; ConfigError if it is not here."""
+    device = device_of(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"learner.device: {name!r} is not on this machine, which has "

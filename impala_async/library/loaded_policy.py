@@ -21,6 +21,7 @@ from impala_async.envs.saved_spaces import load_spaces
 from impala_async.envs.spaces import Spaces
 from impala_async.envs.vector import LAST_REWARD, history_leaves, shown_parts
 from impala_async.errors import CheckpointError, ConfigError, EnvError, SpacesError
+from impala_async.models.torso import device_of
 from impala_async.policy import Policy, split_off
 from impala_async.runs.folder import SPACES, RunFolder, find_run
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
@@ -209,10 +210,8 @@ def _check_member(section: PoliciesSection, policy: str | None) -> None:
 
 
 def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        device = device_of(name)
         # Asked of torch, since a GPU may be there and be of no use.
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

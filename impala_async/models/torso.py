@@ -302,6 +302,12 @@ def by_numpy(
     return net
 
 
+def device_of(name: str) -> torch.device:
+    """The device of that name; `auto` is a GPU if there is one."""
+    usual = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(usual if name == "auto" else name)
+
+
 def pick_precision(
     name: Literal["auto", "float32", "bfloat16"], model_name: str, device: torch.device
 ) -> torch.dtype:

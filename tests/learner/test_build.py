@@ -20,6 +20,7 @@ from impala_async.learner.build import (
 )
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loader import HostLoader
+from impala_async.models.torso import device_of
 from impala_async.policy import Policy
 from impala_async.schema import ArraySpec, ObsSpec, policy_leaf, recurrent_state
 from impala_async.training.batch import Batch
@@ -139,11 +140,11 @@ def test_what_learns_is_told(caplog):
 
 
 def test_auto_takes_what_is_there_and_a_device_that_is_not_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for is_there, device in ((True, CUDA), (False, CPU)):
         monkeypatch.setattr(torch.cuda, "is_available", lambda is_there=is_there: is_there)
-        assert pick_device("auto") == device
+        assert pick_device("auto") == device_of("auto") == device
     assert pick_device("cpu") == CPU
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises(ConfigError, match=r"^learner\.device: 'cuda:1' is not on .* has 1 GPUs"):
         pick_device("cuda:1")
 
