@@ -56,9 +56,8 @@ class LearnerSection(Section):
     """Batches replayed side by side."""
     init_num_passes: int | None = Field(None, ge=1)
     """Passes of the ring's first batch; none: num_passes."""
-    queue_size: int = Field(2, ge=0)
-    """Batches that may wait for the learner, beside the one that is filling; in lockstep 1. Not
-    set: 0 where num_passes is a number above 1, as what waits meanwhile grows old, else 2."""
+    queue_size: int = Field(2, ge=1)
+    """Batches that may wait for the learner, beside the one that is filling; in lockstep 1."""
     max_lag: int = Field(1000, ge=1, le=10_000)
     """A trajectory older than this many updates is never trained on."""
     publish_every_updates: int = Field(1, ge=1)

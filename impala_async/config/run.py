@@ -138,17 +138,13 @@ class RunConfig(Section):
             # The lag is known, and one batch waits while one is trained.
             self.__dict__["learner"] = self.learner.model_copy(update={"queue_size": 1})
             self._decide("learner", batch_columns=self.train.num_actors * self.actor.least_envs)
-        usual = USUAL_PASSES.get(self.algorithm.name, 1)
-        is_given = "num_passes" in self.learner.model_fields_set
-        if (self.learner.least_passes if is_given else usual) > 1:
-            self._decide("learner", queue_size=0)
-        learner = self.learner
+        learner, usual = self.learner, USUAL_PASSES.get(self.algorithm.name, 1)
+        is_given = "num_passes" in learner.model_fields_set and learner.num_passes != "auto"
         # Where they would make trajectories too old, there are fewer.
         most = MANY if self.pace.is_lockstep else learner.max_lag // self._batches_under_way
         columns, parts = learner.batch_columns, self.algorithm.num_minibatches
         if "num_minibatches" not in self.algorithm.model_fields_set:
-            is_number = is_given and learner.num_passes != "auto"
-            bound = most // (learner.most_passes if is_number else usual)
+            bound = most // (learner.most_passes if is_given else usual)
             parts = max(1, min(columns, columns * self.trajectory.rows // USUAL_PART_ROWS, bound))
         self._decide("algorithm", num_minibatches=parts)
         self._decide("learner", num_passes=max(1, min(usual, most // parts)))

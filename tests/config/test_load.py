@@ -27,7 +27,7 @@ def test_every_config_loads(path):
 
 def test_file_then_overrides_then_defaults(toml):
     config = load_config(toml, ["seed=4", "env.kwargs.speed=1.5", "learner.num_passes=3"])
-    assert (config.seed, config.learner.num_passes, config.learner.queue_size) == (4, 3, 0)
+    assert (config.seed, config.learner.num_passes, config.learner.queue_size) == (4, 3, 2)
     assert (config.env.id, config.env.kwargs) == ("FromFile", {"size": 5, "speed": 1.5})
     assert load_config(toml).env.kwargs == {"size": 5}
 
@@ -133,12 +133,12 @@ def test_a_run_s_own_config_is_a_config(tmp_path):
 
 def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):
     config = load_config(None, ["env.id=X"]).model_dump(mode="json", by_alias=True)
-    config["learner"] |= {"num_pases": 3, "queue_size": -1}
+    config["learner"] |= {"num_pases": 3, "queue_size": 0}
     path = written(tmp_path / "config.json", config)
     assert sorted(mistakes(path, "learner.max_lag=0")) == [
         "--set: learner.max_lag: wants a whole number from 1 to 10000, got 0",
         f"{path}: learner.num_pases: unknown key; did you mean learner.num_passes?",
-        f"{path}: learner.queue_size: wants a whole number from 0 up, got -1",
+        f"{path}: learner.queue_size: wants a whole number from 1 up, got 0",
     ]
     written(path, config | {"learner": {}})
     # Two settings that do not go together may be of either.
