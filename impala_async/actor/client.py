@@ -289,7 +289,8 @@ class Client:
             timers=self.timers,
             log=self._log,
         )
-        give_up_at = time.monotonic() + welcome.lease_s
+        # Then it is told that it is looked for again.
+        give_up_at = time.monotonic() + min(welcome.lease_s, EVERY_S)
         while not self._data.greet(self.side.spec_frames()):
             if time.monotonic() > give_up_at:
                 return False

@@ -107,12 +107,14 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
         lost.result(WITHIN_S)
 
 
-def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene):
+@pytest.mark.parametrize("lease_s", [0.2, 60.0])
+def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene, monkeypatch, lease_s):
     """Its ipc paths lead nowhere: it has gone between two words."""
+    monkeypatch.setattr("impala_async.actor.client.EVERY_S", 0.2)
     nonce, dead = (str(scene.learner.folder / name) for name in ("nonce", "dead"))
     with socket.socket(socket.AF_UNIX) as end:
         end.bind(dead)
-    gone = {"nonce_path": nonce, "ipc_data": dead, "lease_s": 0.2}
+    gone = {"nonce_path": nonce, "ipc_data": dead, "lease_s": lease_s}
     actor = scene.actor()
     connected = actor.begin(actor.client.connect)
     scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
