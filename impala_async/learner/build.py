@@ -132,8 +132,9 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
         raise SpacesError(
             f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
             f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
-            "lower learner.batch_columns, trajectory.rows, learner.queue_size or "
-            "model.hidden_sizes, or choose an environment with fewer actions"
+            "lower learner.batch_columns, trajectory.rows, learner.queue_size, "
+            "learner.minibatch_buffer_size or model.hidden_sizes, or choose an environment with "
+            "fewer actions"
         )
 
 

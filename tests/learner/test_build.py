@@ -164,7 +164,7 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free):
     wide = ObsSpec((ArraySpec("obs", (1 << 14,), "uint8"),))
     schema = replace(small_schema(), obs=wide, rows=63)
     check(schema, num_slots=220)
-    says = r"4\.\d GiB for 256 batches .* 4\.0 GiB are free: lower learner\.batch_columns, "
+    says = r"4\.\d GiB for 256 batches .* 4\.0 GiB are free: .*\.minibatch_buffer_size or"
     with pytest.raises(SpacesError, match=says):
         check(schema, num_slots=256)
 
