@@ -212,24 +212,26 @@ class _Numbers:
         log_std_D = self._log_std.detach().numpy().clip(*LOG_STD_RANGE)
         actions_BTD = batch.actions[self._name].numpy().reshape(*valid_BT.shape, -1)
         means_BTD = outputs_NP.reshape(*valid_BS.shape, -1)[:, :-1]
-        distances_BTD = (actions_BTD - means_BTD) * np.exp(-log_std_D)
+        per_std_D = np.exp(-log_std_D)
+        distances_BTD = (actions_BTD - means_BTD) * per_std_D
         # Nobody looks at a masked row.
         distances_BTD[~valid_BT] = 0
         entropy = (log_std_D + np.float32(0.5 + HALF_LOG_2PI)).sum()
         log_probs_BT = -0.5 * np.square(distances_BTD).sum(-1) - (entropy - 0.5 * len(log_std_D))
-        self._seen = distances_BTD, log_std_D, valid_BS
+        self._seen = distances_BTD, per_std_D, valid_BS
         entropies_N = np.full(valid_BS.size, entropy, np.float32)
         return np.where(valid_BT, log_probs_BT, np.float32(0)), entropies_N
 
     def gradient(self, weights_BS: Array, cost: np.float32) -> Array:
-        distances_BTD, log_std_D, valid_BS = self._seen
-        weighted_BTD = weights_BS[:, :-1, None] * distances_BTD
-        slopes_BTD = weights_BS[:, :-1, None] - weighted_BTD * distances_BTD
+        distances_BTD, per_std_D, valid_BS = self._seen
+        weights_BT1 = weights_BS[:, :-1, None]
+        weighted_BTD = weights_BT1 * distances_BTD
+        slopes_BTD = weights_BT1 - weighted_BTD * distances_BTD
         slopes_BTD -= cost * valid_BS[:, :-1, None]
         raw_D, (low, high) = self._log_std.detach().numpy(), LOG_STD_RANGE
         # As distributions.py bounds them, row by row: a step goes against the gradient.
         slopes_BTD[(raw_D < low) & (slopes_BTD > 0) | (raw_D > high) & (slopes_BTD < 0)] = 0
         self._log_std.grad = torch.from_numpy(slopes_BTD.sum((0, 1)).reshape(raw_D.shape))
-        gradient_BSD = np.zeros((*valid_BS.shape, len(log_std_D)), np.float32)
-        np.multiply(weighted_BTD, -np.exp(-log_std_D), out=gradient_BSD[:, :-1])
+        gradient_BSD = np.zeros((*valid_BS.shape, len(per_std_D)), np.float32)
+        np.multiply(weighted_BTD, -per_std_D, out=gradient_BSD[:, :-1])
         return gradient_BSD.reshape(valid_BS.size, -1)

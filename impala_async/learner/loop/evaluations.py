@@ -98,9 +98,11 @@ class _Evaluator:
                 said = last_words(self._log_path, self._log_begin)
                 raise _DiedError(f"{how_it_ended(code)} ({said})")
             if not is_told and (is_told := self._is_silent(asked_at)):
-                told = "has said nothing for %.0f s: it is stopped, or its environment hangs"
-                whose = f"the process that evaluates ({self._process.pid}) {told}"
-                logger.warning(f"{whose}: training goes on; its log: %s", SILENT_S, self._log_path)
+                logger.warning(
+                    "the process that evaluates (%d) has said nothing for %.0f s: it is stopped, "
+                    "or its environment hangs: training goes on; its log: %s",
+                    *(self._process.pid, SILENT_S, self._log_path),
+                )
             await asyncio.sleep(POLL_S)
 
     def _is_silent(self, since: float) -> bool:
