@@ -24,6 +24,7 @@ from tests.actor.scripted import (
     settings_of,
     weights_of,
 )
+from tests.wire.ends import until
 
 MANY = 1000
 
@@ -115,8 +116,9 @@ def test_a_long_wait_before_a_trajectory_is_begun_is_told_too(scene, caplog, mon
     actor.do(actor.pump_until, lambda: not actor.client.side.outbox)
     caplog.clear()
     taken = actor.begin(actor.client.take)
+    told = f"the learner at {scene.learner.url} has granted nothing more for 0 s"
+    until(lambda: told in caplog.messages)
     assert scene.stays_blocked(taken)
-    assert f"the learner at {scene.learner.url} has granted nothing more for 0 s" in caplog.messages
     assert scene.learner.weights.find(wire.Heartbeat).message.timers["send_wait_ms"] > 50.0
     session.grant(4, 3)
     taken.result(WITHIN_S)
