@@ -92,6 +92,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("queue/ready_capacity", "slots", "device slots"),
         ("credit/granted_columns", "columns", "granted or unsettled, over all actors"),
         ("credit/free_columns", "columns", "that free slots could still be granted"),
+        ("credit/delay_ms", "ms", "from an empty slot to its credit, as batches only wait"),
         ("credit/turned_away", "columns", "for which there was no room yet: sent again"),
     ),
     "Update": (

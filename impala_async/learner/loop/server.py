@@ -15,6 +15,7 @@ from typing import Any
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError
 from impala_async.learner.loop.admission import Admission
+from impala_async.learner.loop.delay import SlotDelay
 from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.sessions import Publisher, Sessions
@@ -94,6 +95,8 @@ class ActorServer:
         self.admission = Admission(self.sessions, recorder)
         # From now on it notices if we stand still, as a learner does that builds a large model.
         self.sessions.expire(time.monotonic())
+        # In lockstep actors wait for weights, and for no slot.
+        self._delay: SlotDelay | None = None
         self._acknowledgements: asyncio.TimerHandle | None = None
         loop = self._loop = asyncio.get_running_loop()
         self._wire = Counters(WIRE_COUNTS)
@@ -115,8 +118,16 @@ class ActorServer:
             first = Version(epoch, self._lineage.forks[epoch])
             settings = self._config.model_dump(mode="json", by_alias=True)
             self._recorder.begin(first, schema, settings, self._answer)
+        if not self._filler.is_lockstep:
+            self._delay = SlotDelay(len(slots), self._config.learner.minibatch_buffer_size)
+
+        def note_and_submit(index: int) -> None:
+            if self._delay:
+                self._delay.note_full(time.monotonic())
+            submit(index)
+
         self.sessions.open(schema, layout)
-        self.admission.open(schema, slots, submit)
+        self.admission.open(schema, slots, note_and_submit)
         self._answer()
 
     def publish(self, weights: Weights) -> None:
@@ -127,12 +138,22 @@ class ActorServer:
 
     def settle(self, settlement: Settlement) -> None:
         self.ledger.settle(settlement)
+        if self._delay:
+            self._delay.note_done(time.monotonic())
         if settlement.slot is not None:
             self.release(settlement.slot)
 
     def release(self, slot: int) -> None:
-        self._filler.release(slot)
-        self._answer()
+        """A slot is empty: there is credit for it, at once or when that is soon enough."""
+        if self._delay and self._delay.seconds:
+            self._loop.call_later(self._delay.seconds, self._offer, slot)
+        else:
+            self._offer(slot)
+
+    def _offer(self, slot: int) -> None:
+        if not self.sessions.is_closing:
+            self._filler.release(slot)
+            self._answer()
 
     def reap(self) -> None:
         """End what is over, once a second. A grant to an actor that is gone cannot be routed."""
@@ -192,6 +213,7 @@ class ActorServer:
             "wire/bad": sum(n for name, n in self._wire.items() if name.startswith("bad/")),
             "wire/cut": self._cut_off().total(),
             **self.admission.report(),
+            "credit/delay_ms": 1000 * self._delay.seconds if self._delay else None,
             **self.sessions.report(time.monotonic()),
             **(self._recorder.report() if self._recorder else {}),
         }
