@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
 # A resumed run may not change these: its checkpoints and its actors' data depend on them.
 FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
-FIXED_KEYS = ("algorithm.name", "algorithm.optimizer", "algorithm.normalize_returns")
+FIXED_KEYS = tuple(
+    f"algorithm.{key}" for key in ("name", "optimizer", "normalize_returns", "intrinsic_reward")
+)
 # How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
 LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
 # The keys of `stop` that end a run for good, not only this start, and what the summary calls them.

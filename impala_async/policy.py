@@ -66,6 +66,7 @@ class Policy:
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
         self.version = NO_VERSION
+        self.obs_spec, self.action_spec = schema.inputs, schema.action
         self._parts, self._legal = schema.action.parts, schema.action.legal
         self._input_names = [leaf.name for leaf in schema.inputs.leaves]
         self._state_names = [array.name for array in schema.state]

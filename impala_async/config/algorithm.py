@@ -119,6 +119,9 @@ class AlgorithmSection(Section):
     normalize_returns: bool = True
     """Divide rewards in the loss by the running deviation of the returns; by 0.01 and a tenth of
     their mean at least: make tiny rewards larger with reward_scale."""
+    intrinsic_reward: str | None = None
+    """Your own, as package.module:Name: added to rewards in the loss, after reward_clip, and never
+    to reported returns."""
     reduction: Literal["mean", "sum"] = "mean"
     """Mean over valid rows, or the sum that the IMPALA paper uses."""
     optimizer: Literal["adam", "adamw", "rmsprop", "rmsprop_tf"] = "adam"
@@ -175,6 +178,8 @@ class AlgorithmSection(Section):
 
     def broken_rules(self) -> Iterator[str]:
         yield from unknown_name("name", self.name, ALGORITHMS)
+        if self.intrinsic_reward is not None:
+            yield from unknown_name("intrinsic_reward", self.intrinsic_reward)
         if self.returns_kind not in self._may_return:
             fix = next(name for name, kinds in ALGORITHMS.items() if self.returns_kind in kinds)
             yield (

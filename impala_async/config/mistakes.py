@@ -41,6 +41,7 @@ SYNONYMS = {
     "algorithm.clip": "clip_range clip_coef clip_param ppo_clip_ratio",
     "algorithm.num_minibatches": "num_batches_per_epoch minibatch_size sgd_minibatch_size",
     "algorithm.normalize_advantages": "normalize_advantage norm_adv",
+    "algorithm.intrinsic_reward": "curiosity rnd icm exploration_config with_rnd int_coef",
     "algorithm.optimizer_options.eps": "epsilon adam_eps rms_prop_eps",
     "model.name": "policy network encoder_conv_architecture",
     "model.hidden_sizes": "net_arch fcnet_hiddens encoder_mlp_layers hidden_size policy_kwargs",

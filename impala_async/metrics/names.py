@@ -100,6 +100,8 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("loss/policy", "loss", "policy term"),
         ("loss/value", "loss", "value term, weighted"),
         ("loss/entropy", "loss", "entropy term, weighted: negative"),
+        ("loss/intrinsic", "loss", "own loss of algorithm.intrinsic_reward"),
+        ("reward/intrinsic", "reward", "that of algorithm.intrinsic_reward, mean"),
         ("policy/entropy", "nats", "mean entropy of the policy, unweighted"),
         ("policy/kl", "nats", "appo: from the target network; ppo: from what acted"),
         ("policy/clip_fraction", "1", "appo, ppo: valid rows whose ratio is clipped"),

@@ -22,6 +22,7 @@ from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.policy import Evaluation
 from impala_async.training.checkpoint import check_alike, entry
+from impala_async.training.intrinsic import Intrinsic
 from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
@@ -44,6 +45,8 @@ class View(NamedTuple):
     """The target network's, without gradient, where there is one."""
     kl_coeff: float = 0.0
     """The current weight of the KL from it."""
+    intrinsic: Intrinsic | None = None
+    """A reward of the user's own, which `rewards_TB` hold already, where there is one."""
 
     @property
     def inputs(self) -> dict[str, Any]:

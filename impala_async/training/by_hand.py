@@ -41,6 +41,7 @@ def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
     is_float32 = policy.device.type == "cpu" and model.precision == torch.float32
     is_ppo = section.name == "ppo" and section.returns_kind == "vtrace"
     is_covered = _acting(policy) is not None and (is_ppo or section.name == "impala")
+    is_covered = is_covered and section.intrinsic_reward is None
     return is_mlp and is_float32 and is_covered and torch.get_num_threads() == 1
 
 

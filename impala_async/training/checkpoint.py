@@ -2,7 +2,7 @@
 
     checkpoints/ckpt-<epoch>-<update>/
         manifest.json           schema, epoch, update, and every other file's size and sha256
-        <group>.safetensors     one per group of tensors: model, optimizer, and target if any
+        <group>.safetensors     one per group of tensors: model, optimizer, and others if any
         state.json              whatever else its owner needs to go on
 
 A folder is written beside its place, flushed to disk and then renamed, so a crash leaves a hidden
@@ -60,7 +60,8 @@ class TrainingState:
     """The state of an update step, with which it shares no memory. Tensors are on the CPU."""
 
     tensors: Tensors
-    """The groups model, optimizer, and target where the algorithm has a target network."""
+    """The groups model, optimizer, target where the algorithm has a target network, and intrinsic
+    where there is an intrinsic reward."""
     state: Mapping[str, Any]
     """The entries optimizer and algorithm of `state.json`, maybe among others."""
     path: Path = Path()

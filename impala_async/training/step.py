@@ -22,6 +22,7 @@ from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch, deal, find_
 from impala_async.training.by_hand import ByHand, is_plain
 from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
 from impala_async.training.graphs import Coefficients, ComputeGradients, Gradients, Graphs
+from impala_async.training.intrinsic import make_intrinsic
 from impala_async.training.optimizer import (
     MAX_NORM,
     build_optimizer,
@@ -79,7 +80,11 @@ class UpdateStep:
 
     def __post_init__(self) -> None:
         policy, algorithm = self.policy, self.section
-        self.parameters = tuple(policy.model.parameters())
+        self.intrinsic = make_intrinsic(policy, algorithm, self.seed)
+        self._named = [*policy.model.named_parameters()]
+        if self.intrinsic is not None:
+            self._named += self.intrinsic.module.named_parameters(prefix="intrinsic")
+        self.parameters = tuple(weight for _, weight in self._named)
         self.optimizer = build_optimizer(self.parameters, algorithm)
         self._algorithm = make_algorithm(algorithm)
         self.target = Target(policy.model, algorithm) if self._algorithm.has_target else None
@@ -93,21 +98,23 @@ class UpdateStep:
         self._gamma = torch.tensor(algorithm.gamma, device=policy.device)
         self._end = torch.zeros_like(self._gamma)
         # Code of the user's own may do more than launch kernels: a graph would leave that out.
-        is_ours = policy.is_torso_ours and algorithm.name in MAKERS
+        self._is_ours = algorithm.name in MAKERS and self.intrinsic is None
         self._compute: ComputeGradients = self._compute_gradients
-        if self.is_graphed and is_ours:
+        if self.is_graphed and self._is_ours and policy.is_torso_ours:
             self._compute = Graphs(self._compute_gradients, self.parameters)
         elif is_plain(policy, algorithm):
             self._compute = ByHand(policy, algorithm, self._transitions)
 
     def prepare(self, batch: Batch) -> None:
-        """Try an algorithm of the user's own, by an update of a batch without a valid row."""
-        if self.section.name not in MAKERS:
+        """Try an algorithm or reward of the user's own, by an update without a valid row."""
+        if not self._is_ours:
             device = self.policy.device
             # A network of the user's own may draw in it.
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
                 self.run(batch, alive_B, 0, is_first_pass=False)
+                if self.intrinsic is not None:
+                    self.intrinsic.prepare(batch)
 
     def run(
         self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
@@ -134,8 +141,8 @@ class UpdateStep:
             if failed is not None:
                 self._retry(batch, columns_N, failed, this)
         if this.applied and not self.num_updates:
-            named = self.policy.model.named_parameters()
-            if idle := [name for name, w in named if w.requires_grad and w.grad is None]:
+            idle = [name for name, w in self._named if w.requires_grad and w.grad is None]
+            if idle:
                 fix = "drop no_grad or detach, or freeze it by requires_grad_(False)"
                 logger.warning("no gradient came to %s: %s", ", ".join(idle), fix)
         self.num_updates += len(this.applied)
@@ -163,6 +170,8 @@ class UpdateStep:
         if self.target is not None:
             tensors["target"] = self.target.model.state_dict()
             algorithm["target"] = self.target.state()
+        if self.intrinsic is not None:
+            tensors["intrinsic"] = self.intrinsic.module.state_dict()
         if self.return_scale is not None:
             algorithm["return_scale"] = self.return_scale.state()
         return TrainingState(
@@ -181,6 +190,10 @@ class UpdateStep:
         if self.target is not None:
             tensors = entry(state.tensors, "target", dict)
             self.target.restore(tensors, entry(algorithm, "target", dict))
+        if self.intrinsic is not None:
+            tensors = entry(state.tensors, "intrinsic", dict)
+            check_alike(tensors, self.intrinsic.module.state_dict())
+            self.intrinsic.module.load_state_dict(tensors)
         if self.return_scale is not None:
             self.return_scale.restore(entry(algorithm, "return_scale", dict))
 
@@ -232,6 +245,9 @@ class UpdateStep:
     def _compute_gradients(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
         view = self._view(batch, of)
         terms = self._algorithm.loss(view, of.entropy_cost)
+        own, total = view.intrinsic, terms.total
+        if own is not None:
+            total = total + own.loss
         with torch.no_grad():
             stats = {
                 "loss/policy": terms.policy.detach(),
@@ -240,12 +256,15 @@ class UpdateStep:
                 "policy/entropy": terms.sum_entropy.detach() / view.num_valid.clamp(min=1),
                 **self._algorithm.stats(view),
             }
+            if own is not None:
+                stats["loss/intrinsic"] = own.loss.detach()
+                stats["reward/intrinsic"] = view.mean(own.rewards_BT.t())
         # As an optimizer does it, without what that tells a profiler.
         for parameter in self.parameters:
             parameter.grad = None
-        terms.total.backward()
+        total.backward()
         norm = global_norm(self.parameters)
-        numbers = [terms.total.detach(), norm, view.num_valid, *stats.values()]
+        numbers = [total.detach(), norm, view.num_valid, *stats.values()]
         if with_sums:
             sums = sums_of(terms.targets_TB, view.mask_TB)
             numbers = [number.double() for number in numbers] + list(sums)
@@ -256,13 +275,19 @@ class UpdateStep:
         return Coefficients(this.entropy_cost, self.section.reward_scale / this.scale, kl_coeff)
 
     def _view(self, batch: Batch, of: Coefficients) -> View:
-        inputs = (batch.rows_of_obs(), batch.actions, batch.mask_BT, batch.state)
+        rows = batch.rows_of_obs()
+        inputs = (rows, batch.actions, batch.mask_BT, batch.state)
         target = None
         if self.target is not None:
             with torch.no_grad():
                 target = self.policy.evaluate(*inputs, self.target.model)
         evaluation = self.policy.evaluate(*inputs)
-        return View(evaluation, **self._transitions(batch, of), target=target, kl_coeff=of.kl_coeff)
+        transitions, own = self._transitions(batch, of), None
+        if self.intrinsic is not None:
+            own = self.intrinsic(rows, batch)
+            rewards_TB = transitions["rewards_TB"]
+            transitions["rewards_TB"] = rewards_TB + own.rewards_BT.t() * of.reward_factor
+        return View(evaluation, **transitions, target=target, kl_coeff=of.kl_coeff, intrinsic=own)
 
     def _transitions(self, batch: Batch, of: Coefficients) -> dict[str, Tensor]:
         """The inputs of a loss that are as actors sent them, whatever the weights."""

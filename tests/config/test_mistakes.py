@@ -15,6 +15,7 @@ MEANT = {
     "num_env": "actor.num_envs",
     "learning_rate": "algorithm.lr",
     "total-timesteps": "stop.env_steps",
+    "algorithm.rnd": "algorithm.intrinsic_reward",
     "clip_obs": "model.normalize_obs",
     "env.action_repeat": "env.wrappers",
     "env.frame_skip": "env.kwargs",

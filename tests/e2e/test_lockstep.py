@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests import matrix
-from tests.e2e.harness import CARTPOLE, module, site
+from tests.e2e.harness import CARTPOLE, given, module, site
 
 pytestmark = pytest.mark.e2e
 
@@ -141,3 +141,49 @@ def test_workers_and_frames_sent_once_and_compressed_make_the_same_weights(tmp_p
             outcomes.append(opened.outcome())
     assert outcomes[0] == outcomes[1]
     assert outcomes[0]["updates"] > 20
+
+
+# No seed and no choice changes an episode, which a trajectory of ten rows holds with its reset.
+SAME_ENV = """
+import gymnasium as gym
+import numpy as np
+
+class Same(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gym.spaces.Discrete(1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.age = 0
+        return self.look(), {}
+
+    def step(self, action):
+        self.age += 1
+        return self.look(), float(self.age % 4 == 0), self.age == 9, False, {}
+
+    def look(self):
+        return np.cos(self.age * np.arange(1, 4)).astype(np.float32)
+"""
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended_where_episodes_are_the_same(tmp_path):
+    """With all that a step remembers: a reward of one's own, passes and parts, statistics."""
+    path = module(tmp_path, "same", SAME_ENV)
+    settings = (
+        *("env.id=same:Same", "algorithm.name=ppo", "algorithm.num_minibatches=2", LOCKSTEP),
+        *("algorithm.intrinsic_reward=examples.rnd:RND", "trajectory.rows=10"),
+        *("actor.num_envs=4", "learner.num_passes=2", "algorithm.schedule_env_steps=3000"),
+    )
+    with site(tmp_path / "whole") as whole, site(tmp_path / "halves") as halves:
+        whole.trained(*settings, "stop.env_steps=2000", **path)
+        half = halves.trained(*settings, "stop.env_steps=1000", **path)["updates"]
+        changes = given(("stop.env_steps=2000",))
+        door = halves.open("train", "--resume", "--run-dir", str(halves.run_dir), *changes, **path)
+        assert door.wait_exit(60) == 0, door.log
+        assert whole.checkpoints()[-1].name == f"ckpt-1-{whole.summary['updates']}"
+        assert halves.checkpoints()[-1].name == f"ckpt-2-{whole.summary['updates']}"
+        assert 10 < half < whole.summary["updates"]
+        first, second = (each.outcome() for each in (whole, halves))
+        names = ["intrinsic.safetensors", "model.safetensors", "optimizer.safetensors"]
+        assert [first[name] for name in names] == [second[name] for name in names]
+        assert whole.reports()[-1]["reward/intrinsic"] > 0

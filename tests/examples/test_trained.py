@@ -33,7 +33,9 @@ def train(folder, name, *flags):
     return json.loads((run_dir / "summary.json").read_text())
 
 
-@pytest.mark.parametrize("name", ["custom_env", "custom_model", "nested_spaces", "tictactoe"])
+@pytest.mark.parametrize(
+    "name", ["custom_env", "custom_model", "nested_spaces", "rnd", "tictactoe"]
+)
 def test_an_example_trains(tmp_path, name):
     steps = ("--set", "stop.env_steps=5_000", "--set", "stop.mean_return=none")
     summary = train(tmp_path, f"{name}.py", *steps)
@@ -43,7 +45,7 @@ def test_an_example_trains(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "goal"), [("custom_env", 0.6), ("custom_model", 0), ("nested_spaces", 7)]
+    ("name", "goal"), [("custom_env", 0.6), ("custom_model", 0), ("nested_spaces", 7), ("rnd", 0.8)]
 )
 def test_an_example_reaches_its_return(tmp_path, name, goal):
     summary = train(tmp_path, f"{name}.py")

@@ -159,6 +159,7 @@ def test_other_networks_choices_and_algorithms_are_for_torch(schema):
     assert fits(section=AlgorithmSection(name="ppo"))
     assert not fits(section=AlgorithmSection(name="ppo", returns="gae"))
     assert not fits(section=AlgorithmSection(name="appo"))
+    assert not fits(section=AlgorithmSection(name="ppo", intrinsic_reward="a.b:C"))
     assert not fits(name=f"{__name__}:frozen_mlp")
     assert fits(schema_of(numbers), section=AlgorithmSection(name="ppo"))
     assert not fits(schema_of(numbers), state_dependent_std=True)

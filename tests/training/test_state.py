@@ -27,6 +27,7 @@ RUNS = {
     "appo": SCHEDULE | STATISTICS | KL | {"name": "appo"},
     "appo, parts": SCHEDULE | {"name": "appo", "num_minibatches": 3},
     "ppo": SCHEDULE | STATISTICS | {"name": "ppo", "num_minibatches": 3, "optimizer": "adamw"},
+    "impala, a reward of one's own": SCHEDULE | {"intrinsic_reward": "examples.rnd:RND"},
     "a2c": SCHEDULE | {"name": "a2c", "optimizer": "rmsprop"},
 }
 
