@@ -9,6 +9,7 @@ against the event loop. This has a quarter of them. It comes to what torch does 
     P outputs of the policy's head: A or D
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,14 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from impala_async.algo.distributions import HALF_LOG_2PI, LOG_STD_RANGE
-from impala_async.algo.vtrace import LOG_RATIO_LIMIT, ValidRows, vtrace
+from impala_async.algo.vtrace import DEVIATION_EPS, LOG_RATIO_LIMIT, accumulate
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.models.torso import MLPTorso
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.graphs import Coefficients, Gradients
 from impala_async.training.layers import Array, Net, row_sums
-from impala_async.training.optimizer import global_norm
 from impala_async.training.rewards import sums_of
 
 LOWEST = np.finfo(np.float32).min
@@ -73,18 +73,24 @@ class ByHand:
         inputs = self.transitions_of(batch, of)
         log_mu_BT = inputs["behaviour_log_probs_TB"].numpy().T
         log_ratios_BT = np.where(valid_BT, log_probs_BT - log_mu_BT, np.float32(0))
-        targets_TB, advantages_TB = self._returns(log_ratios_BT, values_BS, inputs)
+        bounded_BT = np.minimum(np.maximum(log_ratios_BT, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
+        ratios_BT = np.exp(bounded_BT)
+        targets_BT, advantages_BT = self._returns(ratios_BT, values_BS, valid_BT, inputs)
         num_valid = float(inputs["num_valid"])
         scale = 1.0 / max(num_valid, 1.0) if self.section.reduction == "mean" else 1.0
         weights_BS, errors_BS = np.zeros((2, *values_BS.shape), np.float32)
         # Both are 0 where masked.
-        np.multiply(advantages_TB.numpy().T, np.float32(scale), out=weights_BS[:, :-1])
-        errors_BS[:, :-1] = np.where(valid_BT, targets_TB.numpy().T - values_BS[:, :-1], 0)
+        np.multiply(advantages_BT, np.float32(scale), out=weights_BS[:, :-1])
+        errors_BS[:, :-1] = np.where(valid_BT, targets_BT - values_BS[:, :-1], 0)
         names: tuple[str, ...] = NAMES
         stats: list[float] = []
         if self._is_ppo:
             names = NAMES + NAMES_OF_PPO
-            policy, *stats = self._clip(weights_BS[:, :-1], log_ratios_BT, num_valid)
+            # There is no gradient through a bound of the ratio.
+            is_free_BT = bounded_BT == log_ratios_BT
+            policy, num_beyond = self._clip(weights_BS[:, :-1], ratios_BT, is_free_BT)
+            kl = float((ratios_BT - 1 - log_ratios_BT).sum())
+            stats = [number / max(num_valid, 1.0) for number in (kl, num_beyond)]
         else:
             policy = -float(np.vdot(log_probs_BT, weights_BS[:, :-1]))
 
@@ -96,51 +102,74 @@ class ByHand:
         sum_entropy = float(entropies_N[valid_BS.reshape(-1)].sum())
         value = 0.5 * value_scale * float(np.vdot(errors_BS, errors_BS))
         entropy = -cost * sum_entropy
-        norm = float(global_norm(self._parameters))
-        numbers = [policy + value + entropy, norm, num_valid, policy, value, entropy]
+        numbers = [policy + value + entropy, self._norm(), num_valid, policy, value, entropy]
         numbers += [sum_entropy / max(num_valid, 1.0), *stats]
         if with_sums:
+            targets_TB = torch.from_numpy(np.ascontiguousarray(targets_BT)).t()
             numbers += sums_of(targets_TB, inputs["mask_TB"]).tolist()
         return Gradients(torch.tensor(numbers, dtype=torch.float64), names)
 
     def _clip(
-        self, weights_BT: Array, log_ratios_BT: Array, num_valid: float
-    ) -> tuple[float, float, float]:
-        """Make weighted advantages the weights of PPO's gradient; return its policy loss, and the
-        KL and the share of ratios beyond the clip. All are 0 where masked."""
-        clip, bounded_BT = self.section.clip, log_ratios_BT.clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        ratios_BT = np.exp(bounded_BT)
+        self, weights_BT: Array, ratios_BT: Array, is_free_BT: NDArray[np.bool_]
+    ) -> tuple[float, float]:
+        """Make weighted advantages the weights of PPO's gradient; return its policy loss, and how
+        many ratios are beyond the clip. All are 0 where masked."""
+        clip = self.section.clip
         surrogates_BT = ratios_BT * weights_BT
-        clipped_BT = ratios_BT.clip(1 - clip, 1 + clip) * weights_BT
+        clipped_BT = np.minimum(np.maximum(ratios_BT, 1 - clip), 1 + clip) * weights_BT
         loss = -float(np.minimum(surrogates_BT, clipped_BT).sum())
-        gaps_BT = ratios_BT - 1
-        beyond_BT = np.abs(gaps_BT) > clip
-        # There is no gradient where the clip holds, and none through a bound of the ratio.
-        is_held_BT = (beyond_BT & (clipped_BT <= surrogates_BT)) | (bounded_BT != log_ratios_BT)
-        weights_BT[:] = np.where(is_held_BT, np.float32(0), surrogates_BT)
-        divisor = max(num_valid, 1.0)
-        return loss, float((gaps_BT - log_ratios_BT).sum()) / divisor, beyond_BT.sum() / divisor
+        beyond_BT = np.abs(ratios_BT - 1) > clip
+        # There is none where the clip holds, either.
+        is_free_BT &= ~(beyond_BT & (clipped_BT <= surrogates_BT))
+        weights_BT[:] = np.where(is_free_BT, surrogates_BT, np.float32(0))
+        return loss, float(np.count_nonzero(beyond_BT))
 
     def _returns(
-        self, log_ratios_BT: Array, values_BS: Array, inputs: dict[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        section, values_SB = self.section, torch.from_numpy(values_BS).t()
-        mask_TB = inputs["mask_TB"]
-        targets_TB, advantages_TB = vtrace(
-            log_rhos_TB=torch.from_numpy(log_ratios_BT).t(),
-            rewards_TB=inputs["rewards_TB"],
-            discounts_TB=inputs["discounts_TB"],
-            values_SB=values_SB,
-            mask_TB=mask_TB,
-            rho_bar=section.rho_bar,
-            c_bar=section.c_bar,
-            pg_rho_bar=section.pg_rho_bar,
-            lambda_=section.trace_decay,
-            has_pg_ratio=not self._is_ppo,
-        )
+        self,
+        ratios_BT: Array,
+        values_BS: Array,
+        valid_BT: NDArray[np.bool_],
+        inputs: dict[str, Any],
+    ) -> tuple[Array, Array]:
+        """Targets and advantages, as `vtrace` has them: on so few rows its calls cost more."""
+        section, zero = self.section, np.float32(0)
+        rewards_BT = inputs["rewards_TB"].numpy().T
+        discounts_BT = np.where(valid_BT, inputs["discounts_TB"].numpy().T, zero)
+        rhos_BT, cs_BT = (_at_most(ratios_BT, bar) for bar in (section.rho_bar, section.c_bar))
+
+        def td_errors(next_BT: Array) -> Array:
+            bootstrap_BT = np.where(discounts_BT > 0, discounts_BT * next_BT, zero)
+            return np.where(valid_BT, rewards_BT + bootstrap_BT - values_BS[:, :-1], zero)
+
+        carries_BT = discounts_BT * (np.float32(section.trace_decay) * cs_BT)
+        deltas_BT = rhos_BT * td_errors(values_BS[:, 1:])
+        rows = (torch.from_numpy(each).t() for each in (deltas_BT, carries_BT))
+        targets_BS = values_BS.copy()
+        targets_BS[:, :-1] += accumulate(*rows).numpy().T
+        advantages_BT = td_errors(targets_BS[:, 1:])
+        if not self._is_ppo:
+            advantages_BT *= _at_most(ratios_BT, section.pg_rho_bar)
         if section.has_normal_advantages:
-            advantages_TB = ValidRows(values_SB, mask_TB).normalize(advantages_TB)
-        return targets_TB, advantages_TB
+            advantages_BT = _normal(advantages_BT, valid_BT)
+        return targets_BS[:, :-1], advantages_BT
+
+    def _norm(self) -> float:
+        gradients = (p.grad.numpy() for p in self._parameters if p.grad is not None)
+        return math.sqrt(sum(float(np.vdot(each, each)) for each in gradients))
+
+
+def _at_most(ratios_BT: Array, bar: float | None) -> Array:
+    return ratios_BT if bar is None else np.minimum(ratios_BT, np.float32(bar))
+
+
+def _normal(advantages_BT: Array, valid_BT: NDArray[np.bool_]) -> Array:
+    """As `ValidRows.normalize` makes them."""
+    count = int(np.count_nonzero(valid_BT)) or 1
+    wide_BT = advantages_BT.astype(np.float64)
+    gaps_BT = np.where(valid_BT, wide_BT - wide_BT.sum() / count, 0.0)
+    deviation = math.sqrt(float(np.vdot(gaps_BT, gaps_BT)) / count)
+    normal: Array = (gaps_BT / (deviation + DEVIATION_EPS)).astype(np.float32)
+    return normal
 
 
 class _Acting(Protocol):

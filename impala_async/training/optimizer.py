@@ -109,7 +109,33 @@ def take_step(
             else:
                 torch._foreach_clamp_min_(gradients, -clip)
                 torch._foreach_clamp_max_(gradients, clip)
-        inspect.unwrap(type(optimizer).step)(optimizer)
+        if type(optimizer) is not Adam or not _take_fused_step(optimizer):
+            inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+def _take_fused_step(optimizer: Adam) -> bool:
+    """The one kernel of a step, without what chooses it, which takes longer; whether all states are
+    there, as they are from the second step on."""
+    (group,) = optimizer.param_groups
+    parameters = [p for p in group["params"] if p.grad is not None]
+    states = [optimizer.state[p] for p in parameters]
+    if not all(states):
+        return False
+    steps, firsts, seconds = (
+        [state[key] for state in states] for key in ("step", "exp_avg", "exp_avg_sq")
+    )
+    torch._foreach_add_(steps, 1)
+    torch._fused_adam_(
+        *(parameters, [p.grad for p in parameters], firsts, seconds, [], steps),
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=0.0,
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
+    return True
 
 
 def scheduled(
