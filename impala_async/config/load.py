@@ -88,16 +88,29 @@ def _idle_in_lockstep(settings: Mapping[str, Any], sources: Mapping[str, str]) -
 def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text("utf-8-sig")
-        return dict(json.loads(text)["config"] if path.suffix == ".json" else tomllib.loads(text))
+        if path.suffix != ".json":
+            return tomllib.loads(text)
+        content = json.loads(text)
+        return _given(dict(content["config"]), content.get("decided", {}))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
-    except (ValueError, RecursionError, LookupError, TypeError) as error:
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         if path.suffix == ".json":
             raise ConfigError(f"{path}: is not the config.json of a run") from None
         why = str(error)
         if "Invalid value" in why:
             why += '; text wants double quotes, and TOML has true, false and, for settings, "none"'
         raise ConfigError(f"{path}: not a valid TOML file: {why}") from None
+
+
+def _given(settings: dict[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run without those that were decided, which a new run decides anew."""
+    for key, value in decided.items():
+        section, _, name = key.partition(".")
+        keys = settings.get(section)
+        if isinstance(keys, dict) and keys.get(name) == value:  # else somebody has changed it
+            del keys[name]
+    return settings
 
 
 def _apply_override(settings: dict[str, Any], override: str) -> str:

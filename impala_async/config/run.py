@@ -27,6 +27,11 @@ from impala_async.config.section import MOST_S, Named, Section, unknown_name
 # V-trace holds its own against data about this many passes over a batch old, and not much beyond.
 SAFE_LAG = 8
 MANY = 1_000_000
+DECIDED = (
+    *("learner.batch_columns", "learner.num_passes", "learner.queue_size"),
+    "algorithm.num_minibatches",
+)
+"""The keys that follow from others where nobody sets them."""
 SINKS = {
     "tensorboard": "impala_async.metrics.sinks:TensorBoardSink",
     "wandb": "impala_async.metrics.sinks:WandbSink",
@@ -137,6 +142,7 @@ class RunConfig(Section):
         if self.pace.is_lockstep:
             # The lag is known, and one batch waits while one is trained.
             self.__dict__["learner"] = self.learner.model_copy(update={"queue_size": 1})
+            self.learner.model_fields_set.discard("queue_size")
             self._decide("learner", batch_columns=self.train.num_actors * self.actor.least_envs)
         learner, usual = self.learner, USUAL_PASSES.get(self.algorithm.name, 1)
         is_given = "num_passes" in learner.model_fields_set and learner.num_passes != "auto"
@@ -155,10 +161,22 @@ class RunConfig(Section):
         return self.learner.queue_size + self.learner.minibatch_buffer_size + 1
 
     def _decide(self, section: str, **values: int) -> None:
-        """Set keys of a section that nobody has set."""
+        """Set keys of a section that nobody has set; they stay among those."""
         owner = getattr(self, section)
         unset = {key: value for key, value in values.items() if key not in owner.model_fields_set}
-        self.__dict__[section] = owner.model_copy(update=unset)
+        self.__dict__[section] = owner = owner.model_copy(update=unset)
+        owner.model_fields_set.difference_update(unset)
+
+    @property
+    def decided(self) -> dict[str, int]:
+        """Those of `DECIDED` that nobody has set, and their values."""
+        found = {}
+        for key in DECIDED:
+            section, _, name = key.partition(".")
+            owner = getattr(self, section)
+            if name not in owner.model_fields_set:
+                found[key] = getattr(owner, name)
+        return found
 
     def broken_rules(self) -> Iterator[str]:
         yield from self._idle_keys()

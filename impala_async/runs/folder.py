@@ -122,10 +122,13 @@ class RunFolder:
     def confirm(self, config: RunConfig) -> None:
         """The learner is built: a resumed run goes on, so its settings are now the new ones."""
         if not self._is_new:
-            self.write_settings(config, run_id=self.run_id.hex())
+            # A resumed run was given all settings; those that are as they were decided still are.
+            decided = self._read_config().get("decided", {})
+            self.write_settings(config, run_id=self.run_id.hex(), decided=decided)
 
-    def write_settings(self, config: RunConfig, name: str = "config.json", **more: str) -> Path:
-        content = {**more, "config": config.model_dump(mode="json", by_alias=True)}
+    def write_settings(self, config: RunConfig, name: str = "config.json", **more: Any) -> Path:
+        settings = config.model_dump(mode="json", by_alias=True)
+        content = {"decided": config.decided, **more, "config": settings}
         with writing(self.path):
             return self.write_json(name, content, mode=PRIVATE)
 

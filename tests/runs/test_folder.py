@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from impala_async.config.load import load_config, merge_overrides, validate_config
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.runs.folder import RunFolder, default_run_path, find_run
 from tests.learner.columns import small_schema
@@ -69,6 +70,42 @@ def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder, resu
     resumed.confirm(CHANGED)
     assert resumed.load_config() == CHANGED
     assert resumed.run_id == run_id
+
+
+def test_a_new_run_decides_anew_what_nobody_set_and_a_resumed_one_keeps_it(tmp_path):
+    folder, file = RunFolder(tmp_path), tmp_path / "config.json"
+    folder.begin(load_config(None, ["env.id=X", "algorithm.num_minibatches=2"]))
+    folder.let_go()
+    for overrides, passes in ([], 8), (["seed=9"], 8), (["learner.num_passes=7"], 7):
+        resumed = RunFolder(tmp_path)
+        config = validate_config(*merge_overrides(resumed.load_settings(), overrides))
+        resumed.begin(config)
+        resumed.confirm(config)
+        resumed.let_go()
+        assert resumed.load_config() == load_config(file) == config
+        assert config.learner.num_passes == passes
+        # One pass is what IMPALA has where nobody says otherwise, as at the last resume.
+        anew = load_config(file, ["algorithm.name=impala"])
+        assert anew.learner.num_passes == (1 if passes == 8 else 7)
+        assert anew.algorithm.num_minibatches == 2
+
+
+def test_keys_that_lockstep_decided_follow_from_the_settings_of_a_new_run(tmp_path):
+    folder, file = RunFolder(tmp_path), tmp_path / "config.json"
+    folder.begin(load_config(None, ["env.id=X", "pace.mode=lockstep"]))
+    more, fewer = ["train.num_actors=5"], ["pace.mode=async"]
+    for overrides in ([], more, fewer):
+        as_new = load_config(None, ["env.id=X", "pace.mode=lockstep", *overrides])
+        assert load_config(file, overrides) == as_new
+    # One that somebody changed there stays, and so do all in a file of an earlier release.
+    content = json.loads(file.read_text())
+    content["config"]["learner"]["queue_size"] = 7
+    file.write_text(json.dumps(content))
+    assert load_config(file, fewer).learner.queue_size == 7
+    del content["decided"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"learner.batch_columns \(16\) must be train.num_actors"):
+        load_config(file, more)
 
 
 def test_a_relative_folder_stays_where_it_was_when_the_current_one_changes(tmp_path, monkeypatch):
