@@ -28,6 +28,11 @@ ANSWER_POLL_S = 0.1
 BYE_OK_S = 0.5
 DIAL_S = 3.0
 NOT_UNDERSTOOD = "what it answers is not understood: it may be no learner, or another release"
+SILENT = "something listens there, but has said nothing: it starts, or is no learner"
+CUT_SHORT = (
+    "connections end there before a word is understood: it is no learner, or a proxy that reaches "
+    "none"
+)
 OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process still "
     "alive?"
@@ -58,7 +63,7 @@ class Inquiry:
         except (OSError, ValueError) as error:
             self._found = f"it cannot be reached ({getattr(error, 'strerror', None) or error})"
             return
-        self._found = "something listens there, but has said nothing: it starts, or is no learner"
+        self._found = SILENT
 
 
 def find_learner(
@@ -78,7 +83,9 @@ def find_learner(
     inquiry, wait, is_understood = Inquiry(url), Wait(logger.warning), True
 
     def why() -> str:
-        return inquiry.why() if is_understood else NOT_UNDERSTOOD
+        found = inquiry.why() if is_understood else NOT_UNDERSTOOD
+        # Nobody may listen there any more.
+        return CUT_SHORT if found == SILENT and dealer.is_cut_short else found
 
     def say_wait(seconds: float) -> str:
         # Until it is asked again, what it said last is how things are.

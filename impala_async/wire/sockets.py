@@ -34,7 +34,8 @@ _LAST_WORD_MS = 200
 # A connection that broke is made again at once; a learner that is not there is not hammered at. At
 # a port that is shut the kernel would knock after ever longer: 1 s, 2 s, 4 s, and up to a minute.
 _REDIALLING = {zmq.RECONNECT_IVL: 10, zmq.RECONNECT_IVL_MAX: 250, zmq.CONNECT_TIMEOUT: 2000}
-# ZeroMQ does not dial again where nonsense came, as of another service there: then we do.
+# ZeroMQ does not dial again where nonsense came, as of another service there, and where one
+# hangs up it does so a hundred times a second: then we do.
 REDIAL_S = 1.0
 # So often a dealer looks at how much came, and no wait for another descriptor is longer.
 _LOOK_EVERY_S = 0.1
@@ -248,10 +249,11 @@ class Dealer:
         except zmq.ZMQError:
             self._socket.close()
             raise
+        self.is_cut_short = False
+        """Whether the last connection ended before both ends were known to talk by ZeroMQ."""
         # These are of the connection that there is now.
         self._is_connected = self._is_greeted = False
-        self._connections, self._look_at = Connections(self._monitor), 0.0
-        self._connections.follow = self._follow
+        self._connections, self._look_at = self._new_connections(), 0.0
         # By the route, which has no name here.
         self._allowances = {b"": max_frame_bytes + _HEADER_BUFFER_BYTES}
         self._poller = zmq.Poller()
@@ -302,9 +304,8 @@ class Dealer:
                 self._look_at = now + _LOOK_EVERY_S
                 self._connections.look(self._allowances)
             if now >= self._redial_at:
+                self._hang_up()
                 self._redial_at = math.inf
-                with suppress(zmq.ZMQError):  # there is nothing that could be ended
-                    self._socket.disconnect(self._url)
                 self._socket.connect(self._url)
             return None
         self._connections.is_first(b"")
@@ -322,12 +323,29 @@ class Dealer:
         self._monitor.close()
         self._socket.close()
 
+    def _new_connections(self) -> Connections:
+        connections = Connections(self._monitor)
+        connections.follow = self._follow
+        return connections
+
+    def _hang_up(self) -> None:
+        """Dial no more. ZeroMQ does not tell of the end of a connection that this ends, whose
+        descriptor may be another's then."""
+        with suppress(zmq.ZMQError):  # there is nothing that could be ended
+            self._socket.disconnect(self._url)
+        self._connections = self._new_connections()
+
     def _follow(self, event: int) -> None:
-        # Another thread tells of this one, perhaps after the handshake.
+        if self.is_cut_short and self._redial_at < math.inf:
+            return  # it is of a connection that was ended here
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._redial_at = math.inf
+            self._redial_at, self.is_cut_short = math.inf, False
         elif event == zmq.EVENT_DISCONNECTED:
             self._redial_at = time.monotonic() + REDIAL_S
+            self.is_cut_short = not self._is_connected
+            if self.is_cut_short:
+                self._hang_up()
+        # Another thread tells of this one, perhaps after the handshake.
         if event != zmq.EVENT_CONNECTED:
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._is_greeted = False

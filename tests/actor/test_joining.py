@@ -76,6 +76,21 @@ def test_nobody_there_is_told_with_the_address_and_the_reason(find, waiting, cap
     assert SILENT in caplog.messages
 
 
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (joining.SILENT, "connections end there before a word is understood: it is no learner, or"),
+        ("nobody listens", "nobody listens; is it running"),
+    ],
+)
+def test_a_port_that_hangs_up_is_told_of_while_somebody_listens(find, monkeypatch, found, says):
+    cut_short = property(lambda dealer: True, lambda dealer, told: None)
+    monkeypatch.setattr(Dealer, "is_cut_short", cut_short, raising=False)
+    monkeypatch.setattr(Inquiry, "why", lambda inquiry: found)
+    with pytest.raises(UnreachableError, match=says):
+        find(within_s=0.1).result(WITHIN_S)
+
+
 def test_who_was_told_to_come_later_says_who_refuses_and_why(scene, find, waiting, caplog):
     def check_stop():
         if caplog.messages.count(FULL) >= 3:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from unittest.mock import MagicMock
 
 import pytest
@@ -34,6 +34,39 @@ def link(request, ends, router, tmp_path):
     """Makes dealers that are connected to the router, either way."""
     url = router.url if request.param == "tcp" else f"ipc://{tmp_path / 'ipc'}"
     return lambda: ends.dealer(url)
+
+
+class HangsUp:
+    """A port that is a web server's: it says so, and hangs up."""
+
+    def __init__(self):
+        self._service = socket.create_server(("127.0.0.1", 0))
+        self.url = f"tcp://127.0.0.1:{self._service.getsockname()[1]}"
+        # When it was dialled.
+        self.times = []
+        self._thread = threading.Thread(target=self._answer)
+        self._thread.start()
+
+    def _answer(self):
+        with suppress(OSError):  # it is closed
+            while True:
+                connection, _ = self._service.accept()
+                self.times.append(time.monotonic())
+                with connection, suppress(ConnectionError):
+                    connection.recv(4096)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    def close(self):
+        with suppress(OSError):
+            self._service.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._service.close()
+
+
+@pytest.fixture
+def hangs_up():
+    with closing(HangsUp()) as service:
+        yield service
 
 
 # -------------------- a router receives
@@ -310,6 +343,30 @@ def test_a_port_that_answers_with_nonsense_is_dialled_again_as_a_learner_may_com
             while connection.recv(4096):
                 pass
     router = ends.router(url)
+    until(lambda: dealer.receive(0.0) or dealer.greet([b"hello"]))
+    assert take(router)[1] == b"hello"
+
+
+def test_a_port_that_hangs_up_is_not_hammered_at_and_a_learner_may_come(ends, hangs_up):
+    dealer, times = ends.dealer(hangs_up.url), hangs_up.times
+    until(lambda: dealer.receive(0.02) or (times and times[-1] > times[0] + 1))
+    assert dealer.is_cut_short
+    assert len(times) <= 6
+    hangs_up.close()
+    router = ends.router(hangs_up.url)
+    until(lambda: dealer.receive(0.0) or dealer.greet([b"hello"]))
+    assert take(router)[1] == b"hello"
+    assert not dealer.is_cut_short
+
+
+def test_a_learner_that_comes_before_somebody_notices_that_another_hung_up_is_found(ends, hangs_up):
+    dealer = ends.dealer(hangs_up.url)
+    until(lambda: hangs_up.times)
+    hangs_up.close()
+    router = ends.router(hangs_up.url)
+    # ZeroMQ dials by itself while nobody asks how it goes.
+    until(lambda: dealer.send([b"early"]))
+    assert take(router)[1] == b"early"
     until(lambda: dealer.receive(0.0) or dealer.greet([b"hello"]))
     assert take(router)[1] == b"hello"
 
