@@ -183,8 +183,11 @@ class Evaluations:
             if self._evaluator is None:
                 self._evaluator = _Evaluator(self._saver.folder.whole)
             answer = await self._evaluator.evaluate(captured)
-        except (_DiedError, OSError) as error:
-            self._tell_death(error)
+        except _DiedError as error:
+            self._tell_death(f"{error}")
+            return
+        except OSError as error:  # to the kernel that memory is a file, which `ulimit -f` limits
+            self._tell_death(f"cannot be given weights: {error}")
             return
         self._num_deaths = 0
         self._num_done += 1
@@ -200,13 +203,13 @@ class Evaluations:
             self.saving.result()
         self._on_return(score)
 
-    def _tell_death(self, error: Exception) -> None:
+    def _tell_death(self, how: str) -> None:
         self._num_deaths += 1
         self.close()
         then = "another one is started for the next evaluation"
         if self._num_deaths >= MOST_DEATHS:
             then = f"after {MOST_DEATHS} in a row there are no further evaluations"
-        logger.error("the process that evaluates %s: training goes on, and %s", error, then)
+        logger.error("the process that evaluates %s: training goes on, and %s", how, then)
 
     def close(self) -> None:
         if self._evaluator is not None:

@@ -20,6 +20,7 @@ from impala_async.training.checkpoint import TrainingState, open_checkpoint
 from impala_async.weights import Lineage
 from tests.evaluation.test_evaluator import REWARD, config_for, weights_for
 from tests.learner.hand_actor import until
+from tests.metrics.test_sinks import file_size_limit
 
 
 def saver_for(folder):
@@ -186,6 +187,17 @@ async def test_what_cannot_be_started_is_told_as_a_death(tmp_path, caplog, monke
         await asyncio.wait([task])
         assert "the process that evaluates cannot be started: [Errno 21]" in caplog.text
     assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+async def test_weights_that_a_limit_of_files_does_not_let_through_are_told_of(
+    tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(module, "MOST_DEATHS", 1)
+    async with learning(tmp_path) as (_, task):
+        with file_size_limit(64):
+            await asyncio.wait([task])
+    says = "the process that evaluates cannot be given weights: [Errno 27] File too large: training"
+    assert caplog.text.count(says) == 1
 
 
 async def test_best_weights_that_the_disk_does_not_take_are_told_and_tried_again(tmp_path, caplog):
