@@ -120,11 +120,13 @@ class RunFolder:
         self._has_begun = True
 
     def confirm(self, config: RunConfig) -> None:
-        """The learner is built: a resumed run goes on, so its settings are now the new ones."""
+        """The learner is built: a resumed run goes on, so its settings are now the new ones, and
+        its end is to come."""
         if not self._is_new:
             # A resumed run was given all settings; those that are as they were decided still are.
             decided = self._read_config().get("decided", {})
             self.write_settings(config, run_id=self.run_id.hex(), decided=decided)
+            self.remove("summary.json")
 
     def write_settings(self, config: RunConfig, name: str = "config.json", **more: Any) -> Path:
         settings = config.model_dump(mode="json", by_alias=True)

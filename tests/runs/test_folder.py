@@ -14,6 +14,7 @@ import pytest
 
 from impala_async.config.load import load_config, merge_overrides, validate_config
 from impala_async.errors import CheckpointError, ConfigError
+from impala_async.library.run import Run
 from impala_async.runs.folder import RunFolder, default_run_path, find_run
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
@@ -70,6 +71,19 @@ def test_a_resumed_run_has_its_new_settings_when_they_are_confirmed(folder, resu
     resumed.confirm(CHANGED)
     assert resumed.load_config() == CHANGED
     assert resumed.run_id == run_id
+
+
+def test_the_summary_of_a_run_is_none_of_an_earlier_start(folder, tmp_path):
+    folder.write_json("summary.json", {"env_steps_trained": 3})
+    folder.let_go()
+    again = RunFolder(folder.path)
+    again.begin(CHANGED)
+    with full_disk(), pytest.raises(ConfigError, match=NO_SPACE):
+        again.confirm(CHANGED)
+    assert Run(folder.path).summary == {"env_steps_trained": 3}
+    again.confirm(CHANGED)
+    with pytest.raises(CheckpointError, match=r"has no summary\.json: the run has not ended yet"):
+        _ = Run(folder.path).summary
 
 
 def test_a_new_run_decides_anew_what_nobody_set_and_a_resumed_one_keeps_it(tmp_path):
