@@ -137,6 +137,7 @@ class LearnerService:
             lineage=lineage,
             episodes=self._episodes,
             run_s=lambda: self._reporter.run_s(time.monotonic()),
+            evaluate=config.evaluate,
         )
         if self._training is not None:
             self._saver.restore(self._training.state)

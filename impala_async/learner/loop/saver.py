@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from impala_async.config.evaluate import EvaluateSection
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured, Progress, on_thread
 from impala_async.learner.loop.reporter import EpisodeStats
@@ -33,8 +34,8 @@ from impala_async.weights import Lineage, Version
 
 logger = logging.getLogger(__name__)
 
-EVAL_RETURN = "eval_return"
-"""The key of a best checkpoint's return in its `state.json`."""
+EVAL_RETURN, EVAL_ACTIONS = "eval_return", "eval_actions"
+"""The keys of a best checkpoint's return, and of its kind, in its `state.json`."""
 Best = tuple[float, Version]
 Count = Annotated[int, Field(ge=0)]
 
@@ -131,14 +132,18 @@ class Saver:
     lineage: Lineage
     episodes: EpisodeStats
     run_s: Callable[[], float]
+    evaluate: EvaluateSection
     _best: Best | None = field(default=None, init=False)
     best_evaluated: tuple[float, str] | None = field(default=None, init=False)
     """The largest return of an evaluation, and where its weights are in the run folder."""
 
     def __post_init__(self) -> None:
         # A start that finds no checkpoint begins anew, but not with the best of the run.
-        found = next(whole_checkpoints(self.folder.best), None)
-        if found is not None and isinstance(score := found.state.get(EVAL_RETURN), float):
+        found, kind = next(whole_checkpoints(self.folder.best), None), self.evaluate.kinds[0]
+        if found is None or not isinstance(score := found.state.get(EVAL_RETURN), float):
+            return
+        # A greedy return is not to be compared with one of sampled actions.
+        if self.evaluate.every_s is None or found.state.get(EVAL_ACTIONS, kind) == kind:
             self.best_evaluated = score, self._name_of(found.path)
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -185,7 +190,7 @@ class Saver:
         """Let these take the place of the best so far, with what `state_of` said of them."""
         if self.folder.is_gone():
             return
-        state = {**state, EVAL_RETURN: score}
+        state = {**state, EVAL_RETURN: score, EVAL_ACTIONS: self.evaluate.kinds[0]}
 
         def write() -> None:
             version, tensors = captured.progress.version, captured.training.tensors

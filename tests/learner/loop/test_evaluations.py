@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from bench.probes import ActionReward
+from impala_async.config.evaluate import EvaluateSection
 from impala_async.learner.handoff import Captured, Progress
 from impala_async.learner.loop import evaluations as module
 from impala_async.learner.loop.evaluations import Evaluations
@@ -23,7 +24,7 @@ from tests.learner.hand_actor import until
 from tests.metrics.test_sinks import file_size_limit
 
 
-def saver_for(folder):
+def saver_for(folder, **evaluate):
     return Saver(
         folder=folder,
         keep=3,
@@ -31,6 +32,7 @@ def saver_for(folder):
         lineage=Lineage(1),
         episodes=EpisodeStats(),
         run_s=lambda: 1.0,
+        evaluate=EvaluateSection(**evaluate),
     )
 
 
@@ -41,10 +43,11 @@ class Learning:
         self.config = config
         self.folder = RunFolder(path)
         self.folder.begin(config)
+        self.folder.confirm(config)
         self.returns, self.num_asked, self.captured = [], 0, None
         self.evaluations = Evaluations(
             config.evaluate,
-            saver_for(self.folder),
+            saver_for(self.folder, **config.evaluate.model_dump()),
             ask=self._ask,
             on_return=self.returns.append,
         )
@@ -116,7 +119,20 @@ async def test_the_best_weights_stay_and_no_weights_are_evaluated_twice(tmp_path
         assert best.tensors["model"].keys() == learner.captured.training.tensors["model"].keys()
     assert evaluators() == []
     # A resumed run goes on from there, whether it finds another checkpoint or not.
-    assert saver_for(learner.folder).best_evaluated == (1.0, "best/ckpt-1-2")
+    best_of_all = 1.0, "best/ckpt-1-2"
+    for evaluate in {}, {"every_s": 1.0}, {"every_s": 1.0, "actions": "both"}:
+        assert saver_for(learner.folder, **evaluate).best_evaluated == best_of_all
+
+
+async def test_returns_of_other_actions_are_not_compared_with_after_a_resume(tmp_path):
+    async with learning(tmp_path) as (learner, _):
+        await learner.returned(1)
+    learner.folder.let_go()
+    async with learning(tmp_path, actions="sampled") as (learner, _):
+        assert learner.evaluations.report()["evaluate/best_return"] is None
+        learner.learn(2, -9.0)
+        assert await learner.returned(1) == 0.0
+        assert learner.kept() == ["ckpt-1-2"]
 
 
 class SlowToClose(ActionReward):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from impala_async.config.evaluate import EvaluateSection
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured, Progress
 from impala_async.learner.loop import saver
@@ -48,6 +49,7 @@ class Run:
             lineage=self.lineage,
             episodes=self.episodes,
             run_s=lambda: 12.5,
+            evaluate=EvaluateSection(),
         )
         config = config_of(small_schema())
         policy = Policy(small_schema(), config.model, seed=3)
