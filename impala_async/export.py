@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    flag, file = ("--onnx", args.onnx) if args.onnx else ("--torch", args.torch)
+    whole = file.absolute()  # "." has no name, and code of the user's own may change that folder
     with start_told_of("torch and its exporter are loaded, the policy is traced", tell_stderr):
         from impala_async.library.exported import as_onnx, as_torch, check_onnx, trace
         from impala_async.library.loaded_policy import open_policy
@@ -36,9 +38,8 @@ def _export(args: argparse.Namespace) -> int:
         opened = open_policy(args.path, args.policy)
         graph = trace(opened)
         data = as_onnx(graph) if args.onnx else as_torch(graph)
-    flag, file = ("--onnx", args.onnx) if args.onnx else ("--torch", args.torch)
     try:
-        write_whole(file.absolute(), data)  # "." has no name
+        write_whole(whole, data)
     except OSError as error:
         raise ConfigError(f"{flag}: cannot write to {file}: {error.strerror or error}") from None
     print(f"{file}: the policy of {opened.checkpoint}, for N observations")

@@ -1,9 +1,12 @@
 """The export door says what it wrote; what it cannot write is one line."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
+from examples.custom_model import MyTorso
 from impala_async.export import main
 from tests.library.test_loaded_policy import CASES, TEAM, begin
 
@@ -44,6 +47,21 @@ def test_a_member_of_a_team_is_exported(tmp_path, capsys):
     capsys.readouterr()
     assert main([str(folder.path), "--torch", str(file)]) == 2
     assert "policy: wants one of this team: main, other" in one_error(capsys)
+
+
+class Wanders(MyTorso):
+    def __init__(self, *args):
+        super().__init__(*args)
+        os.chdir("elsewhere")
+
+
+def test_it_writes_where_it_was_begun_though_a_torso_changes_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    folder, _ = begin(tmp_path, CASES["mlp"][0], {"name": f"{__name__}:Wanders"})
+    os.chdir(tmp_path)
+    assert main([str(folder.path), "--torch", "policy.pt2"]) == 0
+    assert (tmp_path / "policy.pt2").exists()
 
 
 def test_what_cannot_be_written_is_told(tmp_path, capsys, monkeypatch):
