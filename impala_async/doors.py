@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__, errors
 from impala_async.config.packaged import find_config, packaged_configs
-from impala_async.files import find_object
+from impala_async.files import FULL, find_object
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 from impala_async.user_code import one_line
@@ -50,7 +50,7 @@ REACHED = {
 POLL_S = 0.02
 MOST_SEEDS = 1000
 # The system has no more disk, open files or memory. ZeroMQ has errors of its own.
-SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+SCARCE = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from impala_async.doors import new_parser, run_door, start_told_of, typed_path
 from impala_async.envs.faults import tell_stderr
-from impala_async.errors import ConfigError
-from impala_async.files import write_whole
+from impala_async.files import unwritten, write_whole
 from impala_async.processes import leave
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def _export(args: argparse.Namespace) -> int:
     try:
         write_whole(whole, data)
     except OSError as error:
-        raise ConfigError(f"{flag}: cannot write to {file}: {error.strerror or error}") from None
+        raise unwritten(flag, file, error) from None
     print(f"{file}: the policy of {opened.checkpoint}, for N observations")
     for title, arrays in (("takes", graph.inputs), ("gives", graph.outputs)):
         for array in arrays:

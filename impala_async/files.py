@@ -17,6 +17,8 @@ from typing import Any
 from impala_async.errors import CheckpointError, ConfigError
 
 PUBLIC = 0o666
+# A disk that takes no more, or a limit: a later try may succeed.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_BYTES = 32 << 20
 # Last words are looked for in so much of a log's end: an environment may print without end.
 MOST_LAST_BYTES = 64 << 10
@@ -65,6 +67,14 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         where, why = error.filename or path, error.strerror or error
         raise ConfigError(f"--run-dir: cannot write to {where}: {why}") from None
+
+
+def unwritten(flag: str, path: Path, error: OSError) -> Exception:
+    """The error of a result that a flag says where to write; doors know those of a full disk."""
+    why = error.strerror or " ".join(str(error).split())
+    if error.errno in FULL:
+        return OSError(error.errno, why, str(path))
+    return ConfigError(f"{flag}: cannot write to {path}: {why}")
 
 
 def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:

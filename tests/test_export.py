@@ -1,6 +1,8 @@
 """The export door says what it wrote; what it cannot write is one line."""
 
+import errno
 import os
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -71,6 +73,10 @@ def test_what_cannot_be_written_is_told(tmp_path, capsys, monkeypatch):
     for file in (str(tmp_path / "no" / "x.pt2"), "."):
         assert main([str(folder.path), "--torch", file]) == 2
         assert f"--torch: cannot write to {file}: " in one_error(capsys)
+    file = str(tmp_path / "x.pt2")
+    with patch.object(os, "fsync", side_effect=OSError(errno.ENOSPC, "the disk is full")):
+        assert main([str(folder.path), "--torch", file]) == 75
+    assert one_error(capsys) == f"error: [Errno 28] the disk is full: '{file}'"
     monkeypatch.setattr("impala_async.library.exported.find_spec", lambda name: None)
     assert main([str(folder.path), "--onnx", str(tmp_path / "x.onnx")]) == 2
     assert "pip install 'impala-async[export]'" in one_error(capsys)

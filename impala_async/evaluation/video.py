@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from impala_async.envs.faults import Blame, tell_stderr
 from impala_async.errors import ConfigError, EnvError
+from impala_async.files import unwritten
 from impala_async.user_code import UserCode
 
 Frame = NDArray[np.uint8]
@@ -89,7 +90,7 @@ def check_film(path: Path) -> None:
 
 @contextmanager
 def film(path: Path, frames_per_s: float) -> Iterator[Film]:
-    """A film that is there when all of it is; ConfigError where it cannot be written."""
+    """A film that is there when all of it is; else `unwritten` tells why not."""
     partial = path.with_name(f".partial-{path.name}")
     opened = KINDS[path.suffix](partial, frames_per_s)
     try:
@@ -97,8 +98,7 @@ def film(path: Path, frames_per_s: float) -> Iterator[Film]:
         opened.close()
         partial.replace(path)
     except OSError as error:
-        why = error.strerror or " ".join(str(error).split())
-        raise ConfigError(f"--video: {path}: cannot be written: {why}") from None
+        raise unwritten("--video", path, error) from None
     finally:
         partial.unlink(missing_ok=True)
 

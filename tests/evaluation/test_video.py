@@ -1,5 +1,6 @@
 """Films of episodes: what is in them, and what is told where there can be none."""
 
+import errno
 import subprocess
 import sys
 
@@ -62,11 +63,25 @@ def test_a_film_that_fails_leaves_the_one_that_was_there(tmp_path):
     path.write_bytes(b"before")
     for failing, kind, says in (
         (lambda: frames_of(Drawn(picture=None), "Drawn")(), EnvError, "got NoneType"),
-        ((tmp_path / "none").read_bytes, ConfigError, "film.gif: cannot be written: No such file"),
+        (
+            (tmp_path / "none").read_bytes,
+            ConfigError,
+            r"--video: cannot write to .*film\.gif: No such file",
+        ),
     ):
         with pytest.raises(kind, match=says), film(path, 25.0) as opened:
             opened.add(failing())
     assert [(each, each.read_bytes()) for each in tmp_path.iterdir()] == [(path, b"before")]
+
+
+def test_a_disk_that_is_full_is_no_wrong_setting(tmp_path):
+    path = tmp_path / "film.gif"
+    path.with_name(".partial-film.gif").symlink_to("/dev/full")
+    full = pytest.raises(OSError, match="No space left on device: ")
+    with full as caught, film(path, 25.0) as opened:
+        opened.add(np.zeros((6, 8, 3), np.uint8))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_mp4_without_its_writer_is_told_how_to_get_it(tmp_path, monkeypatch):
