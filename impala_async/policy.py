@@ -57,16 +57,14 @@ class Policy:
         self, schema: Schema, model: ModelSection, *, seed: int, device: torch.device | str = "cpu"
     ) -> None:
         self.device = torch.device(device)
-        # Initialisation draws from the default CPU generator: lend it, seeded, then give it back.
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            self.model = ActorCritic(model, schema.inputs, schema.action).to(self.device)
+        self.obs_spec, self.action_spec = schema.inputs, schema.action
+        self._section, self._seed = model, seed
+        self.model = self._new_model()
         if self.model.state != schema.state:
             raise SpacesError(
                 f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
             )
         self.version = NO_VERSION
-        self.obs_spec, self.action_spec = schema.inputs, schema.action
         self._parts, self._legal = schema.action.parts, schema.action.legal
         self._input_names = [leaf.name for leaf in schema.inputs.leaves]
         self._state_names = [array.name for array in schema.state]
@@ -94,12 +92,26 @@ class Policy:
         normal = first.by_numpy() if isinstance(first, Normalizer) else None
         return by_numpy(self.model.policy_torso, self.model.policy_head, normal)
 
+    def _new_model(self) -> ActorCritic:
+        # Initialisation draws from the default CPU generator: lend it, seeded, then give it back.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(self._seed)
+            return ActorCritic(self._section, self.obs_spec, self.action_spec).to(self.device)
+
     def __getstate__(self) -> dict[str, Any]:
-        """Without the two that share the memory of the model: a copy has its own."""
-        return {**vars(self), "tensors": (), "_quick": self._quick is not None}
+        """By value: to hand tensors to another process torch moves them to memory that both share,
+        and frees the one over which this acts by numpy."""
+        kept = {key: value for key, value in vars(self).items() if key not in ("model", "tensors")}
+        weights = {name: each.numpy(force=True) for name, each in self.named_tensors().items()}
+        more = {"_quick": self._quick is not None, "weights": weights}
+        return {**kept, **more, "precision": self.model.precision}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        weights, precision = state.pop("weights"), state.pop("precision")
         vars(self).update(state)
+        self.model = self._new_model()
+        self.compute_in(precision)
+        self.load_tensors({name: torch.from_numpy(each) for name, each in weights.items()})
         self.tensors = tuple(self.named_tensors().values())
         self._quick = self._by_numpy() if state["_quick"] else None
 

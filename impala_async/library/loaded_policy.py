@@ -70,6 +70,15 @@ class LoadedPolicy:
         self._state = {spec.name: spec for spec in (*opened.schema.state, *named)}
         self._rows = ObsRows(opened.spaces.leaves, 1)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """The tensor that torch makes of a generator is gone before another process opens it."""
+        return {**vars(self), "_generator": self._generator.get_state().numpy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._generator = torch.Generator(self._policy.device)
+        self._generator.set_state(torch.from_numpy(state["_generator"]))
+
     def act(
         self,
         obs: Any,

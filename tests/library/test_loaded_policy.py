@@ -1,6 +1,7 @@
 """A loaded policy does with raw observations what the checkpoint's own does in `evaluate`."""
 
 import copy
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -211,6 +212,27 @@ def test_a_copy_goes_on_as_its_original_does(tmp_path, case):
             acted = other.act(obs, is_greedy=False)
             assert flat(acted.action) == flat(first.action)
             assert acted.log_prob == first.log_prob
+
+
+def act_elsewhere(policy, obs, answers):
+    answers.put(policy.act(obs, is_greedy=False).log_prob)
+
+
+def test_a_process_that_is_handed_a_policy_acts_as_it_does_and_leaves_it_as_it_was(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["mlp"])
+    policy, twin = load_policy(folder.path), load_policy(folder.path)
+    obs, spawn = policy.observation_space.sample(), multiprocessing.get_context("spawn")
+    answers = spawn.SimpleQueue()
+    process = spawn.Process(target=act_elsewhere, args=(policy, obs, answers))
+    process.start()
+    process.join()
+    wanted = twin.act(obs, is_greedy=False)
+    assert process.exitcode == 0
+    assert answers.get() == wanted.log_prob
+    # Memory that torch has freed would have other content by now.
+    others = [np.full(size, 7, np.float32) for size in (2, 64, 128, 256, 4096) for _ in range(300)]
+    assert policy.act(obs, is_greedy=False) == wanted
+    del others
 
 
 def test_a_copied_policy_takes_over_weights(tmp_path):
