@@ -44,7 +44,7 @@ class LearnerSection(Section):
     """auto, cpu, cuda or cuda:N."""
     threads: int = Field(1, ge=1, le=1024)
     """torch threads of the learner."""
-    batch_columns: int = Field(16, ge=1, le=MAX_COLUMNS)
+    batch_columns: int = Field(64, ge=1, le=MAX_COLUMNS)
     """B: trajectories per batch; in lockstep all actors'."""
     num_passes: NumPasses = 1
     """How often each batch is used. Not set: 8 in ppo and appo, else 1. auto: while nothing new

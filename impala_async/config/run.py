@@ -55,7 +55,7 @@ ONLY_WHERE = {
 class TrajectorySection(Section):
     """The unit that actors send."""
 
-    rows: int = Field(64, ge=1, le=65535)
+    rows: int = Field(16, ge=1, le=65535)
     """T: env steps per trajectory."""
 
 

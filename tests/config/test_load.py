@@ -142,8 +142,8 @@ def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):
     ]
     written(path, config | {"learner": {}})
     # Two settings that do not go together may be of either.
-    (line,) = mistakes(path, "actor.num_envs=17")
-    assert line.startswith(f"--set and {path}: learner.batch_columns (16) must")
+    (line,) = mistakes(path, "actor.num_envs=65")
+    assert line.startswith(f"--set and {path}: learner.batch_columns (64) must")
     for text in ("", "[]", "{}", '{"config": 3}', '{"config": {}, "decided": [1]}', "env.id = 'X'"):
         path.write_text(text)
         assert mistakes(path) == [f"{path}: is not the config.json of a run"]

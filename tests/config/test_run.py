@@ -25,7 +25,12 @@ def test_a_bound_between_keys():
         ("learner.max_lag", 8, passes, f"{PARTS} = 8"),
         ("learner.max_lag", 20, f"{PPO} {PARTS}=4 learner.num_passes=6", f"{PARTS} = 20"),
         ("learner.max_lag", 9, "learner.publish_every_updates=9", "(9) must not exceed max_lag"),
-        ("learner.batch_columns", 16, "actor.num_envs=16", "be at least actor.num_envs (16): an"),
+        (
+            "learner.batch_columns",
+            16,
+            f"actor.num_envs=16 {PARTS}=1",
+            "be at least actor.num_envs (16): an",
+        ),
         ("learner.batch_columns", 6, f"{PPO} actor.num_envs=2 {PARTS}=6", f"{PARTS} (6) must not"),
         ("learner.num_passes", 3, "learner.init_num_passes=3", "exceed learner.num_passes (2)"),
         ("learner.num_passes", 9, "learner.init_num_passes=9", "exceed learner.num_passes (8)"),
@@ -106,13 +111,13 @@ def test_a_batch_has_the_columns_of_all_agents_once_they_are_known():
     def broken(agents, settings=""):
         return list(config_of(settings).broken_columns(agents))
 
-    (line,) = broken(3)
-    assert "learner.batch_columns (16) must be at least actor.num_envs * 3 agents (24)" in line
+    (line,) = broken(9)
+    assert "learner.batch_columns (64) must be at least actor.num_envs * 9 agents (72)" in line
     (line,) = broken(3, LOCKSTEP)
     assert "(16) must be train.num_actors * actor.num_envs * 3 agents (48)" in line
     (line,) = broken(1, f"{LOCKSTEP} learner.batch_columns=32")
     assert "(32) must be train.num_actors * actor.num_envs (16)" in line
-    assert broken(1) == broken(2) == broken(1, LOCKSTEP) == []
+    assert broken(1) == broken(8) == broken(1, LOCKSTEP) == []
     assert broken(3, f"{LOCKSTEP} learner.batch_columns=48") == []
 
 
@@ -259,18 +264,18 @@ def test_passes_that_a2c_cannot_correct_are_warned_of():
 
 def test_passes_and_parts_follow_from_others_unless_they_are_given():
     for settings, passes, parts in (
-        ("", 8, 4),
-        ("algorithm.name=impala", 1, 4),
-        ("algorithm.name=appo", 8, 4),
-        ("algorithm.name=a2c", 1, 4),
-        ("algorithm.name=a.b:C", 1, 4),
-        # A part has about 256 rows, in whole columns.
-        ("trajectory.rows=20", 8, 1),
-        ("trajectory.rows=50", 8, 3),
-        ("trajectory.rows=1000", 8, 16),
+        ("", 8, 16),
+        ("algorithm.name=impala", 1, 16),
+        ("algorithm.name=appo", 8, 16),
+        ("algorithm.name=a2c", 1, 16),
+        ("algorithm.name=a.b:C", 1, 16),
+        # A part has about 64 rows, in whole columns.
+        ("trajectory.rows=20 learner.batch_columns=8", 8, 2),
+        ("trajectory.rows=50 learner.batch_columns=16", 8, 12),
+        ("trajectory.rows=1000 learner.batch_columns=16", 8, 16),
         ("learner.batch_columns=256 actor.num_envs=128", 8, 31),
         ("learner.batch_columns=4096 learner.queue_size=9", 8, 11),
-        (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=4", 8, 1),
+        (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=6", 8, 1),
         # Within what a small max_lag allows.
         ("learner.max_lag=96", 8, 3),
         ("learner.max_lag=23", 5, 1),
