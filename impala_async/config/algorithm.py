@@ -30,8 +30,9 @@ ALGORITHM_KEYS = {
 """The rows of `ONLY_WHERE` in config/run.py that are about this section."""
 USUAL_PASSES = {"ppo": 8, "appo": 8}
 """So often is a batch used where nobody says how often: a clip bounds what that can do."""
-USUAL_PART_ROWS = 64
-"""About so many rows has a minibatch where nobody says how many there are."""
+USUAL_PART_ROWS = {"a2c": 256}
+"""About so many rows has a minibatch where nobody says how many there are, and 64 in others: A2C
+neither bounds a step nor corrects for those before it."""
 
 
 def _check_clip(value: Any) -> Any:
@@ -98,8 +99,8 @@ class AlgorithmSection(Section):
     clip: float = Field(0.2, gt=0)
     """ppo, appo: how far from 1 a ratio of policies is followed."""
     num_minibatches: int = Field(1, ge=1)
-    """Parts of a batch, of whole columns; each is an update. Not set: of about 64 rows, or of more
-    if there would be too many."""
+    """Parts of a batch, of whole columns; each is an update. Not set: of about 64 rows, in a2c 256,
+    or of more if there would be too many."""
     is_clip: float = Field(2.0, gt=0)
     """appo: bar on the ratio of the acting to the target policy."""
     tau: float = Field(1.0, gt=0, le=1)

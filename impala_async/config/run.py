@@ -151,7 +151,8 @@ class RunConfig(Section):
         columns, parts = learner.batch_columns, self.algorithm.num_minibatches
         if "num_minibatches" not in self.algorithm.model_fields_set:
             bound = most // (learner.most_passes if is_given else usual)
-            parts = max(1, min(columns, columns * self.trajectory.rows // USUAL_PART_ROWS, bound))
+            part_rows = USUAL_PART_ROWS.get(self.algorithm.name, 64)
+            parts = max(1, min(columns, columns * self.trajectory.rows // part_rows, bound))
         self._decide("algorithm", num_minibatches=parts)
         self._decide("learner", num_passes=max(1, min(usual, most // parts)))
 

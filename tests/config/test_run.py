@@ -267,7 +267,7 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         ("", 8, 16),
         ("algorithm.name=impala", 1, 16),
         ("algorithm.name=appo", 8, 16),
-        ("algorithm.name=a2c", 1, 16),
+        ("algorithm.name=a2c", 1, 4),
         ("algorithm.name=a.b:C", 1, 16),
         # A part has about 64 rows, in whole columns.
         ("trajectory.rows=20 learner.batch_columns=8", 8, 2),
