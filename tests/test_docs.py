@@ -26,7 +26,14 @@ from tests.wire.example import example_text
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "impala_async"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("configs/*.md"),
+        *ROOT.glob("bench/*.md"),
+    ]
+)
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
 REWRITE = "run `python tests/test_docs.py`"
 
