@@ -28,11 +28,6 @@ ALGORITHM_KEYS = {
     ("algorithm.optimizer", "adamw"): "algorithm.optimizer_options.weight_decay",
 }
 """The rows of `ONLY_WHERE` in config/run.py that are about this section."""
-USUAL_PASSES = {"ppo": 8, "appo": 8}
-"""So often is a batch used where nobody says how often: a clip bounds what that can do."""
-USUAL_PART_ROWS = {"a2c": 256}
-"""About so many rows has a minibatch where nobody says how many there are, and 64 in others: A2C
-neither bounds a step nor corrects for those before it."""
 
 
 def _check_clip(value: Any) -> Any:
@@ -157,6 +152,17 @@ class AlgorithmSection(Section):
     def has_clip(self) -> bool:
         """Whether a clip of the ratio of policies bounds what several passes can do."""
         return self.name not in ("impala", "a2c")
+
+    @property
+    def usual_passes(self) -> int:
+        """How often a batch is used where nobody says it: a clip bounds what several passes do."""
+        return 8 if self.name in ("ppo", "appo") else 1
+
+    @property
+    def usual_part_rows(self) -> int:
+        """The rows of a minibatch, about, where nobody says how many minibatches there are."""
+        # A2C neither bounds a step nor corrects for those before it.
+        return 256 if self.name == "a2c" else 64
 
     @property
     def _is_like_ppo(self) -> bool:

@@ -10,13 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from impala_async.config.actor import MAX_COLUMNS, ActorSection
-from impala_async.config.algorithm import (
-    ALGORITHM_KEYS,
-    ALGORITHMS,
-    USUAL_PART_ROWS,
-    USUAL_PASSES,
-    AlgorithmSection,
-)
+from impala_async.config.algorithm import ALGORITHM_KEYS, ALGORITHMS, AlgorithmSection
 from impala_async.config.env import EnvSection
 from impala_async.config.evaluate import EvaluateSection
 from impala_async.config.learner import BindSection, LearnerSection
@@ -144,15 +138,15 @@ class RunConfig(Section):
             self.__dict__["learner"] = self.learner.model_copy(update={"queue_size": 1})
             self.learner.model_fields_set.discard("queue_size")
             self._decide("learner", batch_columns=self.train.num_actors * self.actor.least_envs)
-        learner, usual = self.learner, USUAL_PASSES.get(self.algorithm.name, 1)
+        learner, usual = self.learner, self.algorithm.usual_passes
         is_given = "num_passes" in learner.model_fields_set and learner.num_passes != "auto"
         # Where they would make trajectories too old, there are fewer.
         most = MANY if self.pace.is_lockstep else learner.max_lag // self._batches_under_way
         columns, parts = learner.batch_columns, self.algorithm.num_minibatches
         if "num_minibatches" not in self.algorithm.model_fields_set:
             bound = most // (learner.most_passes if is_given else usual)
-            part_rows = USUAL_PART_ROWS.get(self.algorithm.name, 64)
-            parts = max(1, min(columns, columns * self.trajectory.rows // part_rows, bound))
+            rows = columns * self.trajectory.rows
+            parts = max(1, min(columns, rows // self.algorithm.usual_part_rows, bound))
         self._decide("algorithm", num_minibatches=parts)
         self._decide("learner", num_passes=max(1, min(usual, most // parts)))
 
