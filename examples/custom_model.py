@@ -52,7 +52,6 @@ class MyTorso(nn.Module):
 SETTINGS = (
     "env.id=CartPole-v1",
     "model.name=examples.custom_model:MyTorso",
-    "algorithm.lr=1e-3",
     "stop.mean_return=100",
     "stop.env_steps=400_000",
 )
