@@ -141,7 +141,7 @@ class RunConfig(Section):
         learner, usual = self.learner, self.algorithm.usual_passes
         is_given = "num_passes" in learner.model_fields_set and learner.num_passes != "auto"
         # Where they would make trajectories too old, there are fewer.
-        most = MANY if self.pace.is_lockstep else learner.max_lag // self._batches_under_way
+        most = MANY if self.pace.is_lockstep else learner.max_lag // self._most_batches_old
         columns, parts = learner.batch_columns, self.algorithm.num_minibatches
         if "num_minibatches" not in self.algorithm.model_fields_set:
             bound = most // (learner.most_passes if is_given else usual)
@@ -154,6 +154,12 @@ class RunConfig(Section):
     def _batches_under_way(self) -> int:
         """Those between acting and training when every queue is full (one of them granted)."""
         return self.learner.queue_size + self.learner.minibatch_buffer_size + 1
+
+    @property
+    def _most_batches_old(self) -> int:
+        """How many a trajectory may be by its last pass: one more can wait at its actor, and its
+        own batch counts."""
+        return self._batches_under_way + 2
 
     def _decide(self, section: str, **values: int) -> None:
         """Set keys of a section that nobody has set; they stay among those."""
@@ -297,7 +303,7 @@ class RunConfig(Section):
                 )
         elif lag > SAFE_LAG:
             yield f"{old} V-trace holds to about {SAFE_LAG}: lower {fix}"
-        updates = self._batches_under_way * learner.least_passes * algorithm.num_minibatches
+        updates = self._most_batches_old * learner.least_passes * algorithm.num_minibatches
         if updates > learner.max_lag and not pace.is_lockstep:
             yield (
                 f"a trajectory may be {updates} updates old when it is trained on, and is dropped "

@@ -233,13 +233,13 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
         (f"{impala} {LAGGED} {FIVE}", "10 passes", of_passes),
         (f"{LAGGED} {FIVE} algorithm.name=appo", "", None),
         # Some of these would be too old for their last passes.
-        (f"{FIVE} {PARTS}=4 learner.max_lag=80", "", None),
+        (f"{FIVE} {PARTS}=4 learner.max_lag=120", "", None),
         (
-            f"{FIVE} {PARTS}=4 learner.max_lag=79",
-            "80 updates",
-            "over learner.max_lag (79): raise that",
+            f"{FIVE} {PARTS}=4 learner.max_lag=119",
+            "120 updates",
+            "over learner.max_lag (119): raise that",
         ),
-        (f"learner.num_passes=auto {PARTS}=4 learner.max_lag=16", "", None),
+        (f"learner.num_passes=auto {PARTS}=4 learner.max_lag=24", "", None),
     ):
         warnings = config_of(settings).warnings()
         assert len(warnings) == (says is not None), settings
@@ -273,16 +273,16 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         ("trajectory.rows=20 learner.batch_columns=8", 8, 2),
         ("trajectory.rows=50 learner.batch_columns=16", 8, 12),
         ("trajectory.rows=1000 learner.batch_columns=16", 8, 16),
-        ("learner.batch_columns=256 actor.num_envs=128", 8, 31),
-        ("learner.batch_columns=4096 learner.queue_size=9", 8, 11),
+        ("learner.batch_columns=256 actor.num_envs=128", 8, 20),
+        ("learner.batch_columns=4096 learner.queue_size=9", 8, 9),
         (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=6", 8, 1),
         # Within what a small max_lag allows.
-        ("learner.max_lag=96", 8, 3),
-        ("learner.max_lag=23", 5, 1),
-        ("learner.max_lag=3", 1, 1),
-        ("learner.max_lag=80 learner.num_passes=5", 5, 4),
-        ("learner.max_lag=79 learner.num_passes=5", 5, 3),
-        ("learner.num_passes=64 learner.batch_columns=64", 64, 3),
+        ("learner.max_lag=144", 8, 3),
+        ("learner.max_lag=35", 5, 1),
+        ("learner.max_lag=5", 1, 1),
+        ("learner.max_lag=120 learner.num_passes=5", 5, 4),
+        ("learner.max_lag=119 learner.num_passes=5", 5, 3),
+        ("learner.num_passes=64 learner.batch_columns=64", 64, 2),
         (f"learner.num_passes=3 {PARTS}=2 learner.max_lag=5", 3, 2),
     ):
         config = config_of(settings)
