@@ -119,7 +119,8 @@ class AgentEnvs(OwnEnvs):
                 if world.playing:
                     self._step_world(world, adapted)
                 else:
-                    self._reset_env(index, None)
+                    with self._resetting:
+                        self._reset_env(index, None)
             self._rows.check_choices(self._rows.arrays)
         return self._result
 

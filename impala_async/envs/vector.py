@@ -117,7 +117,8 @@ class SerialEnvs(OwnEnvs):
             for column, action in enumerate(self.spaces.each(actions)):
                 place[0] = first + column
                 if is_over[column]:
-                    self._reset_env(column, None)
+                    with self._resetting:
+                        self._reset_env(column, None)
                     continue
                 shown, reward, terminated, truncated, _ = self._envs[column].step(action)
                 rewards[column] = as_numbers(reward, "reward", FLOAT)

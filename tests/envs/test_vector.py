@@ -130,6 +130,20 @@ def test_the_environment_of_a_call_is_known_by_its_number():
         assert seen == [5, 6, 7, 5, 6, 7]
 
 
+def test_a_reset_between_two_episodes_is_a_reset():
+    def note(obs, *_):
+        seen.append(RUNNING.call[0].where)
+        return obs
+
+    single = gym.wrappers.TransformObservation(Counting(1), note, None)
+    for envs in (SerialEnvs([single]), AgentEnvs([Lives(lengths=(1,), change=note)])):
+        seen = []
+        envs.reset(0)
+        envs.step(acts(0))
+        envs.step(acts(0))
+        assert seen == ["in reset", "in step", "in reset"]
+
+
 def test_what_an_environment_raises_is_an_env_error_and_so_is_what_its_close_does():
     class Faulty(Failing):
         def _first(self):
