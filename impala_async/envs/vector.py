@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from impala_async.config.env import EnvSection
 from impala_async.envs.batch import BOOL, FLOAT, Actions, EnvBatch, Obs, ObsRows, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
-from impala_async.envs.spaces import Spaces
+from impala_async.envs.spaces import Spaces, short
 from impala_async.errors import EnvError
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
@@ -61,7 +61,14 @@ class OwnEnvs:
         self._stepping = Blame(whose, "in step", num_envs)
         self._resetting = Blame(whose, "in reset", num_envs)
         with Blame(self.name, "to say what its spaces are"):
-            observation_space, action_space = spaces_of(envs[0])
+            (observation_space, action_space), *others = map(spaces_of, envs)
+        for number, (_, other) in enumerate(others, 1):
+            # The actions of all are made for one space. What is shown is looked at when it is.
+            if other != action_space:
+                raise EnvError(
+                    f"{self.name}: the action space of environment {number} is {short(other)}, and "
+                    f"that of environment 0 is {short(action_space)}: they must be alike"
+                )
         self.spaces = Spaces(observation_space, action_space, section)
         self.obs_spec, self.action_spec = self.spaces.obs_spec, self.spaces.action_spec
         self._rows = ObsRows(self.spaces.leaves, num_columns)

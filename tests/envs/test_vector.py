@@ -130,6 +130,17 @@ def test_the_environment_of_a_call_is_known_by_its_number():
         assert seen == [5, 6, 7, 5, 6, 7]
 
 
+def test_environments_whose_actions_differ_are_no_batch():
+    three = gym.wrappers.TransformAction(Counting(), int, Discrete(3))
+    says = r"environment 1 is Discrete\(3\), and that of environment 0 is Discrete\(2\)"
+    for batch, envs in (
+        (SerialEnvs, [Counting(), three]),
+        (AgentEnvs, [Lives(), Lives(space=Discrete(3))]),
+    ):
+        with pytest.raises(EnvError, match=says):
+            batch(envs)
+
+
 def test_a_reset_between_two_episodes_is_a_reset():
     def note(obs, *_):
         seen.append(RUNNING.call[0].where)
