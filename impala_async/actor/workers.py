@@ -57,6 +57,7 @@ class Worker:
         self._num_envs, self._first_env = order["num_envs"], order["first_env"]
         self._look_up = look_up
         self.place = RUNNING.place
+        self._told: EnvError | None = None
         self._lifeline = Lifeline()
         theirs, self.commands = os.pipe()
         self._replies, replies = os.pipe()
@@ -153,11 +154,13 @@ class Worker:
             told = env_worker.read_json(self._replies)
         except EOFError:
             return EnvError(f"{self} was killed while it told of a fault", is_death=True)
-        error = EnvError(told["error"])
-        error.__cause__ = RuntimeError(f"in an env worker\n{told['traceback']}")
-        return error
+        self._told = EnvError(told["error"])
+        self._told.__cause__ = RuntimeError(f"in an env worker\n{told['traceback']}")
+        return self._told
 
     def _death(self) -> EnvError:
+        if self._told is not None:
+            return self._told  # it has ended as it said, to somebody who asks again
         # Who ends this actor may have ended its workers in the same breath.
         self._look_up()
         try:

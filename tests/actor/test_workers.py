@@ -58,6 +58,10 @@ def test_an_environment_that_raises_is_named_and_where():
         envs.step(STILL)
     assert "\n" not in str(error.value)
     assert "probes.py" in str(error.value.__cause__)
+    # So it is for who goes on with them, as an actor does that only measured them.
+    with pytest.raises(EnvError) as again:
+        envs.reset(0)
+    assert again.value is error.value
     # The other worker's is no news.
     with pytest.raises(EnvError, match="Failing failed in step"):
         envs.close()
