@@ -18,6 +18,7 @@ from gymnasium.vector import VectorEnv
 from impala_async import user_code
 from impala_async.envs.faults import Blame
 from impala_async.errors import EnvError
+from impala_async.processes import signals_kept
 
 # As its games were named before they had a namespace, or are without it.
 ATARI = re.compile(r"([A-Z]\w+?)(NoFrameskip-v\d|Deterministic-v\d|-v[45])")
@@ -79,6 +80,7 @@ def makes_vectors(found: str | Factory) -> bool:
         return False
 
 
+@signals_kept()
 def _import(env_id: str, name: str) -> ModuleType:
     with Blame(env_id, "to be imported"):
         return user_code.import_module(env_id, name, EnvError)

@@ -19,6 +19,7 @@ from impala_async.envs.batch import BOOL, FLOAT, Actions, EnvBatch, Obs, ObsRows
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
 from impala_async.envs.spaces import Spaces, short
 from impala_async.errors import EnvError
+from impala_async.processes import signals_kept
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
@@ -79,6 +80,7 @@ class OwnEnvs:
             truncated=np.zeros(num_columns, np.bool_),
         )
 
+    @signals_kept()
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         """Environment i gets the seed that SyncVectorEnv would give it."""
         first_seed = self._first_seed(seed, first_env)
@@ -166,6 +168,7 @@ class VectorEnvs(OwnEnvs):
         self._idle: NDArray[np.bool_] | None = None
         """Those that the next step only resets."""
 
+    @signals_kept()
     def reset(self, seed: int, first_env: int = 0) -> Obs:
         RUNNING.place[0] = 0
         first_seed = self._first_seed(seed, first_env)

@@ -3,6 +3,7 @@
 import logging
 import re
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -144,18 +145,39 @@ def test_one_environment_is_not_stepped_in_two_columns(module):
         assert f"{MODULE}:only made one environment twice: wants a new" in fails(each)
 
 
+def take_ctrl_c():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 class TakesCtrlC(Counting):
     """Takes a signal for itself, as simulators do."""
 
     def __init__(self):
         super().__init__()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        take_ctrl_c()
+
+    def reset(self, **kwargs):
+        take_ctrl_c()
+        return super().reset(**kwargs)
 
 
-def test_an_environment_keeps_no_signal_from_the_process_that_makes_it():
+class TakersOfCtrlC(SyncVectorEnv):
+    def __init__(self, num_envs):
+        super().__init__([TakesCtrlC] * num_envs)
+
+
+def test_an_environment_keeps_no_signal_from_the_process_that_has_it(tmp_path, monkeypatch):
+    taking = f"from {HERE} import *\ntake_ctrl_c()\n"
+    (tmp_path / "takes_when_imported.py").write_text(taking)
+    monkeypatch.syspath_prepend(tmp_path)
     before = signal.getsignal(signal.SIGINT)
-    build_envs("serial", section(f"{HERE}:TakesCtrlC"), 1)
-    assert signal.getsignal(signal.SIGINT) == before
+    for sampler in ("serial", "vector", "auto"):
+        name = "TakersOfCtrlC" if sampler == "vector" else "TakesCtrlC"
+        envs = build_envs(sampler, section(f"takes_when_imported:{name}"), 1)
+        assert signal.getsignal(signal.SIGINT) == before
+        envs.reset(0)
+        assert signal.getsignal(signal.SIGINT) == before
+        del sys.modules["takes_when_imported"]
 
 
 class ClosingVector(SyncVectorEnv):
