@@ -8,7 +8,12 @@ from pydantic import Field
 
 from impala_async.config.section import MOST_S, Kwargs, Named, Section, unknown_name
 
-REPEAT_ACTION = "gymnasium.wrappers:RepeatAction"
+REPEATERS = {
+    "gymnasium.wrappers:RepeatAction": ("num_repeats", 1),
+    "gymnasium.wrappers:MaxAndSkipObservation": ("skip", 4),
+    "gymnasium.wrappers:AtariPreprocessing": ("frame_skip", 4),
+}
+"""Wrappers that take each action several times: the argument that says how often, its default."""
 
 
 class EnvSection(Section):
@@ -50,7 +55,8 @@ class EnvSection(Section):
         """Frames of the environment that an env step takes: more than one in ALE's games, and where
         a wrapper repeats actions. A skip that is drawn anew for every step counts as 1.
         """
-        repeats = [w.kwargs.get("num_repeats") for w in self.wrappers if w.name == REPEAT_ACTION]
+        around = [(wrapper, *REPEATERS.get(wrapper.name, ("", 1))) for wrapper in self.wrappers]
+        repeats = [wrapper.kwargs.get(key, usual) for wrapper, key, usual in around]
         return self._frame_skip * math.prod(each for each in repeats if isinstance(each, int))
 
     @property

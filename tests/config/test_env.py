@@ -4,6 +4,7 @@ from impala_async.config.section import Named
 from tests.config.made import mistake
 
 REPEATED = {"name": "gymnasium.wrappers:RepeatAction", "kwargs": {"num_repeats": 3}}
+PREPROCESSED = {"name": "gymnasium.wrappers:AtariPreprocessing", "kwargs": {"frame_skip": 2}}
 
 
 def test_a_wrapper_is_a_name_or_a_table():
@@ -27,5 +28,7 @@ def test_frames_per_step_follow_the_frame_skip():
         ("ale_py:PongNoFrameskip-v4", {"preprocess": "off"}, 1),
         ("CartPole-v1", {"wrappers": ["a.b:C", REPEATED]}, 3),
         ("ALE/Pong-v5", {"wrappers": [REPEATED]}, 12),
+        ("CartPole-v1", {"wrappers": ["gymnasium.wrappers:MaxAndSkipObservation"]}, 4),
+        ("ALE/Pong-v5", {"kwargs": {"frameskip": 1}, "wrappers": [PREPROCESSED]}, 2),
     ):
         assert EnvSection(id=env_id, **settings).frames_per_step == frames
