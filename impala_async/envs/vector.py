@@ -23,6 +23,8 @@ from impala_async.processes import signals_kept
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
 
 SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+# Where infos have them; the second is gymnasium's name of old.
+FINAL_OBS = {"final_obs", "final_observation"}
 LAST_ACTION = "last_action"
 LAST_REWARD = "last_reward"
 
@@ -200,6 +202,12 @@ class VectorEnvs(OwnEnvs):
         if np.count_nonzero(is_over):
             if self.autoreset is AutoresetMode.SAME_STEP:
                 final_obs = self._read_final_obs(infos, is_over)
+            elif isinstance(infos, Mapping) and not FINAL_OBS.isdisjoint(infos):
+                raise EnvError(
+                    f"{self.name} says {AutoresetMode.NEXT_STEP}, but gives final observations "
+                    f"beside the reset ones, as {AutoresetMode.SAME_STEP} does: set "
+                    "metadata['autoreset_mode'] to that"
+                )
             else:
                 self._idle = is_over
         return Step(flat_obs, own_rewards, terminated, truncated, final_obs, idle)

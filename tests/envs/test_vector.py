@@ -277,6 +277,22 @@ def test_same_step_without_final_observations_is_refused():
             envs.step(acts(0, 0))
 
 
+@pytest.mark.parametrize("key", ["final_obs", "final_observation"])
+def test_next_step_with_final_observations_is_refused(key):
+    class Mistaken(SyncVectorEnv):
+        def step(self, actions):
+            *step, infos = super().step(actions)
+            return *step, {key: infos["final_obs"]} if "final_obs" in infos else {}
+
+    vector = Mistaken([lambda: Counting(2)], autoreset_mode=Mode.SAME_STEP)
+    vector.metadata = {"autoreset_mode": Mode.NEXT_STEP}
+    envs = VectorEnvs(vector)
+    envs.reset(0)
+    envs.step(acts(0))
+    with pytest.raises(EnvError, match=r"says AutoresetMode.NEXT_STEP, but .*SAME_STEP does: set"):
+        envs.step(acts(0))
+
+
 def test_an_end_on_the_step_that_must_only_reset_is_refused():
     class Ending(CountingVector):
         def step(self, actions):
