@@ -228,7 +228,10 @@ class Watch:
 
     def _arm(self) -> None:
         limit_s = self._limit_s
-        if limit_s is not None:
+        if limit_s is None:
+            # An actor that serves one run after another may have had a limit.
+            faulthandler.cancel_dump_traceback_later()
+        else:
             faulthandler.dump_traceback_later(limit_s + LOCK_GRACE_S, exit=True, file=STDERR)
 
 

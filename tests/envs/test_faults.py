@@ -323,3 +323,20 @@ def test_a_process_whose_environment_hangs_ends_with_its_stack(lock, code):
     if lock == "free":
         said = "error: one of environments 0 to 3 of actor 2 (Some-v1) has been in step for 0 s"
         assert ended.stderr.splitlines()[-1].startswith(said)
+
+
+LIFTED = """
+import time
+from impala_async.envs import faults
+
+faults.LOOK_EVERY_S, faults.LOCK_GRACE_S = 0.05, 0.3
+watch = faults.Watch(print).start()
+watch.limit(0.1)
+watch.limit(None)
+time.sleep(1)
+"""
+
+
+def test_a_limit_that_is_lifted_ends_nobody():
+    ended = subprocess.run([sys.executable, "-c", LIFTED], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, b"")
