@@ -19,6 +19,7 @@ import zmq
 from impala_async import __version__, doors, errors, processes
 from impala_async.__main__ import DOORS
 from impala_async.actor import __main__ as actor_door
+from impala_async.actor.client import NewRun
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError, RunOver, UnreachableError
@@ -408,6 +409,32 @@ def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loade
     assert actor_door.main(["--learner", str(tmp_path)]) == 0
     assert all(done[::2])
     assert done[1::2] == [(url, (-1, 0), b""), (url, (7, 2), b""), (url, (-1, 0), b"\xab" * 16)]
+
+
+def test_an_actor_imports_all_anew_for_another_run(monkeypatch, tmp_path):
+    """Its code may be another by now. It lies where the actor was started."""
+    begun = []
+
+    class FakeService:
+        def __init__(self, url, **more):
+            pass
+
+        def run(self):
+            os.chdir("/")
+            raise NewRun
+
+    def begin(program, command):
+        begun.append((program, command, Path.cwd()))
+        raise SystemExit  # no program goes on behind it
+
+    monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
+    monkeypatch.setattr(os, "execv", begin)
+    monkeypatch.chdir(tmp_path)
+    flags = ["--learner", "tcp://127.0.0.1:9", "--connect-s", "inf"]
+    with pytest.raises(SystemExit):
+        actor_door.main(flags)
+    command = [sys.executable, "-m", "impala_async.actor", *flags]
+    assert begun == [(sys.executable, command, tmp_path)]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -4,13 +4,18 @@ Runs on: main thread
 """
 
 import argparse
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from impala_async import doors, processes
 from impala_async.errors import CheckpointError, ConfigError
+from impala_async.output import flush_output
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,11 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     # `train` counts its actors, and how often it has started each before.
     parser.add_argument("--start", type=int, nargs=2, default=(-1, 0), help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    return doors.run_door(lambda: _serve(args))
+    flags = sys.argv[1:] if argv is None else argv
+    args = parser.parse_args(flags)
+    return doors.run_door(lambda: _serve(args, flags))
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace, flags: Sequence[str]) -> int:
+    here = os.getcwd()
     doors.check_learner(args.learner)
     if args.num_envs is not None and args.num_envs < 1:
         raise ConfigError(f"--num-envs: wants a whole number from 1 up, got {args.num_envs}")
@@ -55,6 +62,7 @@ def _serve(args: argparse.Namespace) -> int:
     # Read when numpy is imported: the sums of an actor are small, and threads only slow them down.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with doors.start_told_of("torch is loaded"):
+        from impala_async.actor.client import NewRun
         from impala_async.actor.service import ActorService
         from impala_async.runs.folder import RunFolder
 
@@ -62,13 +70,20 @@ def _serve(args: argparse.Namespace) -> int:
     # The folder of somebody else may be read but for its settings.
     with suppress(CheckpointError):
         run_id = RunFolder(Path(args.learner)).run_id if url != args.learner else b""
-    return ActorService(
-        url,
-        num_envs=args.num_envs,
-        connect_s=args.connect_s,
-        start=tuple(args.start),
-        run_id=run_id,
-    ).run()
+    try:
+        return ActorService(
+            url,
+            num_envs=args.num_envs,
+            connect_s=args.connect_s,
+            start=tuple(args.start),
+            run_id=run_id,
+        ).run()
+    except NewRun:
+        logger.info("another run is at this address now: starting anew, with the code as it is now")
+    flush_output()
+    # An environment may have changed the current folder, where its module lies.
+    os.chdir(here)
+    os.execv(sys.executable, [sys.executable, "-m", "impala_async.actor", *flags])
 
 
 if __name__ == "__main__":

@@ -53,7 +53,11 @@ class RunFinished(Exception):
 
 
 class NewRun(Exception):
-    """Another run, or this one with other settings, is at this address: build everything anew."""
+    """Another run is at this address: nothing that was imported or built here is its."""
+
+
+class NewSettings(Exception):
+    """This run goes on with other settings: build everything anew."""
 
 
 def is_compressed(choice: Literal["auto", "on", "off"], data_url: str) -> bool:
@@ -367,5 +371,5 @@ class Client:
             self._data = Dealer(self._context, self._url)
             if self.connect() != built_for:
                 self.side.begin_anew()
-                raise NewRun
+                raise NewSettings
             is_open = self._open_session()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from impala_async import errors
-from impala_async.actor.client import POLL_S, Client, NewRun, RunFinished
+from impala_async.actor.client import POLL_S, Client, NewRun, NewSettings, RunFinished
 from impala_async.actor.sampler import Sampler, sampler_for
 from impala_async.actor.setup import FIRST_COLUMNS, Setup, Trials, close_quietly, make_setup
 from impala_async.actor.stopping import Stopper
@@ -67,25 +67,28 @@ class ActorService:
         self._stopper = Stopper(logger.warning, self._whose)
 
     def run(self) -> int:
-        """Serve until the learner is finished, or a signal comes; returns the exit code."""
+        """Serve until the learner is finished, or a signal comes; returns the exit code. NewRun:
+        a new process is to look at this address, which imports code as it is now."""
         answer_requests(self._on_signal)
         self._watch.start()
         self._stopper.start()
         try:
-            self._client.connect()
+            try:
+                self._client.connect()
+            except NewRun:
+                raise errors.UnreachableError(OTHER_RUN) from None
             while True:
                 try:
                     self._work(self._client.settings)
-                except NewRun:
-                    logger.info("another run, or other settings, at this address: starting anew")
-        except NewRun:
-            raise errors.UnreachableError(OTHER_RUN) from None
+                except NewSettings:
+                    logger.info("this run has other settings now: starting anew")
         except RunFinished:
             pass
         finally:
             self._watch.close()
             error = sys.exception()
-            self._client.leave(one_line(error) if isinstance(error, Exception) else "")
+            is_fault = isinstance(error, Exception) and not isinstance(error, NewRun)
+            self._client.leave(one_line(error) if error and is_fault else "")
             self._context.term()
             self._stopper.close()
         return errors.Exit.INTERRUPTED if self._signal == signal.SIGINT else errors.Exit.DONE

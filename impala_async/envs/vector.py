@@ -66,7 +66,7 @@ class OwnEnvs:
         with Blame(self.name, "to say what its spaces are"):
             (observation_space, action_space), *others = map(spaces_of, envs)
         for number, (_, other) in enumerate(others, 1):
-            # The actions of all are made for one space. What is shown is looked at when it is.
+            # The actions of all are made for one space; observations are checked as they come.
             if other != action_space:
                 raise EnvError(
                     f"{self.name}: the action space of environment {number} is {short(other)}, and "

@@ -11,6 +11,7 @@ import pytest
 from bench.probes import Counting, Probe
 from impala_async import output
 from impala_async.actor import service as service_module
+from impala_async.actor.client import NewRun
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.errors import EnvError, MismatchError, UnreachableError
 from impala_async.policy import Policy
@@ -206,19 +207,16 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, 
     assert "Traceback" in caplog.text, "where it failed is told"
 
 
-@pytest.mark.parametrize("is_same_run", [False, True])
-def test_a_new_run_and_a_run_with_new_settings_are_built_anew(scene, closed, is_same_run):
+def test_a_run_with_new_settings_is_built_anew(scene, closed):
     first, second = settings_for("Slow", step_s=0.001), settings_for("Endless", rows=6)
 
     def serve(scene):
         session = at_work(scene, first)
         sent = [scene.learner.data.hear(wire.Data).message for _ in range(2)]
-        if not is_same_run:
-            scene.learner.run_id = b"another run here"
         session.grant(MANY, settled=1)
         session.reject("hello_again")
         again = scene.welcome_back(second)
-        again.grant(MANY, settled=int(is_same_run))
+        again.grant(MANY, settled=1)
         give_weights(scene, again, second)
         sent.append(scene.learner.data.hear(wire.Data).message)
         assert len(closed) == 2
@@ -227,9 +225,25 @@ def test_a_new_run_and_a_run_with_new_settings_are_built_anew(scene, closed, is_
 
     code, sent = run(scene, serve)
     assert code == 0
-    # A run that goes on has been told by the hello that seq 1 is held: it has to come.
-    assert [(data.seq, data.rows) for data in sent] == [(0, 4), (1, 4), (int(is_same_run), 6)]
+    # It has been told by the hello that seq 1 is held: it has to come.
+    assert [(data.seq, data.rows) for data in sent] == [(0, 4), (1, 4), (1, 6)]
     assert len(closed) == 4
+
+
+def test_another_run_is_left_to_a_new_process(scene, closed):
+    byes = []
+
+    def serve(scene):
+        session = at_work(scene, NETWORKS)
+        scene.learner.run_id = b"another run here"
+        session.reject("hello_again")
+        scene.learner.welcome(scene.learner.data.find(wire.Hello), NETWORKS)
+        byes.append(scene.learner.data.find(wire.Bye).message)
+
+    with pytest.raises(NewRun):
+        run(scene, serve)
+    assert [bye.text for bye in byes] == [""], "it died of nothing"
+    assert len(closed) == 2
 
 
 def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_built(
