@@ -23,7 +23,8 @@ from impala_async.processes import GIVE_UP, Lifeline, answer_requests, signals_k
 
 logger = logging.getLogger(__name__)
 
-# No second try can mend these. An environment that raised in mid-run (2) may never do so again.
+# No second try can mend these at a first start. Later one may: a simulator that crashed may still
+# have its port. And an environment that raised in mid-run (2) may never do so again.
 HOPELESS = (Exit.NOT_ALLOWED, Exit.MISMATCH)
 POLL_S = 0.05
 RESTART_AFTER_S = 1.0
@@ -145,7 +146,8 @@ class LocalRun:
         if (code := actor.poll()) is None:
             return
         how = actor.how_it_ended(code)
-        if actor.num_quick_deaths > MAX_QUICK_DEATHS or code in HOPELESS:
+        is_hopeless = code in HOPELESS and actor.num_starts == 1
+        if actor.num_quick_deaths > MAX_QUICK_DEATHS or is_hopeless:
             reason = f"actor {actor.number} cannot run: it {how}; its log: {actor.log_path}"
             self.verdict = exit_code(code), reason
         # The learner has said goodbye to one that is done, or somebody has ended it.

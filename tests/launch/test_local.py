@@ -260,6 +260,17 @@ sys.exit({code})
     assert len(events("actor")) == 1
 
 
+def test_an_actor_that_could_be_made_before_gets_another_try(monkeypatch):
+    monkeypatch.setattr(local, "RESTART_AFTER_S", 0.05)
+    actor = """
+note()
+if count("actor") > 2:
+    wait_for(lambda: False)
+sys.exit([2, 78][count("actor") - 1])
+"""
+    assert run("wait_for(lambda: count('actor') == 3)", actor) == 0
+
+
 HOPELESS = 'wait_for(lambda: count("learner") == 1)\nsys.exit(78)\n'
 
 
