@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 PUMP_EVERY_STEPS = 16
 PUMP_EVERY_S = 0.05
 TIMERS_EVERY_S = 0.5
+# An environment that has failed gets so long to close: one that has lost a process may never do so,
+# as gymnasium's AsyncVectorEnv.
+CLOSE_S = 10.0
 OTHER_RUN = (
     "another run is at the address in this run folder, whose own learner is gone: start that again"
 )
@@ -108,6 +111,7 @@ class ActorService:
             if error.__cause__ is not None:
                 logger.error("the environment failed", exc_info=error.__cause__)
             with_id(error, settings.env.id)
+            self._watch.limit(CLOSE_S, f"after this: {error}")
             raise
         finally:
             self._is_sampling = False

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
-from impala_async.envs.faults import RUNNING, WHERES, tell_stderr
+from impala_async.envs.faults import RUNNING, WAITED_FOR, tell_stderr
 from impala_async.output import Wait
 from impala_async.processes import REQUESTS, last_word, without_echo
 
 LOOK_EVERY_S = 0.5
 # A step or a reset gets so long to come back, that the actor may say goodbye.
 END_AFTER_S = 10.0
-WAITED_FOR = (*WHERES, "in close")
 
 
 @dataclass(eq=False)

@@ -41,8 +41,8 @@ class EnvSection(Section):
     last_reward: bool = False
     """Show the policy its last reward as well."""
     step_timeout_s: float | None = Field(600.0, gt=0, le=MOST_S)
-    """An actor whose environment takes longer than this for a step or a reset ends, with the stack
-    of where it stands; none: it is waited for."""
+    """An actor whose environment takes longer than this for a step, a reset or a close ends, with
+    the stack of where it stands; none: it is waited for."""
     probe: Literal["learner", "actor"] = "learner"
     """Who describes the spaces: a child of the learner, or the first actor, where only that can."""
 

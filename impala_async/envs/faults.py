@@ -22,6 +22,7 @@ WANTED = {
     "info)",
 }
 WHERES = tuple(WANTED)
+WAITED_FOR = (*WHERES, "in close")
 TOO_LONG = "longer than env.step_timeout_s allows"
 # Modules that call an environment, and unpack what it returns.
 CALLERS = (__name__.rpartition(".")[0], "gymnasium.core", "gymnasium.wrappers")
@@ -181,6 +182,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self._limit_s: float | None = None
+        self._why = TOO_LONG
         self._call: tuple[Blame, float] | None = None
         self._seen_s, self._looked_at = 0.0, self.clock()
         self._has_stepped = False
@@ -190,9 +192,9 @@ class Watch:
         threading.Thread(target=self._run, name="watch", daemon=True).start()
         return self
 
-    def limit(self, limit_s: float | None) -> None:
-        """A step or a reset may take so long."""
-        self._limit_s = limit_s
+    def limit(self, limit_s: float | None, why: str = TOO_LONG) -> None:
+        """A step, a reset or a close may take so long; `why` ends the line of one that does not."""
+        self._limit_s, self._why = limit_s, why
         self._arm()
 
     def close(self) -> None:
@@ -217,8 +219,8 @@ class Watch:
         self._wait.look(lambda s: blame.describe(s, self.whose()))
         self._seen_s += passed_s
         limit_s = self._limit_s
-        if blame.is_here and blame.where in WHERES and limit_s and self._seen_s > limit_s:
-            self.end(f"{blame.describe(self._seen_s, self.whose())}, {TOO_LONG}")
+        if blame.is_here and blame.where in WAITED_FOR and limit_s and self._seen_s > limit_s:
+            self.end(f"{blame.describe(self._seen_s, self.whose())}, {self._why}")
 
     def _run(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):

@@ -13,6 +13,7 @@ from impala_async import output
 from impala_async.actor import service as service_module
 from impala_async.actor.client import NewRun
 from impala_async.actor.service import ActorService, seed_of
+from impala_async.envs.faults import Watch
 from impala_async.errors import EnvError, MismatchError, UnreachableError
 from impala_async.policy import Policy
 from impala_async.processes import signals_kept
@@ -205,6 +206,23 @@ def test_an_environment_that_raises_ends_the_actor_with_its_name(scene, closed, 
     assert len(str(caught.value).splitlines()) == 1
     assert len(closed) == 2
     assert "Traceback" in caplog.text, "where it failed is told"
+
+
+def test_a_close_that_hangs_behind_a_fault_is_ended_and_tells_both(scene, monkeypatch):
+    ended = []
+    monkeypatch.setattr(service_module, "Watch", partial(Watch, end=ended.append))
+    monkeypatch.setattr(service_module, "CLOSE_S", 0.1)
+    monkeypatch.setattr(Probe, "close", lambda env: until(lambda: ended))
+    env = section("Quitting", kwargs={"how": "ValueError", "after": 6})
+    settings = settings_for("Counting").model_copy(update={"env": env})
+
+    def serve(scene):
+        at_work(scene, settings)
+        scene.learner.data.find(wire.Bye)
+
+    with pytest.raises(EnvError):
+        run(scene, serve)
+    assert re.search(r"in close, after this: .*:Quitting failed in step: ValueError", ended[0])
 
 
 def test_a_run_with_new_settings_is_built_anew(scene, closed):

@@ -257,6 +257,10 @@ def test_what_takes_too_long_is_ended():
     watched.look_until(671, in_step())
     hang = "environment 0 of actor 2 has been in step for 30 s"
     assert watched.ended[0] == f"{hang}, longer than env.step_timeout_s allows"
+    watched.watch.limit(10.0, "after this: it failed")
+    watched.ended.clear()
+    watched.look_until(682, Blame("Some-v1", "in close"))
+    assert watched.ended[0] == "Some-v1 has taken 10 s so far in close, after this: it failed"
 
 
 def test_a_call_that_goes_on_behind_another_one_counts_anew():
