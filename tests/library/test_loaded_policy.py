@@ -5,6 +5,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from multiprocessing import resource_tracker
 
 import gymnasium as gym
 import numpy as np
@@ -218,6 +219,14 @@ def act_elsewhere(policy, obs, answers):
     answers.put(policy.act(obs, is_greedy=False).log_prob)
 
 
+@pytest.fixture
+def no_tracker_after():
+    """Spawning leaves a process that tracks semaphores, for as long as this one lives."""
+    yield
+    resource_tracker._resource_tracker._stop()
+
+
+@pytest.mark.usefixtures("no_tracker_after")
 def test_a_process_that_is_handed_a_policy_acts_as_it_does_and_leaves_it_as_it_was(tmp_path):
     folder, _ = begin(tmp_path, *CASES["mlp"])
     policy, twin = load_policy(folder.path), load_policy(folder.path)
