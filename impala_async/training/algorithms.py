@@ -8,6 +8,7 @@ and its stats are looked at each time, so that what is wrong is told by its name
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -167,7 +168,8 @@ class Target:
 
     def note_update(self, live: ActorCritic, kl: float) -> None:
         """An update is taken, at a mean KL from the target before it of `kl`."""
-        self._age, self._kl = self._age + 1, kl
+        # One that is not finite has no place in a checkpoint; what cannot be told is too far apart.
+        self._age, self._kl = self._age + 1, kl if math.isfinite(kl) else MAX_KL_COEFF
         every = self._section.target_update_every_updates
         if every is not None and self._age >= every:
             self._move(live)

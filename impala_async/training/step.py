@@ -324,4 +324,9 @@ class UpdateStep:
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}
+    """Of each number over those that have it: an algorithm of the user's own need not always."""
+    found: dict[str, list[float]] = {}
+    for each in stats:
+        for name, value in each.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -1,5 +1,6 @@
 """Each name is its loss, with the section's settings; a user's own is one by its name alone."""
 
+import itertools
 import math
 from functools import partial
 
@@ -205,3 +206,14 @@ def test_one_is_tried_without_a_trace(make_step, make_batch):
     step.prepare(blank)
     assert torch.equal(torch.random.get_rng_state(), drawn)
     assert is_same(before, remembered(step))
+
+
+def now_and_then(section):
+    """It reports a number in every other update."""
+    turns = itertools.cycle([{}, {"user/number": torch.tensor(2.0)}])
+    return make_algorithm(section_of("impala"))._replace(stats=lambda view: next(turns))
+
+
+def test_a_number_need_not_be_told_of_each_update(make_step, make_batch):
+    step = make_step(name=f"{__name__}:now_and_then", num_minibatches=2)
+    assert step.run(make_batch(), ALIVE_B, 0).stats["user/number"] == 2.0

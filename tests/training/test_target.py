@@ -1,6 +1,7 @@
 """The target network follows the live one as told; the KL's weight follows the KL, strictly."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -79,6 +80,15 @@ def test_it_is_adapted_when_the_target_moves_by_the_last_kl(policy):
         target.note_update(policy.model, kl)
         found.append(target.kl_coeff)
     assert found == [1, 1, 1, 1.5, 1.5, 0.75]
+
+
+@pytest.mark.parametrize("kl", [math.inf, -math.inf, math.nan])
+def test_a_kl_that_is_not_finite_can_be_saved_and_is_too_far(policy, kl):
+    target = target_of(policy, kl_coeff=1.0, target_update_every_updates=2)
+    for _ in range(2):
+        target.note_update(policy.model, kl)
+        json.dumps(target.state(), allow_nan=False)
+    assert target.kl_coeff == 1.5
 
 
 def test_its_state_goes_on_where_it_was_but_for_settings_of_the_kl_that_changed(policy, make_step):
