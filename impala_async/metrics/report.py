@@ -104,8 +104,8 @@ def _clean_number(value: object) -> float | None:
 
 
 def judge(report: Mapping[str, Value], before: Mapping[str, Value] | None = None) -> str:
-    """The stage that limits the run, and the number that says so: `<stage>: <finding>`. What had
-    been counted `before`, in the same run, is not asked about."""
+    """The stage that limits the run, and the number that says so: `<stage>: <finding>`. Counts
+    of `before`, an earlier report of the run, are left out."""
     verdict = _judge_waits(report)
     # A learner that has enough to do is not limited by what else is sent to it.
     is_fed = verdict.startswith(("learner: ", "copy: "))

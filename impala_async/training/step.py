@@ -324,7 +324,7 @@ class UpdateStep:
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each number over those that have it: an algorithm of the user's own need not always."""
+    """Each number is a mean over those that have it: a user's own algorithm need not always."""
     found: dict[str, list[float]] = {}
     for each in stats:
         for name, value in each.items():

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
 FLOOD_IS_FREED_S = 10.0
-# What is refused limits a run if it was in these last reports: by then a mended fault is forgotten.
+# Columns that were refused before these last reports do not limit a run any more.
 JUDGED_REPORTS = 10
 
 
