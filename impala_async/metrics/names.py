@@ -72,7 +72,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("learner/skipped_updates", "updates", "not taken: no valid row, or not finite"),
         ("timing_breakdown/learner_grad_time_ms", "ms", "one pass over a batch, mean"),
         ("timing_breakdown/learner_load_time_ms", "ms", "loader: one copy to the device"),
-        ("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for that copy, mean of all passes"),
+        ("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for it, mean of all passes"),
         ("timing_breakdown/learner_dequeue_time_ms", "ms", "wait for a batch, mean"),
         ("batch/valid_rows_mean", "rows", "that count, in batches that have any"),
     ),
