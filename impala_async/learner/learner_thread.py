@@ -75,7 +75,9 @@ class LearnerThread:
         self._dequeue_timer, self._copy_timer = TimerStat(), TimerStat()
         self._copied_s = 0.0
         self._queue_size = WindowStat("learner_queue/size")
-        self._valid_rows, self._lag = WindowStat("valid_rows"), WindowStat("lag")
+        self._valid_rows = WindowStat("valid_rows")
+        # A batch has its oldest columns first, and often more than a usual window holds.
+        self._lag = WindowStat("lag", n=max(50, section.batch_columns))
         self._lag_histogram = np.zeros(section.max_lag + 1, np.int64)
 
     def run(self) -> None:

@@ -61,8 +61,8 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Lag": (
         ("lag/mean", "updates", "between acting and training, queue and replay included"),
-        ("lag/max", "updates", "largest in the window; never above learner.max_lag"),
-        ("lag/quantiles", "updates", f"{_QUANTILES} of the window"),
+        ("lag/max", "updates", "largest of a batch or more; never above learner.max_lag"),
+        ("lag/quantiles", "updates", f"{_QUANTILES} of a batch or more"),
     ),
     "Learner": (
         ("learner/starved_since_s", "s", "time_s when the wait began; null: not starved"),
