@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
 MAX_NAMED = 5
+TIMED_BATCHES = 10
 # So many updates in a row that are not finite end the run.
 MOST_SKIPPED_IN_A_ROW = 50
 
@@ -72,7 +73,9 @@ class LearnerThread:
         # These are of the newest update, whatever became of it.
         self._stats: dict[str, float] = {}
         self._grad_timer = DeviceTimer() if self.device.type == "cuda" else TimerStat()
-        self._dequeue_timer, self._copy_timer = TimerStat(), TimerStat()
+        # The first pass of a batch has all its waits.
+        num_timings = TIMED_BATCHES * (1 if self._is_eager else section.most_passes)
+        self._dequeue_timer, self._copy_timer = TimerStat(num_timings), TimerStat(num_timings)
         self._copied_s = 0.0
         self._queue_size = WindowStat("learner_queue/size")
         self._valid_rows = WindowStat("valid_rows")

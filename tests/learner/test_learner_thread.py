@@ -104,6 +104,20 @@ def test_all_that_is_measured_is_declared_and_counted(clock):
         assert report[f"timing_breakdown/learner_{name}_time_ms"] == mean_ms
 
 
+def test_waits_are_means_of_whole_batches_however_many_passes_these_have(clock):
+    script = [step for n in range(3) for step in (clock.pass_s(1.0), batch_of(n))]
+    report = Run(script, num_passes=20)().report
+    assert report["timing_breakdown/learner_dequeue_time_ms"] == 1000 / 20
+
+
+def test_the_lag_that_is_reported_is_that_of_all_columns_of_a_batch():
+    old, new = (0,) * 60, (9,) * 60  # as they came: the oldest first
+    batch = batch_of(1, old + new, (3,) * 120)
+    report = Run([batch], progress=Progress(1, 9), batch_columns=120)().report
+    assert (report["lag/mean"], report["lag/max"]) == (4.5, 9)
+    assert report["lag/quantiles"] == [0, 0, 4.5, 9, 9]
+
+
 def test_waits_for_copies_are_means_of_all_passes_as_all_times_of_the_learner_are(clock):
     def copy():
         with run.loader.load_wait_timer:
