@@ -160,8 +160,8 @@ class LearnerThread:
             self._starved_at = None
             logger.warning("learner no longer starved, after %.1f s", self._waited_s)
         # Waiting for a copy is counted apart: it is not the actors who are late then.
-        copies_s = self.loader.load_wait_timer.total_s - self._copied_s
-        self._copied_s += copies_s
+        before_s, self._copied_s = self._copied_s, self.loader.load_wait_timer.total_s
+        copies_s = self._copied_s - before_s
         if draw.pass_index == 0 or not self._is_eager:
             self._dequeue_timer.push(max(0.0, self._waited_s + self._spare_s - copies_s))
             self._copy_timer.push(copies_s)
