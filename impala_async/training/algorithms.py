@@ -7,7 +7,6 @@ and its stats are looked at each time, so that what is wrong is told by its name
     B columns of a batch, T action rows, S = T+1 observation rows
 """
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.policy import Evaluation
+from impala_async.policy import Evaluation, Policy
 from impala_async.training.checkpoint import check_alike, entry
 from impala_async.training.intrinsic import Intrinsic
 from impala_async.user_code import UserCode, import_callable
@@ -156,8 +155,8 @@ def _kl(view: View) -> Tensor:
 class Target:
     """The target network of APPO (IMPACT), and the weight of the KL from it."""
 
-    def __init__(self, live: ActorCritic, section: AlgorithmSection) -> None:
-        self.model = copy.deepcopy(live)
+    def __init__(self, policy: Policy, section: AlgorithmSection) -> None:
+        self.model = policy.copy_model()
         self.kl_coeff = section.kl_coeff
         self._section = section
         # The settings that, with the course of the run, determine the coefficient.

@@ -87,7 +87,7 @@ class UpdateStep:
         self.parameters = tuple(weight for _, weight in self._named)
         self.optimizer = build_optimizer(self.parameters, algorithm)
         self._algorithm = make_algorithm(algorithm)
-        self.target = Target(policy.model, algorithm) if self._algorithm.has_target else None
+        self.target = Target(policy, algorithm) if self._algorithm.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self.num_updates = 0
         self._num_failed_in_a_row = 0
