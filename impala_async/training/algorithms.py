@@ -244,11 +244,7 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
         terms = _call(name, "in its loss", made.loss, view, entropy_cost)
-        if not isinstance(terms, LossTerms):
-            raise _wrong(name, f"must give LossTerms as loss_terms does, not {_kind(terms)}")
-        if torch.is_grad_enabled() and not terms.total.requires_grad:
-            raise _wrong(name, "has no gradient: its total must follow from view.evaluation")
-        return terms
+        return _checked(name, terms, view)
 
     def stats(view: View) -> dict[str, Tensor]:
         found: dict[str, Tensor] = _call(name, "in its stats", made.stats, view)
@@ -264,6 +260,19 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
         return found
 
     return Algorithm(loss, stats, made.has_target)
+
+
+def _checked(name: str, terms: object, view: View) -> LossTerms:
+    if not isinstance(terms, LossTerms):
+        raise _wrong(name, f"must give LossTerms as loss_terms does, not {_kind(terms)}")
+    for field, term in terms._asdict().items():
+        shape = list(view.mask_TB.shape) if field == "targets_TB" else []
+        found = list(term.shape) if isinstance(term, Tensor) else _kind(term)
+        if found != shape:
+            raise _wrong(name, f"must give {field} as a tensor of shape {shape}, not {found}")
+    if torch.is_grad_enabled() and not terms.total.requires_grad:
+        raise _wrong(name, "has no gradient: its total must follow from view.evaluation")
+    return terms
 
 
 def _call(name: str, where: str, function: Callable[..., Any], view: View, *more: float) -> Any:

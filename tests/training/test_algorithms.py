@@ -142,6 +142,13 @@ gives_a_tensor = with_loss(lambda view, cost: own_loss(view, cost).total)
 constant = with_loss(lambda view, cost: own_loss(view, cost)._replace(total=torch.zeros(())))
 
 
+by_row = with_loss(lambda view, cost: own_loss(view, cost)._replace(total=view.rewards_TB))
+plain_number = with_loss(lambda view, cost: own_loss(view, cost)._replace(entropy=0.0))
+all_values = with_loss(
+    lambda view, cost: own_loss(view, cost)._replace(targets_TB=view.evaluation.values_SB.detach())
+)
+
+
 def nothing(section): ...
 
 
@@ -186,6 +193,9 @@ def test_what_is_wrong_with_ones_own_is_told_before_anything_is_trained(
         ("fails", r"failed in its loss: AttributeError.*test_algorithms\.py:\d+\)"),
         ("gives_a_tensor", "must give LossTerms .*, not Tensor"),
         ("constant", "has no gradient"),
+        ("by_row", r"must give total as a tensor of shape \[\], not \[\d+, \d+\]"),
+        ("plain_number", r"must give entropy as a tensor of shape \[\], not float"),
+        ("all_values", r"must give targets_TB as a tensor of shape \[6, \d\], not \[7, \d\]"),
         ("in_place", r"changes view\.behaviour_log_probs_TB in place"),
         ("in_place_stats", r"changes view\.rewards_TB in place"),
         ("without_kl", "must hold policy/kl"),
