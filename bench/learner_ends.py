@@ -89,7 +89,7 @@ def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
         "updates_per_s": updates_per_s,
         "update_ms": update_ms,
         "wait_share": wait_ms / (update_ms + wait_ms),
-        # At most: not every update has such a wait.
+        # At most: a pass may be several updates.
         "load_wait_share": load_wait_ms / 1000 * updates_per_s,
     }
 

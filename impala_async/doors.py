@@ -152,7 +152,7 @@ def seeds_of(text: str) -> list[int]:
     for part in text.split(","):
         found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not first <= last < first + MOST_SEEDS:
+        if not first <= last < first + MOST_SEEDS - len(seeds):
             raise argparse.ArgumentTypeError(
                 f"wants whole numbers such as 0-4 or 0,2,5, {MOST_SEEDS} at most, got {text[:80]!r}"
             )

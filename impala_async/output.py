@@ -90,9 +90,10 @@ def write_unhurried(name: str = "stderr") -> None:
 
 
 def write_last(text: str) -> None:
-    """Write this to stderr, beneath all streams, unless nobody reads it in time."""
+    """Write this to stderr, beneath all streams, unless nobody reads it in time, or ever."""
     if select.select([], [2], [], GRACE_S)[1]:
-        os.write(2, text.encode())
+        with suppress(OSError):
+            os.write(2, text.encode())
 
 
 def flush_output() -> None:

@@ -98,6 +98,14 @@ class Policy:
             torch.default_generator.manual_seed(self._seed)
             return ActorCritic(self._section, self.obs_spec, self.action_spec).to(self.device)
 
+    def copy_model(self) -> ActorCritic:
+        """The model as it is now, in memory of its own."""
+        # A deepcopy fails where a torso keeps what it has computed, as weight_norm does.
+        model = self._new_model()
+        model.load_state_dict(self.model.state_dict())
+        model.precision = self.model.precision
+        return model
+
     def __getstate__(self) -> dict[str, Any]:
         """By value: to hand tensors to another process torch moves them to memory that both share,
         and frees the one over which this acts by numpy."""

@@ -119,7 +119,7 @@ def test_what_is_wrong_with_flags_is_told_before_torch_is_loaded(tmp_path):
 def test_seeds_are_a_range_or_a_list():
     for text, seeds in (("3", [3]), ("0-2", [0, 1, 2]), ("5, 1-2,5", [5, 1, 2])):
         assert doors.seeds_of(text) == seeds
-    for text in ("", "-1", "2-1", "0-1000", "1,,2", "a", "1.5", "9999999999"):
+    for text in ("", "-1", "2-1", "0-1000", "0-999,1000", "1,,2", "a", "1.5", "9999999999"):
         with pytest.raises(argparse.ArgumentTypeError, match=r"such as 0-4 or 0,2,5"):
             doors.seeds_of(text)
 

@@ -350,6 +350,12 @@ def test_what_never_ends_is_named_and_left(body, name):
     assert leave(3, 0.05, f"{body}\nprint('result')") == (3, "result\n", said)
 
 
+def test_what_never_ends_is_left_where_nobody_reads_its_name():
+    gone = "read, write = os.pipe()\nos.dup2(write, 2)\nos.close(read)"
+    stays = "threading.Thread(target=time.sleep, args=(1e6,)).start()"
+    assert leave(3, 0.05, f"{gone}\n{stays}") == (3, "", "")
+
+
 def test_what_ends_by_itself_gets_the_time():
     body = (
         "from concurrent.futures import ThreadPoolExecutor\n"

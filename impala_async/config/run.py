@@ -319,6 +319,12 @@ class RunConfig(Section):
 
     def _schedule_warnings(self, env_steps: int) -> Iterator[str]:
         stop, zero_at, horizon = self.stop, self.idle_from, self.schedule_env_steps
+        lr, lr_end = self.algorithm.lr, self.algorithm.lr_end
+        if horizon is not None and lr_end is not None and lr_end > lr:
+            yield (
+                f"algorithm.lr rises from {lr:g} to algorithm.lr_end ({lr_end:g}): set that to "
+                "none for a flat one, or below"
+            )
         # A goal may be reached before.
         has_goal = stop.mean_return is not None or stop.updates is not None
         if horizon is not None and env_steps >= horizon:

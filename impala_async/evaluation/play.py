@@ -89,8 +89,8 @@ def play(
             for part in state.values():
                 part[fresh] = 0.0
     raise EnvError(
-        f"{envs.name}: {tally.so_far} episodes ended within {most} steps; allow more with "
-        "--max-steps, or give it a time limit"
+        f"{envs.name}: {tally.so_far} episodes ended within {most} steps; give it a "
+        "time limit, or allow more with --max-steps of python -m impala_async.evaluate"
     )
 
 

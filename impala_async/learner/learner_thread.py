@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
 MAX_NAMED = 5
+TIMED_BATCHES = 10
 # So many updates in a row that are not finite end the run.
 MOST_SKIPPED_IN_A_ROW = 50
 
@@ -72,9 +73,14 @@ class LearnerThread:
         # These are of the newest update, whatever became of it.
         self._stats: dict[str, float] = {}
         self._grad_timer = DeviceTimer() if self.device.type == "cuda" else TimerStat()
-        self._dequeue_timer = TimerStat()
+        # The first pass of a batch has all its waits.
+        num_timings = TIMED_BATCHES * (1 if self._is_eager else section.most_passes)
+        self._dequeue_timer, self._copy_timer = TimerStat(num_timings), TimerStat(num_timings)
+        self._copied_s = 0.0
         self._queue_size = WindowStat("learner_queue/size")
-        self._valid_rows, self._lag = WindowStat("valid_rows"), WindowStat("lag")
+        self._valid_rows = WindowStat("valid_rows")
+        # A batch has its oldest columns first, and often more than a usual window holds.
+        self._lag = WindowStat("lag", n=max(50, section.batch_columns))
         self._lag_histogram = np.zeros(section.max_lag + 1, np.int64)
 
     def run(self) -> None:
@@ -137,7 +143,7 @@ class LearnerThread:
         self._queue_size.push(self.loader.num_waiting())
 
     def _draw(self) -> Draw[LoadedBatch] | None:
-        started_s, copies_s = time.perf_counter(), self.loader.load_wait_timer.total_s
+        started_s = time.perf_counter()
         try:
             draw = self._ring.get()
         except (handoff.ClosedError, queue.Empty) as error:
@@ -154,9 +160,11 @@ class LearnerThread:
             self._starved_at = None
             logger.warning("learner no longer starved, after %.1f s", self._waited_s)
         # Waiting for a copy is counted apart: it is not the actors who are late then.
-        copies_s = self.loader.load_wait_timer.total_s - copies_s
+        before_s, self._copied_s = self._copied_s, self.loader.load_wait_timer.total_s
+        copies_s = self._copied_s - before_s
         if draw.pass_index == 0 or not self._is_eager:
-            self._dequeue_timer.push(self._waited_s + self._spare_s - copies_s)
+            self._dequeue_timer.push(max(0.0, self._waited_s + self._spare_s - copies_s))
+            self._copy_timer.push(copies_s)
             self._spare_s = 0.0
         self._waited_s = 0.0
         return draw
@@ -279,7 +287,7 @@ class LearnerThread:
             "lag/quantiles": self._lag.quantiles,
             "timing_breakdown/learner_grad_time_ms": self._grad_timer.mean_ms,
             "timing_breakdown/learner_load_time_ms": self.loader.load_timer.mean_ms,
-            "timing_breakdown/learner_load_wait_time_ms": self.loader.load_wait_timer.mean_ms,
+            "timing_breakdown/learner_load_wait_time_ms": self._copy_timer.mean_ms,
             "timing_breakdown/learner_dequeue_time_ms": self._dequeue_timer.mean_ms,
             **self._queue_size.stats(),
             **self._stats,

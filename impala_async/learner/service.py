@@ -125,6 +125,7 @@ class LearnerService:
             ask=self._channels.is_report_due.set,
             earlier_s=earlier_s,
             earlier_updates=self._start.update,
+            earlier_counts=self._server.ledger.report(),
             lr_is_0_at=self._config.idle_from,
         )
 

@@ -61,8 +61,8 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Lag": (
         ("lag/mean", "updates", "between acting and training, queue and replay included"),
-        ("lag/max", "updates", "largest in the window; never above learner.max_lag"),
-        ("lag/quantiles", "updates", f"{_QUANTILES} of the window"),
+        ("lag/max", "updates", "largest of a batch or more; never above learner.max_lag"),
+        ("lag/quantiles", "updates", f"{_QUANTILES} of a batch or more"),
     ),
     "Learner": (
         ("learner/starved_since_s", "s", "time_s when the wait began; null: not starved"),
@@ -72,7 +72,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("learner/skipped_updates", "updates", "not taken: no valid row, or not finite"),
         ("timing_breakdown/learner_grad_time_ms", "ms", "one pass over a batch, mean"),
         ("timing_breakdown/learner_load_time_ms", "ms", "loader: one copy to the device"),
-        ("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for that copy, mean"),
+        ("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for it, mean of all passes"),
         ("timing_breakdown/learner_dequeue_time_ms", "ms", "wait for a batch, mean"),
         ("batch/valid_rows_mean", "rows", "that count, in batches that have any"),
     ),

@@ -64,10 +64,12 @@ class Counters(dict[str, int]):
         self.update((name, int(saved.get(name, 0))) for name in self)
 
 
-def assemble(*snapshots: Mapping[str, object]) -> dict[str, Value]:
+def assemble(
+    *snapshots: Mapping[str, object], before: Mapping[str, Value] | None = None
+) -> dict[str, Value]:
     """A report line: every declared name, null where nobody has measured it, and the verdict."""
     report = merge(*snapshots)
-    report["bottleneck"] = verdict = judge(report)
+    report["bottleneck"] = verdict = judge(report, before)
     report["advice"] = advice_on(verdict)
     return dict.fromkeys(REGISTRY) | report
 
@@ -101,12 +103,13 @@ def _clean_number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def judge(report: Mapping[str, Value]) -> str:
-    """The stage that limits the run, and the number that says so: `<stage>: <finding>`."""
+def judge(report: Mapping[str, Value], before: Mapping[str, Value] | None = None) -> str:
+    """The stage that limits the run, and the number that says so: `<stage>: <finding>`. Counts
+    of `before`, an earlier report of the run, are left out."""
     verdict = _judge_waits(report)
     # A learner that has enough to do is not limited by what else is sent to it.
     is_fed = verdict.startswith(("learner: ", "copy: "))
-    return (None if is_fed else _refused_share(report)) or verdict
+    return (None if is_fed else _refused_share(report, before or {})) or verdict
 
 
 def advice_on(verdict: str) -> str | None:
@@ -167,9 +170,10 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
     return f"{stage}: {finding}"
 
 
-def _refused_share(report: Mapping[str, Value]) -> str | None:
+def _refused_share(report: Mapping[str, Value], before: Mapping[str, Value]) -> str | None:
     """If most of what arrives is refused, nothing else matters."""
-    found = numbers(report)
+    then = numbers(before)
+    found = {name: count - then.get(name, 0.0) for name, count in numbers(report).items()}
     reasons = {name: count for name, count in found.items() if name.startswith(_REJECTED)}
     num_no_loss = sum(reasons.pop(name, 0.0) for name in _NO_LOSS)
     received = found.get("trajectories/received", 0.0) - num_no_loss
@@ -203,7 +207,12 @@ class RunTimes:
             self._weights[name] += weight
 
     def over(self, report: Mapping[str, Value]) -> dict[str, Value]:
-        """The last report with the times of all of them in it; nothing is starved at the end."""
+        """The last report with the times of all of them in it. A wait that lasts to the end is in
+        none of them: where it is most of the start, the last report says what there is to say."""
+        found = numbers(report)
+        starved_s = found.get("time_s", 0.0) - found.get("learner/starved_since_s", math.inf)
+        if starved_s > found.get("learner/wall_s", 0.0) / 2:
+            return dict(report)
         means = {name: self._sums[name] / each for name, each in self._weights.items() if each}
         whole = {**report, **means, "learner/starved_since_s": None}
         # Those that were there, and left before the end, were some.

@@ -232,7 +232,10 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
         for leaf in obs.leaves
     }
     with UserCode(what, "on two rows of zeros", SpacesError):
-        features, again = torso(dict(rows)), torso(dict(rows))
+        features = torso(dict(rows))
+    beside = {leaf.name: _after_ones(leaf, rows[leaf.name]) for leaf in obs.leaves}
+    with UserCode(what, "on a row of ones and one of zeros", SpacesError):
+        again = torso(beside)
     changed = [leaf for leaf, row in rows.items() if row._version]
     if changed:
         raise SpacesError(f"{what} must not change {changed} in place: it is the batch's memory")
@@ -242,10 +245,13 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
         found = f"{features.dtype} of {list(features.shape)} for two rows"
         raise SpacesError(f"{what} must give float32 of [N, {num_out}], its num_out, not {found}")
     is_like = isinstance(again, Tensor) and again.shape == features.shape
-    if not is_like or not (features.is_meta or torch.allclose(features, again, equal_nan=True)):
+    if not is_like or not (
+        features.is_meta or torch.allclose(features[1], again[1], equal_nan=True)
+    ):
         raise SpacesError(
-            f"{what} must give the same features for a row each time, and does not: leave out "
-            "dropout, noise, and layers that are made in forward"
+            f"{what} must give the same features for a row each time, whatever is beside it, and "
+            "does not: leave out dropout, noise, layers that are made in forward, and what looks "
+            "at other rows, as an nn.LSTM over them or the mean of a batch does"
         )
     own, used = {id(w) for w in torso.parameters() if w.requires_grad}, _weights_behind(features)
     if not used <= own:
@@ -259,6 +265,12 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
             "numpy, or say that they stay as they are, by requires_grad_(False)"
         )
     return torso
+
+
+def _after_ones(leaf: ArraySpec, rows: Tensor) -> Tensor:
+    """The second of two rows, behind one of ones if there is such a category."""
+    first = rows[:1] if 1 in leaf.choices else torch.ones_like(rows[:1])
+    return torch.cat([first, rows[1:]])
 
 
 def _weights_behind(features: Tensor) -> set[int]:

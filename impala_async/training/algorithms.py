@@ -7,7 +7,7 @@ and its stats are looked at each time, so that what is wrong is told by its name
     B columns of a batch, T action rows, S = T+1 observation rows
 """
 
-import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.models.actor_critic import ActorCritic
-from impala_async.policy import Evaluation
+from impala_async.policy import Evaluation, Policy
 from impala_async.training.checkpoint import check_alike, entry
 from impala_async.training.intrinsic import Intrinsic
 from impala_async.user_code import UserCode, import_callable
@@ -155,8 +155,8 @@ def _kl(view: View) -> Tensor:
 class Target:
     """The target network of APPO (IMPACT), and the weight of the KL from it."""
 
-    def __init__(self, live: ActorCritic, section: AlgorithmSection) -> None:
-        self.model = copy.deepcopy(live)
+    def __init__(self, policy: Policy, section: AlgorithmSection) -> None:
+        self.model = policy.copy_model()
         self.kl_coeff = section.kl_coeff
         self._section = section
         # The settings that, with the course of the run, determine the coefficient.
@@ -167,7 +167,8 @@ class Target:
 
     def note_update(self, live: ActorCritic, kl: float) -> None:
         """An update is taken, at a mean KL from the target before it of `kl`."""
-        self._age, self._kl = self._age + 1, kl
+        # One that is not finite has no place in a checkpoint; what cannot be told is too far apart.
+        self._age, self._kl = self._age + 1, kl if math.isfinite(kl) else MAX_KL_COEFF
         every = self._section.target_update_every_updates
         if every is not None and self._age >= every:
             self._move(live)
@@ -243,11 +244,7 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
         terms = _call(name, "in its loss", made.loss, view, entropy_cost)
-        if not isinstance(terms, LossTerms):
-            raise _wrong(name, f"must give LossTerms as loss_terms does, not {_kind(terms)}")
-        if torch.is_grad_enabled() and not terms.total.requires_grad:
-            raise _wrong(name, "has no gradient: its total must follow from view.evaluation")
-        return terms
+        return _checked(name, terms, view)
 
     def stats(view: View) -> dict[str, Tensor]:
         found: dict[str, Tensor] = _call(name, "in its stats", made.stats, view)
@@ -263,6 +260,19 @@ def make_algorithm(section: AlgorithmSection) -> Algorithm:
         return found
 
     return Algorithm(loss, stats, made.has_target)
+
+
+def _checked(name: str, terms: object, view: View) -> LossTerms:
+    if not isinstance(terms, LossTerms):
+        raise _wrong(name, f"must give LossTerms as loss_terms does, not {_kind(terms)}")
+    for field, term in terms._asdict().items():
+        shape = list(view.mask_TB.shape) if field == "targets_TB" else []
+        found = list(term.shape) if isinstance(term, Tensor) else _kind(term)
+        if found != shape:
+            raise _wrong(name, f"must give {field} as a tensor of shape {shape}, not {found}")
+    if torch.is_grad_enabled() and not terms.total.requires_grad:
+        raise _wrong(name, "has no gradient: its total must follow from view.evaluation")
+    return terms
 
 
 def _call(name: str, where: str, function: Callable[..., Any], view: View, *more: float) -> Any:

@@ -87,7 +87,7 @@ class UpdateStep:
         self.parameters = tuple(weight for _, weight in self._named)
         self.optimizer = build_optimizer(self.parameters, algorithm)
         self._algorithm = make_algorithm(algorithm)
-        self.target = Target(policy.model, algorithm) if self._algorithm.has_target else None
+        self.target = Target(policy, algorithm) if self._algorithm.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self.num_updates = 0
         self._num_failed_in_a_row = 0
@@ -324,4 +324,9 @@ class UpdateStep:
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(each[name] for each in stats) / len(stats) for name in stats[0]}
+    """Each number is a mean over those that have it: a user's own algorithm need not always."""
+    found: dict[str, list[float]] = {}
+    for each in stats:
+        for name, value in each.items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}

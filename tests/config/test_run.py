@@ -180,6 +180,18 @@ def test_a_rate_of_0_before_the_end_and_a_schedule_that_is_over_are_told():
         assert not warnings or says in warnings[0]
 
 
+def test_a_rate_that_rises_is_told():
+    """One that is set below the usual end does so, though nobody has asked for it."""
+    (told,) = config_of("stop.env_steps=1000 algorithm.lr=1e-6").warnings()
+    assert told.startswith("algorithm.lr rises from 1e-06 to algorithm.lr_end (1e-05): set that")
+    for settings in (
+        "stop.env_steps=1000 algorithm.lr=1e-6 algorithm.lr_end=none",
+        "stop.env_steps=1000 algorithm.lr=1e-5",
+        "stop.mean_return=5 algorithm.lr=1e-6",
+    ):
+        assert not config_of(settings).warnings()
+
+
 def test_schedules_end_with_the_run_if_nothing_else_says():
     for settings, ends_at in (
         ("stop.env_steps=700", 700),

@@ -12,6 +12,7 @@ from impala_async.learner.slots import Settlement
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import merge
+from impala_async.metrics.timer import TimerStat
 from tests.learner.fakes import FakeLoader, FakeStep, Listener, batch_of
 
 ALL = [True] * 4
@@ -93,15 +94,42 @@ def test_all_that_is_measured_is_declared_and_counted(clock):
     batches = batch_of(1, (0, 1, 1, 3)), batch_of(2, (1,) * 4, (3, 3, 0, 0))
     run = Run([clock.pass_s(2.0), *batches], progress=Progress(1, 3), max_lag=4)
     run.loader.load_timer.push(0.004)
-    run.loader.load_wait_timer.push(0.008)
     report = run().report
     assert run.lag_histogram == [1, 0, 2, 5, 0]
     assert (report["lag/mean"], report["lag/max"]) == (19 / 8, 3)
     assert (report["batch/valid_rows_mean"], report["learner_queue/capacity"]) == (9, 2)
     assert report["timing_breakdown/learner_grad_time_ms"] > 0
-    timings = {"load": 4, "load_wait": 8, "dequeue": 1000}
+    timings = {"load": 4, "load_wait": 0, "dequeue": 1000}
     for name, mean_ms in timings.items():
         assert report[f"timing_breakdown/learner_{name}_time_ms"] == mean_ms
+
+
+def test_waits_are_means_of_whole_batches_however_many_passes_these_have(clock):
+    script = [step for n in range(3) for step in (clock.pass_s(1.0), batch_of(n))]
+    report = Run(script, num_passes=20)().report
+    assert report["timing_breakdown/learner_dequeue_time_ms"] == 1000 / 20
+
+
+def test_the_lag_that_is_reported_is_that_of_all_columns_of_a_batch():
+    old, new = (0,) * 60, (9,) * 60  # as they came: the oldest first
+    batch = batch_of(1, old + new, (3,) * 120)
+    report = Run([batch], progress=Progress(1, 9), batch_columns=120)().report
+    assert (report["lag/mean"], report["lag/max"]) == (4.5, 9)
+    assert report["lag/quantiles"] == [0, 0, 4.5, 9, 9]
+
+
+def test_waits_for_copies_are_means_of_all_passes_as_all_times_of_the_learner_are(clock):
+    def copy():
+        with run.loader.load_wait_timer:
+            clock.pass_s(8.0)()
+
+    # The wait for the second batch goes on in a second request.
+    empty = [copy, None, copy, batch_of(2)]
+    run = Run([clock.pass_s(1.0), copy, batch_of(1), *empty], num_passes=4)
+    run.loader.load_wait_timer = TimerStat(clock=clock.perf_counter)
+    report = run().report
+    assert report["timing_breakdown/learner_load_wait_time_ms"] == pytest.approx(24_000 / 8)
+    assert report["timing_breakdown/learner_dequeue_time_ms"] == pytest.approx(1000 / 8)
 
 
 def test_however_it_ends_the_loader_is_told():

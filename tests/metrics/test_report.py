@@ -206,6 +206,16 @@ def test_what_anybody_may_send_is_no_verdict(reason):
     assert judge(report | worse) == told
 
 
+def test_what_was_refused_before_is_no_verdict_and_what_is_refused_now_is_one():
+    good = {"trajectories/received": 1000, "trajectories/rejected": 0}
+    bad = {"trajectories/received": 2000, "trajectories/rejected": 1000, "rejected/stale": 1000}
+    assert judge(OLD | bad).startswith("waiting: ")
+    told = "rejections: 100 % of what arrived was refused, most as stale"
+    assert judge(OLD | bad, OLD | good) == told
+    assert judge(HALF | REFUSED | {"trajectories/received": 15}, REFUSED).startswith("waiting: ")
+    assert judge(HALF | REFUSED, REFUSED).startswith("waiting: ")
+
+
 def test_every_verdict_on_something_measured_comes_with_advice():
     stages = {verdict.partition(":")[0] for _, verdict in CASES}
     assert stages == ADVICE.keys() | {"unknown", "waiting"}
@@ -229,6 +239,16 @@ def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last():
     whole = times.over(last)
     assert judge(whole) == "learner: updates take 90 % of its time"
     assert whole[UPDATE_MS] == pytest.approx((200 * 90 + 1) / 201)
+
+
+def test_a_start_that_mostly_waited_at_its_end_is_judged_by_that():
+    end = {"updates": 9, "time_s": 150.0, "learner/wall_s": 44.0, "num_actors": 0}
+    for since, verdict in (
+        (110.0, "actors: the learner has had no batch for 40 s, none is connected"),
+        (130.0, "learner: updates take 90 % of its time"),
+    ):
+        times = times_of((9, 90.0, 10.0, {"num_actors": 2}))
+        assert judge(times.over(end | {STARVED: since})) == verdict
 
 
 def test_what_was_measured_late_is_a_mean_of_its_own_updates():

@@ -100,6 +100,7 @@ InItsDict = own_that(lambda obs, features: obs.update({"": obs[""] * 10}) or fea
 FailsLater = own_that(lambda obs, features: sys.exit(0) if len(obs[""]) > 2 else features(obs))
 Detached = own_that(lambda obs, features: features(obs).detach())
 ByChance = own_that(lambda obs, features: features(obs) + torch.rand(6))
+Centred = own_that(lambda obs, features: features(obs) - features(obs).mean(0))
 LAYERS = [nn.Linear(6, 6)]
 InAList = own_that(lambda obs, features: LAYERS[0](features(obs)))
 
@@ -116,6 +117,19 @@ def own_with(*layers):
             return self.extra(super().forward(obs))
 
     return With
+
+
+class OverRows(nn.Module):
+    """It takes the rows of a batch for those of time."""
+
+    num_out = 6
+
+    def __init__(self, obs, section):
+        super().__init__()
+        self.memory = nn.LSTM(3, 6)
+
+    def forward(self, obs):
+        return self.memory(obs[""])[0]
 
 
 Drops, Drops0 = own_with(nn.ReLU(), nn.Dropout(0.1)), own_with(nn.Dropout(0.0), nn.LayerNorm(6))
@@ -161,7 +175,10 @@ def test_a_torso_that_does_not_fit_is_told_why():
         ("NoModule", "must make an nn.Module with a whole number num_out"),
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
         ("Fails", r"failed on two rows of zeros: KeyError: 'pixels' \(.*test_torso\.py:[0-9]+\)"),
-        ("ByChance", "the same features for a row each time, and does not"),
+        *(
+            (name, "the same features for a row each time, whatever is beside it, and does not")
+            for name in ("ByChance", "Centred", "OverRows")
+        ),
         ("InAList", "has weights that its nn.Module does not know"),
         ("Detached", "no gradient comes from its features"),
         ("InPlace", r"must not change \[''\] in place"),

@@ -1,5 +1,6 @@
 """Each name is its loss, with the section's settings; a user's own is one by its name alone."""
 
+import itertools
 import math
 from functools import partial
 
@@ -141,6 +142,13 @@ gives_a_tensor = with_loss(lambda view, cost: own_loss(view, cost).total)
 constant = with_loss(lambda view, cost: own_loss(view, cost)._replace(total=torch.zeros(())))
 
 
+by_row = with_loss(lambda view, cost: own_loss(view, cost)._replace(total=view.rewards_TB))
+plain_number = with_loss(lambda view, cost: own_loss(view, cost)._replace(entropy=0.0))
+all_values = with_loss(
+    lambda view, cost: own_loss(view, cost)._replace(targets_TB=view.evaluation.values_SB.detach())
+)
+
+
 def nothing(section): ...
 
 
@@ -185,6 +193,9 @@ def test_what_is_wrong_with_ones_own_is_told_before_anything_is_trained(
         ("fails", r"failed in its loss: AttributeError.*test_algorithms\.py:\d+\)"),
         ("gives_a_tensor", "must give LossTerms .*, not Tensor"),
         ("constant", "has no gradient"),
+        ("by_row", r"must give total as a tensor of shape \[\], not \[\d+, \d+\]"),
+        ("plain_number", r"must give entropy as a tensor of shape \[\], not float"),
+        ("all_values", r"must give targets_TB as a tensor of shape \[6, \d\], not \[7, \d\]"),
         ("in_place", r"changes view\.behaviour_log_probs_TB in place"),
         ("in_place_stats", r"changes view\.rewards_TB in place"),
         ("without_kl", "must hold policy/kl"),
@@ -205,3 +216,14 @@ def test_one_is_tried_without_a_trace(make_step, make_batch):
     step.prepare(blank)
     assert torch.equal(torch.random.get_rng_state(), drawn)
     assert is_same(before, remembered(step))
+
+
+def now_and_then(section):
+    """It reports a number in every other update."""
+    turns = itertools.cycle([{}, {"user/number": torch.tensor(2.0)}])
+    return make_algorithm(section_of("impala"))._replace(stats=lambda view: next(turns))
+
+
+def test_a_number_need_not_be_told_of_each_update(make_step, make_batch):
+    step = make_step(name=f"{__name__}:now_and_then", num_minibatches=2)
+    assert step.run(make_batch(), ALIVE_B, 0).stats["user/number"] == 2.0

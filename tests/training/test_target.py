@@ -1,12 +1,17 @@
 """The target network follows the live one as told; the KL's weight follows the KL, strictly."""
 
 import json
+import math
 
 import pytest
 import torch
 
 from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.model import ModelSection
+from impala_async.models.torso import MLPTorso
+from impala_async.policy import Policy
 from impala_async.training.algorithms import MAX_KL_COEFF, MIN_KL_COEFF, Target, adapted
+from impala_async.training.step import UpdateStep
 from tests.training.conftest import ALIVE_B, are_equal
 
 
@@ -16,7 +21,7 @@ def policy(make_step):
 
 
 def target_of(policy, **settings):
-    return Target(policy.model, AlgorithmSection(name="appo", **settings))
+    return Target(policy, AlgorithmSection(name="appo", **settings))
 
 
 def drift(policy, amount=1.0):
@@ -28,6 +33,24 @@ def drift(policy, amount=1.0):
 def tensors_of(owner):
     """The weights of a policy or of a target."""
     return {name: tensor.clone() for name, tensor in owner.model.state_dict().items()}
+
+
+class Keeps(MLPTorso):
+    """A torso of the user's own that keeps what it has computed, for a look at it."""
+
+    def forward(self, obs):
+        self.features = super().forward(obs)
+        return self.features
+
+
+def test_it_is_made_of_a_torso_that_keeps_what_it_has_computed(schema, make_batch):
+    policy = Policy(schema, ModelSection(name=f"{__name__}:Keeps"), seed=0)
+    policy.compute_in(torch.bfloat16)
+    step = UpdateStep(policy, AlgorithmSection(name="appo"))
+    assert step.target.model.precision == torch.bfloat16
+    assert are_equal(tensors_of(policy).values(), tensors_of(step.target).values())
+    assert step.run(make_batch(), ALIVE_B, 0).num_updates == 1
+    assert not are_equal(tensors_of(policy).values(), tensors_of(step.target).values())
 
 
 @pytest.mark.parametrize("tau", [1.0, 0.25])
@@ -79,6 +102,15 @@ def test_it_is_adapted_when_the_target_moves_by_the_last_kl(policy):
         target.note_update(policy.model, kl)
         found.append(target.kl_coeff)
     assert found == [1, 1, 1, 1.5, 1.5, 0.75]
+
+
+@pytest.mark.parametrize("kl", [math.inf, -math.inf, math.nan])
+def test_a_kl_that_is_not_finite_can_be_saved_and_is_too_far(policy, kl):
+    target = target_of(policy, kl_coeff=1.0, target_update_every_updates=2)
+    for _ in range(2):
+        target.note_update(policy.model, kl)
+        json.dumps(target.state(), allow_nan=False)
+    assert target.kl_coeff == 1.5
 
 
 def test_its_state_goes_on_where_it_was_but_for_settings_of_the_kl_that_changed(policy, make_step):

@@ -9,8 +9,8 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
 FLOOD_IS_FREED_S = 10.0
+# Columns that were refused before these last reports do not limit a run any more.
+JUDGED_REPORTS = 10
 
 
 class EpisodeStats:
@@ -91,6 +93,7 @@ class Reporter:
     """Ask the learner thread for a reading."""
     earlier_s: float = 0.0
     earlier_updates: int = 0
+    earlier_counts: Mapping[str, Value] = field(default_factory=dict)
     lr_is_0_at: int | None = None
     """The env step; told when it is reached. Where it is already, that is told at the start."""
     clock: Callable[[], float] = time.monotonic
@@ -102,6 +105,7 @@ class Reporter:
         self.answered = asyncio.Event()
         """The learner thread has frozen a reading."""
         self._rate_from = (now, env_steps)
+        self._before = deque([self.earlier_counts], maxlen=JUDGED_REPORTS)
         if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
             self.lr_is_0_at = None
         self._process = psutil.Process()
@@ -159,7 +163,8 @@ class Reporter:
             "loop/lag_ms_mean": self._lag.mean,
             "loop/lag_ms_max": self._lag.max,
         }
-        report = assemble(own, *(part() for part in self.parts))
+        report = assemble(own, *(part() for part in self.parts), before=self._before[0])
+        self._before.append(report)
         self._times.add(report)
         # Who is cut off leaves a hundred megabytes behind, which ZeroMQ frees a while later.
         if report["wire/cut"] != self._num_cut:
@@ -171,4 +176,4 @@ class Reporter:
         return report
 
     def verdict(self, report: dict[str, Value]) -> str:
-        return judge(self._times.over(report))
+        return judge(self._times.over(report), self.earlier_counts)

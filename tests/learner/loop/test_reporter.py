@@ -133,6 +133,20 @@ def test_a_report_is_merged_and_reaches_every_sink(monkeypatch):
     assert [sink.lines for sink in harness.sinks] == [[report, last]] * 2
 
 
+def test_what_earlier_starts_refused_is_no_verdict_and_what_is_mended_is_forgotten():
+    counts = {"trajectories/received": 900, "trajectories/rejected": 900}
+    times = {UPDATE_MS: 1.0, BATCH_WAIT_MS: 9.0, "num_actors": 1}
+    harness = ReporterHarness(
+        parts=[lambda: times, lambda: dict(counts)], earlier_counts=dict(counts)
+    )
+    assert harness.after(2.0, 9)["bottleneck"].startswith("waiting: ")
+    counts |= {"trajectories/received": 910, "trajectories/rejected": 910}
+    assert harness.after(2.0, 9)["bottleneck"].startswith("rejections: 100 % ")
+    for _ in range(reporter.JUDGED_REPORTS):
+        report = harness.after(2.0, 9)
+    assert report["bottleneck"].startswith("waiting: ")
+
+
 def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch):
     num_cut, num_given = 0, itertools.count()
     monkeypatch.setattr(reporter, "give_back_freed_memory", lambda: next(num_given))
