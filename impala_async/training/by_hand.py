@@ -154,6 +154,7 @@ class ByHand:
         return targets_BS[:, :-1], advantages_BT
 
     def _norm(self) -> float:
+        """As `global_norm` has it, in a third of its time: small updates would notice."""
         gradients = (p.grad.numpy() for p in self._parameters if p.grad is not None)
         return math.sqrt(sum(float(np.vdot(each, each)) for each in gradients))
 
