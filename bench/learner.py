@@ -47,8 +47,9 @@ computes, so that nothing that a masked row holds reaches a gradient, and keeps 
 the report. It also looks at the loss and the norm before it steps.
 
 On a GPU waits for copies are at most what is told. `nvidia-smi dmon` tells of the GPU itself while
-the service is measured, and of PCIe by short looks once a second. One player feeds the service:
-where the learner waits for batches for more than a moment, the ratio is that of the player.
+the service is measured, and of PCIe by short looks once a second. One player feeds the service for
+every four cores, four at most: where the learner waits for batches for more than a moment, the
+ratio is that of the players and of the event loop, which receives what they send.
 
 Rates are updates per second times the rows of a batch. An update in the service and the waits are
 those that the learner thread reports; cores are processor seconds per second of its process.

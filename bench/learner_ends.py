@@ -1,12 +1,15 @@
 """The doors that the benchmark of the learner goes through, and what is read off a learner.
 
 A recording is made by `train --record`, with real environments. It is played by `replay`, which
-starts the learner in a process of its own. Rates are read from the reports that every run writes,
-processor time from /proc.
+starts the learner in a process of its own, and on a machine of many cores by more players beside
+it: `python -m bench.learner_ends RECORDING URL` is one. Rates are read from the reports that every
+run writes, processor time from /proc.
 """
 
 import json
+import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -20,6 +23,8 @@ import torch
 from bench.gpu import watched
 from bench.one_run import end_with_parent
 from bench.paired import Sample
+from impala_async.replay.index import RecordingIndex
+from impala_async.replay.player import Player
 
 START_WITHIN_S = 120.0
 WARM_S = 2.0
@@ -27,6 +32,8 @@ POLL_S = 0.05
 # Reports often enough for a window of some seconds, and a lease that a slow start does not outlast.
 FOR_MEASURING = ("learner.report_every_s=0.25", "learner.lease_s=120")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# A player is a busy thread and one of ZeroMQ's, as many as the learner has for it.
+CORES_FOR_A_PLAYER, MOST_PLAYERS = 4, 4
 UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
 LOAD_WAIT_MS = "timing_breakdown/learner_load_wait_time_ms"
 WAITS_MS = ("timing_breakdown/learner_dequeue_time_ms", LOAD_WAIT_MS)
@@ -54,6 +61,7 @@ def serve(
     recording: Path, run_dir: Path, settings: Sequence[str], seconds: float, device: torch.device
 ) -> Sample:
     """Play a recording again and again into a fresh learner, as fast as that takes it."""
+    players = list[subprocess.Popen[bytes]]()
     door = [sys.executable, "-m", "impala_async.replay", str(recording), "--loop"]
     log_path = run_dir.with_suffix(".log")
     with log_path.open("w") as log:
@@ -61,8 +69,13 @@ def serve(
         player = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=end_with_parent)
     try:
         _wait_until(lambda: _is_updating(run_dir), player, log_path)
+        service = json.loads((run_dir / "service.json").read_text())
+        pid, more = service["pid"], [sys.executable, "-m", __name__, str(recording)]
+        for _ in range(num_players() - 1):
+            command = [*more, service["data_url"]]
+            players.append(subprocess.Popen(command, preexec_fn=end_with_parent))
+        _wait_until(lambda: _reports(run_dir)[-1]["num_actors"] > len(players), player, log_path)
         time.sleep(WARM_S)
-        pid = json.loads((run_dir / "service.json").read_text())["pid"]
         first, cpu_before = len(_reports(run_dir)), cpu_seconds(pid)
         begun = time.monotonic()
         with watched(device, seconds) as of_the_gpu:
@@ -71,11 +84,17 @@ def serve(
         cpu_after, spent_s = cpu_seconds(pid), time.monotonic() - begun
         reports = _reports(run_dir)[first:]
     finally:
-        player.terminate()
-        player.wait()
+        for process in (*players, player):
+            process.terminate()
+            process.wait()
     check_whole(reports[-1])
     cores = {name: (cpu_after[name] - cpu_before[name]) / spent_s for name in cpu_after}
     return {**rates(reports), **cores, **of_the_gpu}
+
+
+def num_players() -> int:
+    """How many players a learner is measured with on this machine."""
+    return max(1, min(MOST_PLAYERS, len(os.sched_getaffinity(0)) // CORES_FOR_A_PLAYER))
 
 
 def rates(reports: Sequence[Mapping[str, Any]]) -> Sample:
@@ -141,3 +160,22 @@ def _reports(run_dir: Path) -> list[dict[str, Any]]:
 
 def _set(settings: Sequence[str]) -> list[str]:
     return [part for setting in settings for part in ("--set", setting)]
+
+
+def main() -> None:
+    """Play a recording into a learner that is there, until a signal says to leave it."""
+    recording, url = sys.argv[1:]
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    Player(
+        url,
+        RecordingIndex(Path(recording)),
+        is_exact=False,
+        is_looped=True,
+        should_stop=lambda: bool(told),
+        connect_s=math.inf,
+    ).run()
+
+
+if __name__ == "__main__":
+    main()

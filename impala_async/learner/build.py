@@ -114,11 +114,11 @@ def pick_device(name: str) -> torch.device:
 
 def num_slots(section: LearnerSection, device: torch.device) -> tuple[int, int]:
     """How many slots the host has, and the GPU. On a CPU the ring's batches lie in the host's, on a
-    GPU in the GPU's; then each side has one more, for the batch that is being loaded."""
-    ring, waiting_and_filling = section.minibatch_buffer_size, section.queue_size + 1
+    GPU in the GPU's, where one of those that wait lies too: the next one is loaded meanwhile."""
+    ring, waiting = section.minibatch_buffer_size, section.queue_size
     if device.type == "cuda":
-        return waiting_and_filling + 1, ring + 1
-    return ring + waiting_and_filling, 0
+        return max(2, waiting), ring + 1
+    return ring + waiting + 1, 0
 
 
 def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:

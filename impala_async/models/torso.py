@@ -325,13 +325,13 @@ def pick_precision(
 ) -> torch.dtype:
     """The precision of torsos on a device; `auto` is bfloat16 where that is real, and pays."""
     if device.type == "cpu":
-        pays = model_name in LARGE_MODELS and bool(CPU_FLAGS & _cpu_flags())
+        is_real = bool(CPU_FLAGS & _cpu_flags())
     else:
-        pays = torch.cuda.get_device_capability(device) >= (8, 0)
-        if name == "bfloat16" and not pays:
+        is_real = torch.cuda.get_device_capability(device) >= (8, 0)
+        if name == "bfloat16" and not is_real:
             gpu = torch.cuda.get_device_name(device)
             raise ConfigError(f"model.precision: {gpu} has no bfloat16; wants float32 or auto")
-    is_coarse = name == "bfloat16" or (name == "auto" and pays)
+    is_coarse = name == "bfloat16" or (name == "auto" and is_real and model_name in LARGE_MODELS)
     return torch.bfloat16 if is_coarse else torch.float32
 
 

@@ -36,7 +36,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.mark.parametrize(
     ("ring", "queue_size", "on_cpu", "on_gpu", "on_device"),
-    [(1, 1, 3, 3, 2), (1, 2, 4, 4, 2), (4, 2, 7, 4, 5), (2, 5, 8, 7, 3)],
+    [(1, 1, 3, 2, 2), (1, 2, 4, 2, 2), (4, 2, 7, 2, 5), (2, 5, 8, 5, 3)],
 )
 def test_the_numbers_of_slots(ring, queue_size, on_cpu, on_gpu, on_device):
     section = LearnerSection(minibatch_buffer_size=ring, queue_size=queue_size)

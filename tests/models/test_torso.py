@@ -230,7 +230,9 @@ def test_a_precision_that_was_asked_for_is_taken_and_a_gpu_must_be_new_enough(mo
     assert pick_precision("float32", "nature_cnn", CPU) == torch.float32
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert pick_precision("auto", "mlp", CUDA) == torch.bfloat16
+    assert pick_precision("auto", "impala_resnet", CUDA) == torch.bfloat16
+    assert pick_precision("bfloat16", "mlp", CUDA) == torch.bfloat16
+    assert pick_precision("auto", "mlp", CUDA) == torch.float32
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert pick_precision("auto", "nature_cnn", CUDA) == torch.float32
     with pytest.raises(ConfigError, match=r"model\.precision: Old GPU has no bfloat16"):
