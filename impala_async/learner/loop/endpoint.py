@@ -1,7 +1,7 @@
 """One ROUTER on the event loop: drained in bursts, answered at once, guarded against bad input.
 
-The descriptor of a ZeroMQ socket is edge-triggered, and a send may eat the edge. So in a learner
-only this file takes messages from a router and sends any, and it looks again after whatever it did.
+The descriptor of a ZeroMQ socket is edge-triggered, and a send or a question may eat the edge. So in
+a learner only this file has to do with a router, and it looks again after whatever it did.
 
 Runs on: event loop
 """
@@ -87,7 +87,8 @@ class Endpoint:
         the next look should be soon."""
         for route in self.router.find_stuck(patience_s):
             self.connections.cut(route, connections.DOES_NOT_READ)
-        return self.connections.look(allowances, is_drained=not self.router.has_input())
+        self.look_again()
+        return self.connections.look(allowances, is_drained=not self._is_scheduled)
 
     def look_again(self) -> None:
         """Drain soon if there is input, whether or not the descriptor said so."""

@@ -125,6 +125,16 @@ BAD_HEADERS = [
 ]
 
 
+async def test_a_look_at_the_connections_leaves_no_message_lying(bench):
+    await bench.say(wire.pack(DATA))
+    await until(lambda: bench.heard, "the first")
+    bench.dealer.send([wire.pack(DATA._replace(seq=2))])
+    # The loop has not heard of it yet.
+    assert select.select([bench.router.fd], [], [], DEADLINE_S)[0]
+    bench.endpoint.look({}, patience_s=10.0)
+    await until(lambda: len(bench.heard) == 2, "the second")
+
+
 async def test_a_bad_header_is_counted_and_answered(bench):
     for number, (reason, frames) in enumerate(BAD_HEADERS):
         before = bench.counters[f"bad/{reason}"]
