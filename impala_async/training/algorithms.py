@@ -21,6 +21,7 @@ from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.policy import Evaluation, Policy
+from impala_async.training.batch import only_read
 from impala_async.training.checkpoint import check_alike, entry
 from impala_async.training.intrinsic import Intrinsic
 from impala_async.user_code import UserCode, import_callable
@@ -277,15 +278,10 @@ def _checked(name: str, terms: object, view: View) -> LossTerms:
 
 def _call(name: str, where: str, function: Callable[..., Any], view: View, *more: float) -> Any:
     """A mistake in a user's function is told by the name, as is a change to the batch's memory."""
-    # Every change in place increases a tensor's version.
-    versions = {k: v._version for k, v in view._asdict().items() if isinstance(v, Tensor)}
-    with UserCode(f"{KEY}: {name}", where):
-        found = function(view, *more)
-    for field, version in versions.items():
-        if getattr(view, field)._version != version:
-            why = "which other passes over the batch read too: it must make a new tensor"
-            raise _wrong(name, f"changes view.{field} in place, {why}")
-    return found
+    what, fields = f"{KEY}: {name}", view._asdict().items()
+    kept = {f"view.{field}": value for field, value in fields if isinstance(value, Tensor)}
+    with only_read(what, kept), UserCode(what, where):
+        return function(view, *more)
 
 
 def _wrong(name: str, what: str) -> ConfigError:

@@ -7,7 +7,8 @@ A part has whole columns: a recurrent state runs along a column, and returns run
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from impala_async.errors import ConfigError
 from impala_async.files import write_whole
 from impala_async.schema import Bytes2D, Schema
 from impala_async.training.checkpoint import copies_of
@@ -101,6 +103,20 @@ def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor
         return [columns_N]
     order = np.random.default_rng(seeds).permutation(len(columns_N))
     return list(columns_N[torch.from_numpy(order)].tensor_split(num_parts))
+
+
+@contextmanager
+def only_read(what: str, kept: Mapping[str, Tensor]) -> Iterator[None]:
+    """Somebody's code may not change these in place, by their names: ConfigError if it did."""
+    # Every change in place increases a tensor's version.
+    versions = {name: tensor._version for name, tensor in kept.items()}
+    yield
+    changed = [name for name, tensor in kept.items() if tensor._version != versions[name]]
+    if changed:
+        raise ConfigError(
+            f"{what} changes {changed[0]} in place, which other passes over the batch read too: it "
+            "must make a new tensor"
+        )
 
 
 def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.policy import Policy
-from impala_async.training.batch import Batch
+from impala_async.training.batch import Batch, only_read
 from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.intrinsic_reward"
@@ -60,16 +60,11 @@ class IntrinsicReward:
             seen_N = self._policy.model.normal({k: rows_BS[k].flatten(0, 1) for k in names})
         obs_BS = {k: seen_N[k].unflatten(0, (len(batch.mask_BT), -1)) for k in names}
         actions_BT = dict(batch.actions)
-        kept = *obs_BS.values(), *actions_BT.values(), *self.module.buffers()
-        # Every change in place increases a tensor's version.
-        versions = [tensor._version for tensor in kept]
-        with UserCode(self._what, "to make rewards"):
+        kept = {f"obs_BS[{k!r}]": obs_S for k, obs_S in obs_BS.items()}
+        kept |= {f"actions_BT[{k!r}]": action_T for k, action_T in actions_BT.items()}
+        kept |= {f"its buffer {k}": buffer for k, buffer in self.module.named_buffers()}
+        with only_read(self._what, kept), UserCode(self._what, "to make rewards"):
             found = self.module(obs_BS, actions_BT)
-        if versions != [tensor._version for tensor in kept]:
-            raise ConfigError(
-                f"{self._what} changes obs, actions or a buffer in place, which other passes over "
-                "the batch read too: it must make new tensors"
-            )
         told, wanted = _described(found), f"float32 of {list(batch.mask_BT.shape)}"
         if told != f"{wanted} and {wanted}":
             raise ConfigError(

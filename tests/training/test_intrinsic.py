@@ -163,8 +163,8 @@ def test_what_is_wrong_with_it_is_told_before_anything_is_trained(
         ("nothing", "not NoneType$"),
         ("alone", r"must give .* each float32 of \[5, 6\], not float32 of \[5, 6\]$"),
         ("wide", r"not float32 of \[5, 6, 3\] and float32 of \[5, 6\]$"),
-        ("in_place", "changes obs, actions or a buffer in place"),
-        ("Counting", "changes obs, actions or a buffer in place"),
+        ("in_place", r"changes obs_BS\[''\] in place"),
+        ("Counting", "changes its buffer count in place"),
         ("NotFinite", "must give finite rewards_BT and losses_BT for observations"),
     ):
         for make in (make_step, make_team_step):

@@ -1,7 +1,7 @@
 """One ROUTER on the event loop: drained in bursts, answered at once, guarded against bad input.
 
-The descriptor of a ZeroMQ socket is edge-triggered, and a send or a question may eat the edge. So in
-a learner only this file has to do with a router, and it looks again after whatever it did.
+The descriptor of a ZeroMQ socket is edge-triggered, and a send or a question may eat the edge. So
+in a learner only this file has to do with a router, and it looks again after whatever it did.
 
 Runs on: event loop
 """
