@@ -45,6 +45,7 @@ class Row:
 
     def describe(self, actions: str) -> str:
         found, who = self.as_json(), f"{self.policy}: " if self.policy else ""
+        num, plural = len(self.episodes), "s" * (len(self.episodes) != 1)
         mean, error, smallest, largest = (
             format_return(found[name])
             for name in ("mean_return", "standard_error", "smallest", "largest")
@@ -52,7 +53,7 @@ class Row:
         if self.seed is not None:
             who = f"seed {self.seed}: {who}"
         return (
-            f"{who}mean return of {len(self.episodes)} {actions} episodes: {mean}\n"
+            f"{who}mean return of {num} {actions} episode{plural}: {mean}\n"
             f"{who}smallest {smallest}, largest {largest}, standard error {error}"
         )
 
