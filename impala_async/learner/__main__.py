@@ -122,11 +122,10 @@ def tell_rate(before: "RunConfig", now: "RunConfig", env_steps: int) -> None:
         for each in (before, now)
     )
     if was != is_now:
-        end = now.schedule_env_steps
-        text = (
-            "algorithm.lr goes on at %.3g, and was %.3g at env step %s: its schedule ends at %s now"
-        )
-        logger.warning(text, is_now, was, f"{env_steps:,}", f"{end:,}" if end else "none")
+        end = None if now.algorithm.lr_end is None else now.schedule_env_steps
+        then = f"its schedule ends at {end:,} now" if end else "it has no schedule now"
+        text = "algorithm.lr goes on at %.3g, and was %.3g at env step %s: %s"
+        logger.warning(text, is_now, was, f"{env_steps:,}", then)
 
 
 @contextmanager

@@ -64,7 +64,8 @@ def band(curves: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray[Any, Any
 
 
 def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
-    """The mean return over env steps, between the smallest and the largest of all runs, as PNG."""
+    """The mean return over env steps, between the smallest and the largest of all runs, as PNG; each
+    by itself where short runs share no stretch."""
     runs = [read_reports(folder / "metrics.jsonl") for folder in folders]
     figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")
     # As text: a pair of dollar signs in a name is no formula.
@@ -72,8 +73,12 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
     for name, label in CURVES.items():
         over = "evaluate/env_steps" if name.startswith("evaluate/") else ENV_STEPS
         curves = [[(r[over], r[name]) for r in run if {name, over} <= r.keys()] for run in runs]
-        # They need a stretch in common.
-        if not all(curves) or max(c[0][0] for c in curves) >= min(c[-1][0] for c in curves):
+        if not all(curves):
+            continue
+        if max(c[0][0] for c in curves) >= min(c[-1][0] for c in curves):
+            # Without a stretch in common there is no mean.
+            for seed, curve in enumerate(curves, 1):
+                axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: run {seed}")
             continue
         steps, mean, low, high = band(curves)
         (line,) = axes.plot(steps, mean, label=f"{label}: mean of {len(runs)} seeds")

@@ -195,6 +195,8 @@ def draw_learning_curve(reports: list[dict[str, float]], title: str, goal: float
     def draw(axes: "Axes", name: str, over: str = ENV_STEPS, **style: Any) -> None:
         known = [each for each in reports if name in each and over in each]
         if known:
+            if len(known) == 1:  # a line of one point is none
+                style["marker"] = "."
             axes.plot([each[over] for each in known], [each[name] for each in known], **style)
 
     figure, (top, bottom) = plt.subplots(

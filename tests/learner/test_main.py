@@ -272,7 +272,7 @@ def test_a_rate_that_goes_on_elsewhere_is_told(caplog):
         (
             2000,
             None,
-            "goes on at 0.001, and was 0.000505 at env step 1,000: its schedule ends at none now",
+            "goes on at 0.001, and was 0.000505 at env step 1,000: it has no schedule now",
         ),
         (None, None, None),
     ):

@@ -66,7 +66,14 @@ def test_the_picture_has_the_curves_that_all_runs_have(folders, monkeypatch):
     plt.close("all")
 
 
-def test_runs_without_a_stretch_in_common_have_no_band(folders, monkeypatch):
+def test_runs_without_a_stretch_in_common_are_drawn_one_by_one(folders, monkeypatch):
     later = folders[1] / "metrics.jsonl"
     later.write_text(json.dumps({"env_steps_trained": 90, "mean_return": 1.0}) + "\n")
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
     assert draw_seeds(folders, "none").startswith(b"\x89PNG")
+    first, second = kept[0].axes[0].lines
+    assert second.get_label() == "last 100 episodes: run 2"
+    assert (len(first.get_xdata()), [*second.get_xydata()[0]]) == (3, [90.0, 1.0])
+    monkeypatch.undo()
+    plt.close("all")

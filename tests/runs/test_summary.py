@@ -162,7 +162,8 @@ def lines_of(tmp_path, monkeypatch):
         top, bottom = kept[-1].axes
         lines = {line.get_label(): line for line in top.lines} | {"lag": bottom.lines[0]}
         found = {name: [*zip(*line.get_data(), strict=True)] for name, line in lines.items()}
-        return found | {"title": top.get_title()}
+        markers = {line.get_marker() for line in top.lines}
+        return found | {"title": top.get_title(), "markers": markers}
 
     yield draw
     monkeypatch.undo()
@@ -179,6 +180,11 @@ def test_returns_their_mean_the_goal_and_the_lag_are_drawn(lines_of):
     assert drawn["lag"] == [(100, 1.5), (200, 1.5)]
     assert {y for _, y in drawn["goal"]} == {475.0}
     assert drawn["title"] == "A $b$ c$"
+
+
+def test_a_single_report_is_a_point_that_is_seen(lines_of):
+    assert lines_of(report(100))["markers"] == {"."}
+    assert lines_of(report(100), report(200))["markers"] == {"None"}
 
 
 def test_evaluations_are_drawn_at_the_steps_of_their_weights(lines_of):
