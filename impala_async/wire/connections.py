@@ -5,9 +5,11 @@ So the kernel is asked how many bytes have come over each tcp connection.
 """
 
 import ctypes
+import fcntl
 import resource
 import socket
 import struct
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -41,10 +43,16 @@ DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
 _BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
 WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-# SO_ATTACH_FILTER, with one instruction that drops all, and SO_DETACH_FILTER: all that comes to a
-# listener is from newcomers, who knock again after a second. To unbind it would end all others.
-_DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
-_FILTERS = {True: (26, struct.pack("@HP", 1, ctypes.addressof(_DROP))), False: (27, bytes(4))}
+# Options that attach a filter and detach it. One that drops all keeps newcomers from a listener,
+# who knock again after a second; to unbind it would end all others. They inherit another one, that
+# drops resets: ZeroMQ aborts where it sees one while it reads no further and a PING is in the rest.
+_ATTACH, _DETACH = 26, (27, bytes(4))
+_ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
+_RESETS = ctypes.create_string_buffer(
+    struct.pack("=HBBIHBBIHBBIHBBI", *(0x30, 0, 0, 13, 0x45, 0, 1, 4, 6, 0, 0, 0, 6, 0, 0, 1 << 30))
+)
+_DROP_ALL = _ATTACH, struct.pack("@HP", 1, ctypes.addressof(_ALL))
+_DROP_RESETS = _ATTACH, struct.pack("@HP", 4, ctypes.addressof(_RESETS))
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -149,6 +157,7 @@ class Connections:
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
                 self._listener = fd
+                _filter(fd, _DROP_RESETS)
             if event in _BEGINNINGS:
                 self.num_new += 1
                 self._open[fd], self._strangers[fd] = _Connection(), None
@@ -169,8 +178,8 @@ class Connections:
             allowed = allowances.get(connection.route)
             if allowed is None:
                 self._strangers.setdefault(fd)
-            else:
-                self._strangers.pop(fd, None)
+            elif self._strangers.pop(fd, fd) is None:
+                _filter(fd, _DETACH)
             received = _bytes_received(fd)
             if received is None:
                 continue
@@ -181,7 +190,8 @@ class Connections:
             if allowed is None:
                 kept = (received - connection.accepted_bytes) // KEPT_SHARE
                 under_way[fd] = max(received - connection.heard_bytes, kept)
-                allowed = STRANGER_BYTES
+                # ZeroMQ reads no further where a thousand messages wait: no actor's do.
+                allowed = -1 if _ask(fd, _has_unread) else STRANGER_BYTES
             if received - connection.accepted_bytes > allowed:
                 doubtful.add(fd)
         # Those of whom most is under way go, until all strangers together have sent little.
@@ -219,7 +229,7 @@ class Connections:
     def _shut(self, is_shut: bool) -> None:
         """Let nobody in, or everybody again, where there is a listener: who dials has none."""
         if is_shut != self._is_shut and self._listener >= 0:
-            _ask(self._listener, lambda own: own.setsockopt(socket.SOL_SOCKET, *_FILTERS[is_shut]))
+            _filter(self._listener, _DROP_ALL if is_shut else _DROP_RESETS)
             self._is_shut = is_shut
 
     def _note_gone(self, route: bytes) -> None:
@@ -228,12 +238,13 @@ class Connections:
             del self.gone[next(iter(self.gone))]
 
     def _cut(self, fd: int, why: str) -> None:
-        """Shut it down: ZeroMQ, which owns the descriptor, notices and closes it."""
+        """Let nothing more in: ZeroMQ, which owns the descriptor, notices and closes it."""
         if route := self._open[fd].route:
             self._note_gone(route)
         self._forget(fd)
         self._leaving[fd] = time.monotonic()
-        _ask(fd, lambda own: own.shutdown(socket.SHUT_RDWR))
+        _filter(fd, _DROP_ALL)
+        _ask(fd, _end)
         self.cut_off[why] += 1
 
 
@@ -253,6 +264,23 @@ def _bytes_received(fd: int) -> int | None:
     size = _BYTES_RECEIVED.size
     info = _ask(fd, lambda own: own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size))
     return int(_BYTES_RECEIVED.unpack(info)[0]) if info and len(info) == size else None
+
+
+def _has_unread(own: socket.socket) -> bool:
+    return any(fcntl.ioctl(own, termios.FIONREAD, bytes(4)))
+
+
+def _filter(fd: int, option: tuple[int, bytes]) -> None:
+    _ask(fd, lambda own: own.setsockopt(socket.SOL_SOCKET, *option))
+
+
+def _end(own: socket.socket) -> None:
+    """Drop what has come and end it, by a reset as no answer comes in; but not both ways, which
+    would be to ZeroMQ as if the peer had reset it."""
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    own.shutdown(socket.SHUT_RD)
+    while own.recv(1 << 20, socket.MSG_TRUNC):
+        pass
 
 
 def _ask(fd: int, ask: Callable[[socket.socket], Answer]) -> Answer | None:

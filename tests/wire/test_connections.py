@@ -2,6 +2,7 @@
 
 import math
 import resource
+import select
 import socket
 from contextlib import ExitStack, suppress
 from unittest.mock import Mock
@@ -205,6 +206,25 @@ def test_nobody_is_let_in_while_many_wait_to_be_read(ends, router, dial, monkeyp
     monkeypatch.setattr(module, "MAX_GONE", len(watched.gone))
     watched._note_gone(b"another")
     assert len(watched.gone) == module.MAX_GONE
+
+
+def test_no_end_is_seen_where_zeromq_reads_no_further(router, dial):
+    """It aborts the process where a PING is among what it has not read then."""
+    for is_cut in (False, True):
+        raw = dial()
+        route = say_hello(router, raw)
+        ends_seen = select.poll()
+        ends_seen.register(router.connections._routes[route], 0)
+        raw.sendall(raw_peer.message(b"x") * 1010 + raw_peer.PING)
+        until(router.has_input)
+        if is_cut:
+            router.connections.cut(route, "")
+        else:
+            raw_peer.hang_up(raw)
+        assert ends_seen.poll(0) == []
+        for _ in range(1010):
+            take(router)
+    until(lambda: router.connections.read() or not router.connections._leaving)
 
 
 def test_who_went_is_forgotten_and_not_cut_in_the_shape_of_its_successor(ends, router, monkeypatch):
