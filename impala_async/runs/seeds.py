@@ -77,8 +77,8 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
             continue
         if max(c[0][0] for c in curves) >= min(c[-1][0] for c in curves):
             # Without a stretch in common there is no mean.
-            for seed, curve in enumerate(curves, 1):
-                axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: run {seed}")
+            for number, curve in enumerate(curves, 1):
+                axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: run {number}")
             continue
         steps, mean, low, high = band(curves)
         (line,) = axes.plot(steps, mean, label=f"{label}: mean of {len(runs)} seeds")

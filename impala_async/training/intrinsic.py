@@ -60,8 +60,8 @@ class IntrinsicReward:
             seen_N = self._policy.model.normal({k: rows_BS[k].flatten(0, 1) for k in names})
         obs_BS = {k: seen_N[k].unflatten(0, (len(batch.mask_BT), -1)) for k in names}
         actions_BT = dict(batch.actions)
-        kept = {f"obs_BS[{k!r}]": obs_S for k, obs_S in obs_BS.items()}
-        kept |= {f"actions_BT[{k!r}]": action_T for k, action_T in actions_BT.items()}
+        kept = {f"obs_BS[{k!r}]": leaf_BS for k, leaf_BS in obs_BS.items()}
+        kept |= {f"actions_BT[{k!r}]": leaf_BT for k, leaf_BT in actions_BT.items()}
         kept |= {f"its buffer {k}": buffer for k, buffer in self.module.named_buffers()}
         with only_read(self._what, kept), UserCode(self._what, "to make rewards"):
             found = self.module(obs_BS, actions_BT)
