@@ -46,7 +46,10 @@ WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zm
 # Options that attach a filter and detach it. One that drops all keeps newcomers from a listener,
 # who knock again after a second; to unbind it would end all others. They inherit another one, that
 # drops resets: ZeroMQ aborts where it sees one while it reads no further and a PING is in the rest.
+# And they end by a reset: the kernel would tell one that has reset of its end for 100 s, and leave
+# unanswered meanwhile whoever comes from its port.
 _ATTACH, _DETACH = 26, (27, bytes(4))
+_BY_RESET, _IN_ORDER = ((socket.SO_LINGER, struct.pack("ii", on, 0)) for on in (1, 0))
 _ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
 _RESETS = ctypes.create_string_buffer(
     struct.pack("=HBBIHBBIHBBIHBBI", *(0x30, 0, 0, 13, 0x45, 0, 1, 4, 6, 0, 0, 0, 6, 0, 0, 1 << 30))
@@ -157,7 +160,7 @@ class Connections:
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
                 self._listener = fd
-                _filter(fd, _DROP_RESETS)
+                _set(fd, _BY_RESET, _DROP_RESETS)
             if event in _BEGINNINGS:
                 self.num_new += 1
                 self._open[fd], self._strangers[fd] = _Connection(), None
@@ -179,7 +182,7 @@ class Connections:
             if allowed is None:
                 self._strangers.setdefault(fd)
             elif self._strangers.pop(fd, fd) is None:
-                _filter(fd, _DETACH)
+                _set(fd, _IN_ORDER, _DETACH)
             received = _bytes_received(fd)
             if received is None:
                 continue
@@ -229,7 +232,7 @@ class Connections:
     def _shut(self, is_shut: bool) -> None:
         """Let nobody in, or everybody again, where there is a listener: who dials has none."""
         if is_shut != self._is_shut and self._listener >= 0:
-            _filter(self._listener, _DROP_ALL if is_shut else _DROP_RESETS)
+            _set(self._listener, _DROP_ALL if is_shut else _DROP_RESETS)
             self._is_shut = is_shut
 
     def _note_gone(self, route: bytes) -> None:
@@ -243,7 +246,7 @@ class Connections:
             self._note_gone(route)
         self._forget(fd)
         self._leaving[fd] = time.monotonic()
-        _filter(fd, _DROP_ALL)
+        _set(fd, _BY_RESET, _DROP_ALL)
         _ask(fd, _end)
         self.cut_off[why] += 1
 
@@ -270,14 +273,17 @@ def _has_unread(own: socket.socket) -> bool:
     return any(fcntl.ioctl(own, termios.FIONREAD, bytes(4)))
 
 
-def _filter(fd: int, option: tuple[int, bytes]) -> None:
-    _ask(fd, lambda own: own.setsockopt(socket.SOL_SOCKET, *option))
+def _set(fd: int, *options: tuple[int, bytes]) -> None:
+    def set_all(own: socket.socket) -> None:
+        for option in options:
+            own.setsockopt(socket.SOL_SOCKET, *option)
+
+    _ask(fd, set_all)
 
 
 def _end(own: socket.socket) -> None:
     """Drop what has come and end it, by a reset as no answer comes in; but not both ways, which
     would be to ZeroMQ as if the peer had reset it."""
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     own.shutdown(socket.SHUT_RD)
     while own.recv(1 << 20, socket.MSG_TRUNC):
         pass
