@@ -6,6 +6,7 @@ So the kernel is asked how many bytes have come over each tcp connection.
 
 import ctypes
 import fcntl
+import math
 import resource
 import socket
 import struct
@@ -46,7 +47,10 @@ WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zm
 # Options that attach a filter and detach it. One that drops all keeps newcomers from a listener,
 # who knock again after a second; to unbind it would end all others. They inherit another one, that
 # drops resets: ZeroMQ aborts where it sees one while it reads no further and a PING is in the rest.
+# And they end by a reset: the kernel would tell one that has reset of its end for 100 s, and leave
+# unanswered meanwhile whoever comes from its port.
 _ATTACH, _DETACH = 26, (27, bytes(4))
+_BY_RESET, _IN_ORDER = ((socket.SO_LINGER, struct.pack("ii", on, 0)) for on in (1, 0))
 _ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
 _RESETS = ctypes.create_string_buffer(
     struct.pack("=HBBIHBBIHBBIHBBI", *(0x30, 0, 0, 13, 0x45, 0, 1, 4, 6, 0, 0, 0, 6, 0, 0, 1 << 30))
@@ -122,7 +126,7 @@ class Connections:
         self.gone: dict[bytes, None] = {}
         # Descriptors of those of them that ZeroMQ has not closed yet, and when they were cut off.
         self._leaving: dict[int, float] = {}
-        self._listener, self._is_shut = -1, False
+        self._listener, self._is_shut, self._shut_until = -1, False, -math.inf
         # Those that came since all was read: each may bring a thousand messages, and hang up.
         self.num_new = 0
 
@@ -157,7 +161,7 @@ class Connections:
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
                 self._listener = fd
-                _filter(fd, _DROP_RESETS)
+                _set(fd, _BY_RESET, _DROP_RESETS)
             if event in _BEGINNINGS:
                 self.num_new += 1
                 self._open[fd], self._strangers[fd] = _Connection(), None
@@ -179,7 +183,7 @@ class Connections:
             if allowed is None:
                 self._strangers.setdefault(fd)
             elif self._strangers.pop(fd, fd) is None:
-                _filter(fd, _DETACH)
+                _set(fd, _IN_ORDER, _DETACH)
             received = _bytes_received(fd)
             if received is None:
                 continue
@@ -207,8 +211,14 @@ class Connections:
         since = time.monotonic() - LONGEST_LEAVE_S
         self.num_new *= not is_drained
         num_leaving = sum(at > since for at in self._leaving.values())
-        self._shut(max(num_leaving, self.num_new) > MAX_LEAVING)
+        is_held = time.monotonic() < self._shut_until
+        self._shut(is_held or max(num_leaving, self.num_new) > MAX_LEAVING)
         return bool(self._doubtful)
+
+    def hold_shut(self, seconds: float) -> None:
+        """Let nobody in for so long, beyond what was said before."""
+        self._shut_until = max(self._shut_until, time.monotonic()) + seconds
+        self._shut(True)
 
     def cut(self, route: bytes, why: str) -> None:
         """End the connection of a peer, which may connect again."""
@@ -229,7 +239,7 @@ class Connections:
     def _shut(self, is_shut: bool) -> None:
         """Let nobody in, or everybody again, where there is a listener: who dials has none."""
         if is_shut != self._is_shut and self._listener >= 0:
-            _filter(self._listener, _DROP_ALL if is_shut else _DROP_RESETS)
+            _set(self._listener, _DROP_ALL if is_shut else _DROP_RESETS)
             self._is_shut = is_shut
 
     def _note_gone(self, route: bytes) -> None:
@@ -243,7 +253,7 @@ class Connections:
             self._note_gone(route)
         self._forget(fd)
         self._leaving[fd] = time.monotonic()
-        _filter(fd, _DROP_ALL)
+        _set(fd, _BY_RESET, _DROP_ALL)
         _ask(fd, _end)
         self.cut_off[why] += 1
 
@@ -270,14 +280,17 @@ def _has_unread(own: socket.socket) -> bool:
     return any(fcntl.ioctl(own, termios.FIONREAD, bytes(4)))
 
 
-def _filter(fd: int, option: tuple[int, bytes]) -> None:
-    _ask(fd, lambda own: own.setsockopt(socket.SOL_SOCKET, *option))
+def _set(fd: int, *options: tuple[int, bytes]) -> None:
+    def set_all(own: socket.socket) -> None:
+        for option in options:
+            own.setsockopt(socket.SOL_SOCKET, *option)
+
+    _ask(fd, set_all)
 
 
 def _end(own: socket.socket) -> None:
     """Drop what has come and end it, by a reset as no answer comes in; but not both ways, which
     would be to ZeroMQ as if the peer had reset it."""
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     own.shutdown(socket.SHUT_RD)
     while own.recv(1 << 20, socket.MSG_TRUNC):
         pass

@@ -163,11 +163,12 @@ class Router:
         self.has_more_frames = bool(self._socket.get(_RCVMORE))
         return size
 
-    def discard_rest(self) -> None:
-        """Drop what is left of the message, or MAX_DISCARDED frames of it."""
-        for _ in range(MAX_DISCARDED):
+    def discard_rest(self) -> int:
+        """Drop what is left of the message, or MAX_DISCARDED frames of it; how many there were."""
+        for number in range(MAX_DISCARDED):
             if self.receive_into(_NOTHING) == NO_FRAME:
-                return
+                return number
+        return MAX_DISCARDED
 
     def send(self, route: bytes, frames: Sequence[wire.Frame]) -> bool:
         """Send without blocking; False if the peer is gone or does not take it now. A peer has only

@@ -24,6 +24,9 @@ from impala_async.wire.sockets import Router
 BURST = 32
 # So many messages in a row find a peer's queue full until its connection is ended.
 MAX_IN_VAIN = 16
+# So many frames that nobody takes are a mistake. More of them cost others the time in which they are
+# dropped, and for so many times as long nobody is let in: most of the time is left to them.
+MAX_SPARE_FRAMES, SHUT_SHARE = 16, 4
 # A refusal quotes so much of an error, at most: it may wait for a peer that does not read.
 MAX_QUOTED = 200
 # Over one connection, until they are forgotten: an actor says it once or twice a second, and a
@@ -103,7 +106,8 @@ class Endpoint:
         self._is_scheduled = True
         try:
             for _ in range(BURST):
-                if not self._discard():
+                self._discard()
+                if self.router.has_more_frames:
                     break
                 arrived = self.router.receive()
                 if arrived is None:
@@ -116,9 +120,13 @@ class Endpoint:
         self.look_again()
 
     def _discard(self) -> bool:
-        """Drop what nobody took of a message; False if some of it must wait for the next turn."""
-        self.router.discard_rest()
-        return not self.router.has_more_frames
+        """Drop what nobody took of a message; False if it has more frames than any message of ours.
+        Some of it may wait for the next turn, and newcomers some time, as it costs the others."""
+        began_at = time.monotonic()
+        if self.router.discard_rest() <= MAX_SPARE_FRAMES:
+            return True
+        self.connections.hold_shut(SHUT_SHARE * (time.monotonic() - began_at))
+        return False
 
     def _take(self, route: bytes, header: memoryview, size: int) -> None:
         message = None

@@ -10,7 +10,13 @@ import msgpack
 import pytest
 
 from impala_async.errors import ProtocolError
-from impala_async.learner.loop.endpoint import BAD_REASONS, MAX_IN_VAIN, WIRE_COUNTS, Endpoint
+from impala_async.learner.loop.endpoint import (
+    BAD_REASONS,
+    MAX_IN_VAIN,
+    MAX_SPARE_FRAMES,
+    WIRE_COUNTS,
+    Endpoint,
+)
 from impala_async.learner.loop.sessions import Answer
 from impala_async.metrics.report import Counters, merge
 from impala_async.wire import messages as wire
@@ -233,6 +239,16 @@ async def test_a_message_of_very_many_frames_is_dropped_in_turns_and_cut_off(ben
     assert len(bench.bursts) >= 3
     assert bench.counters["bad/wrong_frame_count"] == 1
     assert [why for _, why in cut] == ["sent a message of too many frames"]
+
+
+async def test_nobody_is_let_in_for_some_time_after_frames_that_cost_some(bench, cut, monkeypatch):
+    held = []
+    monkeypatch.setattr(bench.endpoint.connections, "hold_shut", held.append)
+    for number, (num_frames, num_held) in enumerate([(3, 0), (MAX_SPARE_FRAMES + 1, 1)], 1):
+        await bench.say(wire.pack(DATA), *[b""] * num_frames)
+        await until(lambda number=number: len(bench.heard) == number, "the message")
+        assert len(held) == len(cut) == num_held
+    assert held[0] > 0
 
 
 async def test_who_hung_up_is_not_cut_off_in_the_shape_of_its_successor(bench):
