@@ -24,7 +24,7 @@ from impala_async.wire.sockets import Router
 BURST = 32
 # So many messages in a row find a peer's queue full until its connection is ended.
 MAX_IN_VAIN = 16
-# So many frames that nobody takes are a mistake. More of them cost others the time in which they are
+# So many frames that nobody takes are a mistake. More cost all others the time in which they are
 # dropped, and for so many times as long nobody is let in: most of the time is left to them.
 MAX_SPARE_FRAMES, SHUT_SHARE = 16, 4
 # A refusal quotes so much of an error, at most: it may wait for a peer that does not read.
