@@ -77,7 +77,8 @@ def test_each_agent_plays_as_many_as_are_asked_for_or_a_few_more(
     kwargs = {"lengths": [1, 2, 4][:num_agents]}
     run, _ = begin(tmp_path, "tests.envs.test_agents:Lives", kwargs=kwargs)
     assert main([str(run.path), *(["--episodes", str(asked)] if asked != 10 else [])]) == 0
-    assert f"mean return of {played} greedy episodes" in capsys.readouterr().out
+    plural = "s" * (played != 1)
+    assert f"mean return of {played} greedy episode{plural}: " in capsys.readouterr().out
 
 
 def test_a_recurrent_checkpoint_plays_with_the_threads_of_an_actor(tmp_path, capsys):
