@@ -32,7 +32,7 @@ POLL_S = 0.05
 # Reports often enough for a window of some seconds, and a lease that a slow start does not outlast.
 FOR_MEASURING = ("learner.report_every_s=0.25", "learner.lease_s=120")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# A player is a busy thread and one of ZeroMQ's, as many as the learner has for it.
+# A player keeps a thread of its own busy, and one of ZeroMQ's at each end.
 CORES_FOR_A_PLAYER, MOST_PLAYERS = 4, 4
 UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
 LOAD_WAIT_MS = "timing_breakdown/learner_load_wait_time_ms"
@@ -61,35 +61,38 @@ def serve(
     recording: Path, run_dir: Path, settings: Sequence[str], seconds: float, device: torch.device
 ) -> Sample:
     """Play a recording again and again into a fresh learner, as fast as that takes it."""
-    players = list[subprocess.Popen[bytes]]()
     door = [sys.executable, "-m", "impala_async.replay", str(recording), "--loop"]
+    command = [*door, "--run-dir", str(run_dir), *_set([*settings, *FOR_MEASURING])]
     log_path = run_dir.with_suffix(".log")
-    with log_path.open("w") as log:
-        command = [*door, "--run-dir", str(run_dir), *_set([*settings, *FOR_MEASURING])]
-        player = subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=end_with_parent)
+    players = [_start(command, log_path)]
     try:
-        _wait_until(lambda: _is_updating(run_dir), player, log_path)
+        _wait_until(lambda: _is_updating(run_dir), players, log_path)
         service = json.loads((run_dir / "service.json").read_text())
         pid, more = service["pid"], [sys.executable, "-m", __name__, str(recording)]
-        for _ in range(num_players() - 1):
-            command = [*more, service["data_url"]]
-            players.append(subprocess.Popen(command, preexec_fn=end_with_parent))
-        _wait_until(lambda: _reports(run_dir)[-1]["num_actors"] > len(players), player, log_path)
+        while len(players) < num_players():
+            players.insert(0, _start([*more, service["data_url"]], log_path))
+        _wait_until(lambda: _num_actors(run_dir) == num_players(), players, log_path)
         time.sleep(WARM_S)
         first, cpu_before = len(_reports(run_dir)), cpu_seconds(pid)
         begun = time.monotonic()
         with watched(device, seconds) as of_the_gpu:
             time.sleep(seconds)
-        _wait_until(lambda: len(_reports(run_dir)) >= first + 2, player, log_path)
+        _wait_until(lambda: len(_reports(run_dir)) >= first + 2, players, log_path)
         cpu_after, spent_s = cpu_seconds(pid), time.monotonic() - begun
         reports = _reports(run_dir)[first:]
     finally:
-        for process in (*players, player):
-            process.terminate()
-            process.wait()
+        # The last of them is the one that has the learner.
+        for player in players:
+            player.terminate()
+            player.wait()
     check_whole(reports[-1])
     cores = {name: (cpu_after[name] - cpu_before[name]) / spent_s for name in cpu_after}
     return {**rates(reports), **cores, **of_the_gpu}
+
+
+def _start(command: Sequence[str], log_path: Path) -> "subprocess.Popen[bytes]":
+    with log_path.open("a") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, preexec_fn=end_with_parent)
 
 
 def num_players() -> int:
@@ -137,17 +140,21 @@ def check_whole(report: Mapping[str, Any]) -> None:
 
 
 def _wait_until(
-    is_so: Callable[[], bool], player: "subprocess.Popen[bytes]", log_path: Path
+    is_so: Callable[[], bool], players: Sequence["subprocess.Popen[bytes]"], log_path: Path
 ) -> None:
     until = time.monotonic() + START_WITHIN_S
     while not is_so():
-        if player.poll() is not None or time.monotonic() > until:
+        if any(each.poll() is not None for each in players) or time.monotonic() > until:
             raise RuntimeError(f"the learner does not train:\n{log_path.read_text()}")
         time.sleep(POLL_S)
 
 
 def _is_updating(run_dir: Path) -> bool:
     return any(report["updates"] for report in _reports(run_dir))
+
+
+def _num_actors(run_dir: Path) -> int:
+    return int(_reports(run_dir)[-1]["num_actors"])
 
 
 def _reports(run_dir: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ class ModelSection(Section):
     """impala_resnet: times as many channels."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Torsos compute in it, at learner and actors; losses and what is learned are float32. auto,
-    each for itself: bfloat16 for large images, on a device that has it."""
+    each for itself: bfloat16 for nature_cnn and impala_resnet, on a device that has it."""
     shared_torso: bool | None = None
     """One torso for policy and value, or one each; none: one each for a plain mlp."""
     core: Literal["lstm", "gru"] | None = None

@@ -114,7 +114,8 @@ def pick_device(name: str) -> torch.device:
 
 def num_slots(section: LearnerSection, device: torch.device) -> tuple[int, int]:
     """How many slots the host has, and the GPU. On a CPU the ring's batches lie in the host's, on a
-    GPU in the GPU's, where one of those that wait lies too: the next one is loaded meanwhile."""
+    GPU in the GPU's, where one of those that wait lies too. The host has two at least: one is
+    filled while the other is loaded."""
     ring, waiting = section.minibatch_buffer_size, section.queue_size
     if device.type == "cuda":
         return max(2, waiting), ring + 1

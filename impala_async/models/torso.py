@@ -30,7 +30,7 @@ Net = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 # A residual branch starts small, or six of them would multiply the signal by eight.
 RESIDUAL_GAIN = 0.5
-# For these bfloat16 halves the work of a CPU that has it; smaller ones gain nothing there.
+# For these bfloat16 halves the work of a device that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
 # With these the features of a row hang on chance, or on the rows that happen to be beside it.
 UNSOUND = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)

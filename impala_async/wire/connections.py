@@ -5,12 +5,10 @@ So the kernel is asked how many bytes have come over each tcp connection.
 """
 
 import ctypes
-import fcntl
 import math
 import resource
 import socket
 import struct
-import termios
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -33,6 +31,7 @@ MANY_DESCRIPTORS = 65536
 # ZeroMQ closes one that was cut off only when what it took from there is read. While more than so
 # many wait for that, each for so long at most, nobody is let in; and so many are remembered.
 MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
+LONGEST_HOLD_S = 10.0
 # Why one is cut off: it is a connection that ...
 SENT_TOO_MANY_FRAMES = "sent a message of too many frames"
 SENT_TOO_MUCH = "sent more than credit allows"
@@ -44,19 +43,10 @@ DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
 _BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
 WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-# Options that attach a filter and detach it. One that drops all keeps newcomers from a listener,
-# who knock again after a second; to unbind it would end all others. They inherit another one, that
-# drops resets: ZeroMQ aborts where it sees one while it reads no further and a PING is in the rest.
-# And they end by a reset: the kernel would tell one that has reset of its end for 100 s, and leave
-# unanswered meanwhile whoever comes from its port.
-_ATTACH, _DETACH = 26, (27, bytes(4))
-_BY_RESET, _IN_ORDER = ((socket.SO_LINGER, struct.pack("ii", on, 0)) for on in (1, 0))
-_ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
-_RESETS = ctypes.create_string_buffer(
-    struct.pack("=HBBIHBBIHBBIHBBI", *(0x30, 0, 0, 13, 0x45, 0, 1, 4, 6, 0, 0, 0, 6, 0, 0, 1 << 30))
-)
-_DROP_ALL = _ATTACH, struct.pack("@HP", 1, ctypes.addressof(_ALL))
-_DROP_RESETS = _ATTACH, struct.pack("@HP", 4, ctypes.addressof(_RESETS))
+# SO_ATTACH_FILTER, with one instruction that drops all, and SO_DETACH_FILTER: all that comes to a
+# listener is from newcomers, who knock again after a second. To unbind it would end all others.
+_DROP = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))
+_FILTERS = {True: (26, struct.pack("@HP", 1, ctypes.addressof(_DROP))), False: (27, bytes(4))}
 # tcpi_bytes_received, since Linux 4.1.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -161,7 +151,6 @@ class Connections:
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
                 self._listener = fd
-                _set(fd, _BY_RESET, _DROP_RESETS)
             if event in _BEGINNINGS:
                 self.num_new += 1
                 self._open[fd], self._strangers[fd] = _Connection(), None
@@ -182,8 +171,8 @@ class Connections:
             allowed = allowances.get(connection.route)
             if allowed is None:
                 self._strangers.setdefault(fd)
-            elif self._strangers.pop(fd, fd) is None:
-                _set(fd, _IN_ORDER, _DETACH)
+            else:
+                self._strangers.pop(fd, None)
             received = _bytes_received(fd)
             if received is None:
                 continue
@@ -194,8 +183,7 @@ class Connections:
             if allowed is None:
                 kept = (received - connection.accepted_bytes) // KEPT_SHARE
                 under_way[fd] = max(received - connection.heard_bytes, kept)
-                # ZeroMQ reads no further where a thousand messages wait: no actor's do.
-                allowed = -1 if _ask(fd, _has_unread) else STRANGER_BYTES
+                allowed = STRANGER_BYTES
             if received - connection.accepted_bytes > allowed:
                 doubtful.add(fd)
         # Those of whom most is under way go, until all strangers together have sent little.
@@ -216,8 +204,9 @@ class Connections:
         return bool(self._doubtful)
 
     def hold_shut(self, seconds: float) -> None:
-        """Let nobody in for so long, beyond what was said before."""
-        self._shut_until = max(self._shut_until, time.monotonic()) + seconds
+        """Let nobody in for so long, beyond what was said before; ten seconds from now at most."""
+        now = time.monotonic()
+        self._shut_until = min(max(self._shut_until, now) + seconds, now + LONGEST_HOLD_S)
         self._shut(True)
 
     def cut(self, route: bytes, why: str) -> None:
@@ -239,7 +228,7 @@ class Connections:
     def _shut(self, is_shut: bool) -> None:
         """Let nobody in, or everybody again, where there is a listener: who dials has none."""
         if is_shut != self._is_shut and self._listener >= 0:
-            _set(self._listener, _DROP_ALL if is_shut else _DROP_RESETS)
+            _ask(self._listener, lambda own: own.setsockopt(socket.SOL_SOCKET, *_FILTERS[is_shut]))
             self._is_shut = is_shut
 
     def _note_gone(self, route: bytes) -> None:
@@ -248,13 +237,12 @@ class Connections:
             del self.gone[next(iter(self.gone))]
 
     def _cut(self, fd: int, why: str) -> None:
-        """Let nothing more in: ZeroMQ, which owns the descriptor, notices and closes it."""
+        """Shut it down: ZeroMQ, which owns the descriptor, notices and closes it."""
         if route := self._open[fd].route:
             self._note_gone(route)
         self._forget(fd)
         self._leaving[fd] = time.monotonic()
-        _set(fd, _BY_RESET, _DROP_ALL)
-        _ask(fd, _end)
+        _ask(fd, lambda own: own.shutdown(socket.SHUT_RDWR))
         self.cut_off[why] += 1
 
 
@@ -274,26 +262,6 @@ def _bytes_received(fd: int) -> int | None:
     size = _BYTES_RECEIVED.size
     info = _ask(fd, lambda own: own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size))
     return int(_BYTES_RECEIVED.unpack(info)[0]) if info and len(info) == size else None
-
-
-def _has_unread(own: socket.socket) -> bool:
-    return any(fcntl.ioctl(own, termios.FIONREAD, bytes(4)))
-
-
-def _set(fd: int, *options: tuple[int, bytes]) -> None:
-    def set_all(own: socket.socket) -> None:
-        for option in options:
-            own.setsockopt(socket.SOL_SOCKET, *option)
-
-    _ask(fd, set_all)
-
-
-def _end(own: socket.socket) -> None:
-    """Drop what has come and end it, by a reset as no answer comes in; but not both ways, which
-    would be to ZeroMQ as if the peer had reset it."""
-    own.shutdown(socket.SHUT_RD)
-    while own.recv(1 << 20, socket.MSG_TRUNC):
-        pass
 
 
 def _ask(fd: int, ask: Callable[[socket.socket], Answer]) -> Answer | None:

@@ -108,7 +108,6 @@ class Router:
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
         self._bind(tcp_url)
-        self.connections.read()
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     @property

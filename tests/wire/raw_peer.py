@@ -5,7 +5,6 @@ import struct
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
-PING = b"\x04\x07\x04PING\x00\x00"
 EMPTY_AND_MORE = b"\x01\x00"
 
 

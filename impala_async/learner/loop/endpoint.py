@@ -1,7 +1,8 @@
 """One ROUTER on the event loop: drained in bursts, answered at once, guarded against bad input.
 
-The descriptor of a ZeroMQ socket is edge-triggered, and a send or a question may eat the edge. So
-in a learner only this file has to do with a router, and it looks again after whatever it did.
+The descriptor of a ZeroMQ socket is edge-triggered, and a send may eat the edge, as may asking for
+input. So in a learner only this file sends, asks and takes messages from a router, and it looks
+again after whatever it did.
 
 Runs on: event loop
 """
@@ -120,8 +121,8 @@ class Endpoint:
         self.look_again()
 
     def _discard(self) -> bool:
-        """Drop what nobody took of a message; False if it has more frames than any message of ours.
-        Some of it may wait for the next turn, and newcomers some time, as it costs the others."""
+        """Drop what nobody took of a message; False if it had more frames than a mistake has. Some may
+        be left for the next turn, and the time that it took keeps newcomers out for a while."""
         began_at = time.monotonic()
         if self.router.discard_rest() <= MAX_SPARE_FRAMES:
             return True
