@@ -121,8 +121,8 @@ class Endpoint:
         self.look_again()
 
     def _discard(self) -> bool:
-        """Drop what nobody took of a message; False if it had more frames than a mistake has. Some may
-        be left for the next turn, and the time that it took keeps newcomers out for a while."""
+        """Drop what nobody took of a message; False if it had more frames than a mistake has. Some
+        may be left for the next turn, and the time that it took keeps newcomers out for a while."""
         began_at = time.monotonic()
         if self.router.discard_rest() <= MAX_SPARE_FRAMES:
             return True
