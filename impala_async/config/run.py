@@ -151,7 +151,7 @@ class RunConfig(Section):
         self._decide("learner", num_passes=max(1, min(usual, most // parts)))
 
     @property
-    def _batches_under_way(self) -> int:
+    def batches_under_way(self) -> int:
         """Those between acting and training when every queue is full (one of them granted)."""
         return self.learner.queue_size + self.learner.minibatch_buffer_size + 1
 
@@ -159,7 +159,7 @@ class RunConfig(Section):
     def _most_batches_old(self) -> int:
         """How many a trajectory may be by its last pass: one more can wait at its actor, and its
         own batch counts."""
-        return self._batches_under_way + 2
+        return self.batches_under_way + 2
 
     def _decide(self, section: str, **values: int) -> None:
         """Set keys of a section that nobody has set; they stay among those."""
@@ -291,7 +291,7 @@ class RunConfig(Section):
         if pace.is_lockstep:
             lag, fix = lag * (pace.lag + 1), f"{fix}or pace.lag"
         else:
-            lag *= self._batches_under_way
+            lag *= self.batches_under_way
             fix += "learner.queue_size or learner.minibatch_buffer_size"
         old = f"a trajectory may be {lag} {what} old when it is trained on, and"
         if algorithm.returns_kind == "gae":

@@ -106,8 +106,8 @@ class Endpoint:
         # Until its end, whatever is sent need not look again: the end does.
         self._is_scheduled = True
         try:
+            self._discard()
             for _ in range(BURST):
-                self._discard()
                 if self.router.has_more_frames:
                     break
                 arrived = self.router.receive()

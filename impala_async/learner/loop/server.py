@@ -119,10 +119,9 @@ class ActorServer:
             settings = self._config.model_dump(mode="json", by_alias=True)
             self._recorder.begin(first, schema, settings, self._answer)
         if not self._filler.is_lockstep:
-            learner = self._config.learner
-            ring = learner.minibatch_buffer_size
             # On a GPU some of the slots are on the device.
-            self._delay = SlotDelay(ring + learner.queue_size + 1, ring)
+            num_slots = self._config.batches_under_way
+            self._delay = SlotDelay(num_slots, self._config.learner.minibatch_buffer_size)
 
         def note_and_submit(index: int) -> None:
             if self._delay:
