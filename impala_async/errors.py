@@ -95,5 +95,9 @@ class UnreachableError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
     """No learner answered in time: try again later."""
 
 
+class RankError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
+    """Another rank of this learner has ended, or does not answer: all start again."""
+
+
 class ServiceError(ImpalaAsyncError):
     """A task or thread died: everything stops, the cause is kept."""

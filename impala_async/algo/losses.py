@@ -13,7 +13,8 @@ flows into them, nor through the value of the bootstrap row. Arguments that all 
     discounts_TB            gamma, and 0 where the episode terminated
     value_cost, entropy_cost  weights of the squared value error and of the entropy bonus
     reduction               "mean" over valid rows, or "sum" as in the IMPALA paper
-    normalize_advantages    give those of valid rows mean 0 and deviation 1
+    normalize_advantages    give those of valid rows mean 0 and deviation 1; where others have more
+                            rows of a batch, this is a function that adds sums of theirs to ours
     rho_bar, c_bar, pg_rho_bar, lambda_  V-trace's, as `vtrace` explains them
     num_valid               what "mean" divides by instead of the valid rows of this batch: a part
                             of a larger one gives the count of all, and the losses sum to its mean
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from impala_async.algo.gae import gae
-from impala_async.algo.vtrace import ValidRows, clamped_exp, vtrace
+from impala_async.algo.vtrace import Normalize, ValidRows, clamped_exp, vtrace
 
 Reduction = Literal["mean", "sum"]
 
@@ -93,7 +94,7 @@ def impala_loss(
     pg_rho_bar: float | None = 1.0,
     lambda_: float = 1.0,
     reduction: Reduction = "mean",
-    normalize_advantages: bool = False,
+    normalize_advantages: Normalize = False,
     num_valid: Tensor | None = None,
 ) -> LossTerms:
     """Policy gradient on V-trace advantages, squared value error and entropy bonus."""
@@ -111,7 +112,7 @@ def impala_loss(
         lambda_=lambda_,
     )
     if normalize_advantages:
-        advantages_TB = rows.normalize(advantages_TB)
+        advantages_TB = rows.normalize(advantages_TB, normalize_advantages)
     policy_TB = -log_probs_TB * advantages_TB
     return loss_terms(
         rows, policy_TB, targets_TB, entropies_TB, value_cost, entropy_cost, reduction, num_valid
@@ -139,7 +140,7 @@ def appo_loss(
     is_clip: float = 2.0,
     kl_TB: Tensor | None = None,
     kl_coeff: float = 0.0,
-    normalize_advantages: bool = False,
+    normalize_advantages: Normalize = False,
     num_valid: Tensor | None = None,
 ) -> LossTerms:
     """Clipped surrogate around a slowly moving target network, to which V-trace corrects.
@@ -169,7 +170,7 @@ def appo_loss(
     )
     ratios_TB = impact_ratios(rows.take(log_probs_TB), behaviour_TB, target_TB, is_clip)
     if normalize_advantages:
-        advantages_TB = rows.normalize(advantages_TB)
+        advantages_TB = rows.normalize(advantages_TB, normalize_advantages)
     policy_TB = clipped_surrogate(ratios_TB, advantages_TB, clip)
     costs = value_cost, entropy_cost
     return loss_terms(
@@ -211,7 +212,7 @@ def ppo_loss(
     c_bar: float | None = 1.0,
     lambda_: float = 0.95,
     reduction: Reduction = "mean",
-    normalize_advantages: bool = True,
+    normalize_advantages: Normalize = True,
     num_valid: Tensor | None = None,
 ) -> LossTerms:
     """The surrogate of the ratio to what acted, clipped around 1; squared value error; entropy.
@@ -237,7 +238,7 @@ def ppo_loss(
         batch |= {"log_rhos_TB": log_ratios_TB, "rho_bar": rho_bar, "c_bar": c_bar}
         targets_TB, advantages_TB = vtrace(**batch, has_pg_ratio=False)
     if normalize_advantages:
-        advantages_TB = rows.normalize(advantages_TB)
+        advantages_TB = rows.normalize(advantages_TB, normalize_advantages)
     if clip is None:
         policy_TB = -log_probs_TB * advantages_TB
     else:

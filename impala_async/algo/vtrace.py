@@ -7,6 +7,7 @@ it, no correction flows from one episode into the one before.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ from torch import Tensor
 LOG_RATIO_LIMIT = 20.0
 # Keeps advantages that are all equal, whose deviation is 0, at 0.
 DEVIATION_EPS = 1e-8
+
+
+Normalize = bool | Callable[[Tensor], Tensor]
+"""Whether to normalise; a function adds sums of others, who have more rows, to ours."""
 
 
 class ValidRows:
@@ -55,14 +60,20 @@ class ValidRows:
         bootstrap_TB = torch.where(discounts_TB > 0, discounts_TB * next_values_TB, 0.0)
         return self.take(self.check(rewards_TB) + bootstrap_TB - self.values_SB[:-1])
 
-    def normalize(self, advantages_TB: Tensor) -> Tensor:
-        """Mean 0 and deviation 1 over these rows; 0 elsewhere."""
+    def normalize(self, advantages_TB: Tensor, how: Normalize = True) -> Tensor:
+        """Mean 0 and deviation 1 over these rows, and those of others; 0 elsewhere."""
+
+        def sum_up(shares: Tensor) -> Tensor:
+            return how(shares) if callable(how) else shares
+
         # In float64, or what rounding leaves of equal numbers would get a deviation of 1.
-        count = self.mask_TB.sum().clamp(min=1)
         wide_TB = self.take(advantages_TB.double())
-        gaps_TB = self.take(wide_TB - wide_TB.sum() / count)
-        deviation = (gaps_TB.square().sum() / count).sqrt()
-        return (gaps_TB / (deviation + DEVIATION_EPS)).to(advantages_TB.dtype)
+        count, total = sum_up(torch.stack((self.mask_TB.sum().double(), wide_TB.sum())))
+        count = count.clamp(min=1)
+        gaps_TB = self.take(wide_TB - total / count)
+        deviation = (sum_up(gaps_TB.square().sum()) / count).sqrt()
+        normal_TB: Tensor = gaps_TB / (deviation + DEVIATION_EPS)
+        return normal_TB.to(advantages_TB.dtype)
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ P parameters of all action parts
 """
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -79,12 +80,18 @@ class ActorCritic(nn.Module):
         value_NH = policy_NH if torso is None else self._features(torso, obs)
         return self.policy_head(policy_NH), self.value_head(value_NH).squeeze(-1)
 
-    def update_statistics(self, obs_BS: dict[str, Tensor], mask_BT: Tensor) -> None:
-        """Show the normalisers the valid rows of `[B, S, ...]` leaves."""
+    def update_statistics(
+        self,
+        obs_BS: dict[str, Tensor],
+        mask_BT: Tensor,
+        sum_up: Callable[[Tensor], Tensor] = lambda sums: sums,
+    ) -> None:
+        """Show the normalisers the valid rows of `[B, S, ...]` leaves. Where other ranks have more
+        of them, `sum_up` adds their sums."""
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             assert isinstance(normalizer, Normalizer)
             rows = obs_BS[leaf.name][:, :-1].flatten(0, 1)
-            normalizer.update(as_vector(leaf, rows), mask_BT.flatten())
+            normalizer.update(as_vector(leaf, rows), mask_BT.flatten(), sum_up)
 
     def _features(self, torso: nn.Module, obs: dict[str, Tensor]) -> Tensor:
         obs = dict(obs)  # what a torso stores in it is not for the other one

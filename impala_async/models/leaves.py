@@ -105,14 +105,18 @@ class Normalizer(nn.Module):
         return normalize
 
     @torch.no_grad()
-    def update(self, values_NF: Tensor, is_valid_N: Tensor) -> None:
-        """Take in the valid rows (Chan et al.'s parallel variance), with no wait for the device."""
+    def update(
+        self, values_NF: Tensor, is_valid_N: Tensor, sum_up: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Take in the valid rows (Chan et al.'s parallel variance), with no wait for the device.
+        `sum_up` adds the sums of others, who take in theirs."""
         is_valid_N1 = is_valid_N.unsqueeze(-1)
-        num_new = is_valid_N.sum(dtype=torch.float64)
+        sums_F = torch.where(is_valid_N1, values_NF.double(), 0.0).sum(0)
+        num_new, *_ = sums = sum_up(torch.cat((is_valid_N.sum(dtype=torch.float64)[None], sums_F)))
         divisor = num_new.clamp(min=1)
-        mean_F = torch.where(is_valid_N1, values_NF.double(), 0.0).sum(0) / divisor
+        mean_F = sums[1:] / divisor
         gaps_NF = torch.where(is_valid_N1, values_NF - mean_F, 0.0)
-        variance_F = gaps_NF.square().sum(0) / divisor
+        variance_F = sum_up(gaps_NF.square().sum(0)) / divisor
         count = self.count.double()
         share = num_new / (count + num_new).clamp(min=1)
         shift_F = mean_F - self.mean

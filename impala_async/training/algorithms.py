@@ -27,6 +27,7 @@ from impala_async.training.intrinsic import Intrinsic
 from impala_async.user_code import UserCode, import_callable
 
 KEY = "algorithm.name"
+SumUp = Callable[[Tensor], Tensor] | None
 KL_GROWTH, KL_SHRINKAGE = 1.5, 0.5
 # Adapting ends there. From 0 and from infinity there would be no way back.
 MIN_KL_COEFF, MAX_KL_COEFF = 1e-6, 1e6
@@ -80,13 +81,13 @@ class Algorithm(NamedTuple):
     """Whether there is a target network. Its `stats` then have `policy/kl`, the KL from it."""
 
 
-def _impala(section: AlgorithmSection) -> Algorithm:
-    settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar")
+def _impala(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
+    settings = _settings(section, sum_up, "rho_bar", "c_bar", "pg_rho_bar")
     return Algorithm(lambda view, cost: impala_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
-def _appo(section: AlgorithmSection) -> Algorithm:
-    settings = _settings(section, "rho_bar", "c_bar", "pg_rho_bar", "clip", "is_clip")
+def _appo(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
+    settings = _settings(section, sum_up, "rho_bar", "c_bar", "pg_rho_bar", "clip", "is_clip")
 
     def loss(view: View, entropy_cost: float) -> LossTerms:
         return appo_loss(
@@ -109,8 +110,8 @@ def _appo(section: AlgorithmSection) -> Algorithm:
     return Algorithm(loss, stats, has_target=True)
 
 
-def _ppo(section: AlgorithmSection) -> Algorithm:
-    settings = _settings(section, "rho_bar", "c_bar", "clip")
+def _ppo(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
+    settings = _settings(section, sum_up, "rho_bar", "c_bar", "clip")
     settings["returns"] = section.returns_kind
 
     def stats(view: View) -> dict[str, Tensor]:
@@ -127,17 +128,17 @@ def _ppo(section: AlgorithmSection) -> Algorithm:
     )
 
 
-def _a2c(section: AlgorithmSection) -> Algorithm:
-    settings = _settings(section) | {"clip": None}
+def _a2c(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
+    settings = _settings(section, sum_up) | {"clip": None}
     return Algorithm(lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings))
 
 
-def _settings(section: AlgorithmSection, *keys: str) -> dict[str, Any]:
-    """The arguments of a loss that are settings: those that all have, and these."""
+def _settings(section: AlgorithmSection, sum_up: SumUp, *keys: str) -> dict[str, Any]:
+    """The arguments of a loss besides the rows: those that all have, and these settings."""
     return {
         "value_cost": section.value_cost,
         "reduction": section.reduction,
-        "normalize_advantages": section.has_normal_advantages,
+        "normalize_advantages": section.has_normal_advantages and (sum_up or True),
         "lambda_": section.trace_decay,
         **{key: getattr(section, key) for key in keys},
     }
@@ -224,7 +225,7 @@ def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:
     return kl_coeff
 
 
-MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
+MAKERS: dict[str, Callable[[AlgorithmSection, SumUp], Algorithm]] = {
     "impala": _impala,
     "appo": _appo,
     "ppo": _ppo,
@@ -232,11 +233,12 @@ MAKERS: dict[str, Callable[[AlgorithmSection], Algorithm]] = {
 }
 
 
-def make_algorithm(section: AlgorithmSection) -> Algorithm:
-    """The one that the section names; raises ConfigError where a user's own cannot be made."""
+def make_algorithm(section: AlgorithmSection, sum_up: SumUp = None) -> Algorithm:
+    """The one that the section names; raises ConfigError where a user's own cannot be made. Where
+    other ranks have rows of the same batch, `sum_up` adds what is theirs."""
     name = section.name
     if name in MAKERS:
-        return MAKERS[name](section)
+        return MAKERS[name](section, sum_up)
     make = import_callable(f"{KEY}: {name}", name)
     with UserCode(f"{KEY}: {name}", "when it was made"):
         made = make(section)

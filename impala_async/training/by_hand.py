@@ -26,6 +26,7 @@ from impala_async.policy import Policy
 from impala_async.training.batch import Batch
 from impala_async.training.graphs import Coefficients, Gradients
 from impala_async.training.layers import Array, Net, row_sums
+from impala_async.training.ranks import Ranks
 from impala_async.training.rewards import sums_of
 
 LOWEST = np.finfo(np.float32).min
@@ -52,6 +53,7 @@ class ByHand:
     policy: Policy
     section: AlgorithmSection
     transitions_of: Callable[[Batch, Coefficients], dict[str, Any]]
+    ranks: Ranks
 
     def __post_init__(self) -> None:
         acting = _acting(self.policy)
@@ -150,7 +152,7 @@ class ByHand:
         if not self._is_ppo:
             advantages_BT *= _at_most(ratios_BT, section.pg_rho_bar)
         if section.has_normal_advantages:
-            advantages_BT = _normal(advantages_BT, valid_BT)
+            advantages_BT = _normal(advantages_BT, valid_BT, self.ranks)
         return targets_BS[:, :-1], advantages_BT
 
     def _norm(self) -> float:
@@ -163,12 +165,14 @@ def _at_most(ratios_BT: Array, bar: float | None) -> Array:
     return ratios_BT if bar is None else np.minimum(ratios_BT, np.float32(bar))
 
 
-def _normal(advantages_BT: Array, valid_BT: NDArray[np.bool_]) -> Array:
+def _normal(advantages_BT: Array, valid_BT: NDArray[np.bool_], ranks: Ranks) -> Array:
     """As `ValidRows.normalize` makes them."""
-    count = int(np.count_nonzero(valid_BT)) or 1
     wide_BT = advantages_BT.astype(np.float64)
-    gaps_BT = np.where(valid_BT, wide_BT - wide_BT.sum() / count, 0.0)
-    deviation = math.sqrt(float(np.vdot(gaps_BT, gaps_BT)) / count)
+    count, total = ranks.totals(int(np.count_nonzero(valid_BT)), float(wide_BT.sum()))
+    count = count or 1
+    gaps_BT = np.where(valid_BT, wide_BT - total / count, 0.0)
+    (spread,) = ranks.totals(float(np.vdot(gaps_BT, gaps_BT)))
+    deviation = math.sqrt(spread / count)
     normal: Array = (gaps_BT / (deviation + DEVIATION_EPS)).astype(np.float32)
     return normal
 

@@ -8,7 +8,7 @@ statistics of observations in place, and nothing else.
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from impala_async.training.optimizer import (
     scheduled,
     take_step,
 )
+from impala_async.training.ranks import Ranks
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class UpdateStep:
     _: KW_ONLY
     seed: int = 0
     is_graphed: bool = False
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         policy, algorithm = self.policy, self.section
@@ -86,7 +88,7 @@ class UpdateStep:
             self._named += self.intrinsic.module.named_parameters(prefix="intrinsic")
         self.parameters = tuple(weight for _, weight in self._named)
         self.optimizer = build_optimizer(self.parameters, algorithm)
-        self._algorithm = make_algorithm(algorithm)
+        self._algorithm = make_algorithm(algorithm, self.ranks.sum if self.ranks.are_many else None)
         self.target = Target(policy, algorithm) if self._algorithm.has_target else None
         self.return_scale = ReturnScale() if algorithm.normalize_returns else None
         self.num_updates = 0
@@ -100,17 +102,22 @@ class UpdateStep:
         # Code of the user's own may do more than launch kernels: a graph would leave that out.
         self._is_ours = algorithm.name in MAKERS and self.intrinsic is None
         self._compute: ComputeGradients = self._compute_gradients
+        # The valid rows of a part that all ranks have, while it is learned from.
+        self._num_valid: Tensor | None = None
         if self.is_graphed and self._is_ours and policy.is_torso_ours:
             self._compute = Graphs(self._compute_gradients, self.parameters)
         elif is_plain(policy, algorithm):
-            self._compute = ByHand(policy, algorithm, self._transitions)
+            self._compute = ByHand(policy, algorithm, self._transitions, self.ranks)
 
     def prepare(self, batch: Batch) -> None:
         """Try an algorithm or reward of the user's own, by an update without a valid row."""
         if not self._is_ours:
             device = self.policy.device
             # A network of the user's own may draw in it.
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            with (
+                torch.random.fork_rng([device] if device.type == "cuda" else []),
+                self.ranks.apart(),
+            ):
                 alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
                 self.run(batch, alive_B, 0, is_first_pass=False)
                 if self.intrinsic is not None:
@@ -133,10 +140,7 @@ class UpdateStep:
             self._scale(batch),
             torch.zeros_like(alive_B),
         )
-        # By the updates taken, so that one that is skipped leaves no trace here either.
-        parts = deal(alive_B, section.num_minibatches, (self.seed, self.num_updates))
-        for columns_N in parts:
-            part = batch if len(parts) == 1 else batch.take(columns_N)
+        for columns_N, part in self._parts(batch, alive_B):
             failed = self._update(part, this)
             if failed is not None:
                 self._retry(batch, columns_N, failed, this)
@@ -151,7 +155,7 @@ class UpdateStep:
         if is_first_pass and this.applied:
             # A living column that did not fail was learned from, or has no valid row.
             learned = batch.living(~this.is_failed_B)
-            self.policy.model.update_statistics(batch.obs, learned.mask_BT)
+            self.policy.model.update_statistics(batch.obs, learned.mask_BT, self.ranks.sum)
         if self.target is not None:
             self.target.end_batch(self.policy.model)
         return StepResult(
@@ -197,6 +201,30 @@ class UpdateStep:
         if self.return_scale is not None:
             self.return_scale.restore(entry(algorithm, "return_scale", dict))
 
+    def _parts(self, batch: Batch, alive_B: Tensor) -> Iterator[tuple[Tensor, Batch]]:
+        """The columns that are learned from in one update each, and what they hold."""
+        # By the updates taken, so that one that is skipped leaves no trace here either.
+        num_parts, seeds = self.section.num_minibatches, (self.seed, self.num_updates)
+        if not self.ranks.are_many:
+            parts = deal(alive_B, num_parts, seeds)
+            for columns_N in parts:
+                yield columns_N, batch if len(parts) == 1 else batch.take(columns_N)
+            return
+        rows_N = batch.mask_BT.sum(1).cpu()
+        rows_B = self.ranks.join(torch.where(alive_B, rows_N, -1))
+        for columns_N in deal(rows_B >= 0, num_parts, seeds):
+            own_N, self._num_valid = self.ranks.own(columns_N), rows_B[columns_N].sum()
+            yield own_N, self._share(batch, own_N)
+        self._num_valid = None
+
+    def _share(self, batch: Batch, own_N: Tensor) -> Batch:
+        """The own columns of a part; where there is none, one that is masked has the shapes."""
+        if len(own_N):
+            return batch.take(own_N)
+        return batch.living(torch.zeros(len(batch.mask_BT), dtype=torch.bool)).take(
+            torch.zeros(1, dtype=torch.int64)
+        )
+
     def _update(self, part: Batch, this: _Pass) -> dict[str, float] | None:
         """Take a step, if there is a valid row; return its statistics if that cannot be."""
         for group in self.optimizer.param_groups:
@@ -204,7 +232,7 @@ class UpdateStep:
         with_sums = self.return_scale is not None and this.is_first
         numbers, names = self._compute(part, self._coefficients(this), with_sums=with_sums)
         # The one place where the host waits for the device.
-        total, norm, num_valid, *more = numbers.tolist()
+        total, norm, num_valid, *more = self._sum_up(numbers.tolist(), len(names))
         told = dict(zip(names, more, strict=False)) | {"loss/total": total, "grad/norm": norm}
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         (this.applied if is_applied else this.skipped).append(told)
@@ -217,17 +245,46 @@ class UpdateStep:
             self.target.note_update(self.policy.model, told["policy/kl"])
         return None
 
+    def _sum_up(self, numbers: list[float], num_stats: int) -> list[float]:
+        """The numbers of an update, and its gradients, of all ranks together."""
+        if not self.ranks.are_many:
+            return numbers
+        end = 3 + num_stats
+        total, _, _, *stats = self.ranks.sum_gradients(self.parameters, numbers[:end])
+        assert self._num_valid is not None
+        sums = self.ranks.totals(*numbers[end:]) if numbers[end:] else ()
+        return [total, float(global_norm(self.parameters)), float(self._num_valid), *stats, *sums]
+
     def _retry(
         self, batch: Batch, columns_N: Tensor, failed: dict[str, float], this: _Pass
     ) -> None:
         """Learn from these columns without those that made their update fail."""
-        found_N = find_culprits(columns_N, lambda tried_N: self._is_good(batch.take(tried_N), this))
+        found_N = self._find_failing(batch, columns_N, this)
         if len(found_N):
             self._note_failed(found_N, failed, this)
         good_N = columns_N[~torch.isin(columns_N, found_N)]
-        again = self._update(batch.take(good_N), this) if len(good_N) else None
+        again = None
+        if self.ranks.are_many:
+            self._num_valid = self.ranks.sum(batch.mask_BT.cpu()[good_N].sum())
+            again = self._update(self._share(batch, good_N), this)
+            # All ranks know of it, also those that had no part in it.
+            this.not_finite |= {name: None for name, x in failed.items() if not math.isfinite(x)}
+        elif len(good_N):
+            again = self._update(batch.take(good_N), this)
         if again is not None:
             self._note_failed(good_N, again, this)
+
+    def _find_failing(self, batch: Batch, columns_N: Tensor, this: _Pass) -> Tensor:
+        """Each rank looks among its own columns."""
+        if not len(columns_N):
+            return columns_N
+        num_valid, self._num_valid = self._num_valid, None
+        with self.ranks.apart():
+            found_N = find_culprits(
+                columns_N, lambda tried_N: self._is_good(batch.take(tried_N), this)
+            )
+        self._num_valid = num_valid
+        return found_N
 
     def _note_failed(self, columns_N: Tensor, stats: dict[str, float], this: _Pass) -> None:
         self._num_failed_in_a_row += 1
@@ -299,8 +356,14 @@ class UpdateStep:
             "rewards_TB": (rewards_BT * of.reward_factor).t(),
             "discounts_TB": discounts_BT.t(),
             "mask_TB": batch.mask_BT.t(),
-            "num_valid": batch.mask_BT.sum(dtype=torch.float32),
+            "num_valid": self._count(batch),
         }
+
+    def _count(self, batch: Batch) -> Tensor:
+        """The valid rows by which sums become means: those of all ranks."""
+        if self._num_valid is None:
+            return batch.mask_BT.sum(dtype=torch.float32)
+        return self._num_valid.to(batch.mask_BT.device, torch.float32)
 
     def _scale(self, batch: Batch) -> float:
         """The divisor of rewards; for the very first batch it is the scale of its own returns."""
@@ -311,7 +374,8 @@ class UpdateStep:
         with torch.no_grad():
             view = self._view(batch, Coefficients(0.0, self.section.reward_scale, 0.0))
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB
-        return scale_of(sums_of(targets_TB, view.mask_TB & targets_TB.isfinite()).tolist())
+        sums = sums_of(targets_TB, view.mask_TB & targets_TB.isfinite())
+        return scale_of(self.ranks.sum(sums).tolist())
 
     def _settings(self, this: _Pass) -> dict[str, float]:
         """Those that adapt are as they are now."""

@@ -8,7 +8,7 @@ the member's episode began.
 """
 
 import logging
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from impala_async.policy import AnyPolicy, member_seed_of, split_off
 from impala_async.schema import POLICY
 from impala_async.training.batch import Batch
 from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
+from impala_async.training.ranks import Ranks
 from impala_async.training.step import StepResult, UpdateStep, means_of
 
 logger = logging.getLogger(__name__)
@@ -41,11 +42,12 @@ class TeamStep:
     policies: PoliciesSection
     _: KW_ONLY
     seed: int
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         seeds = [member_seed_of(self.seed, number) for number in range(len(self.policies.names))]
         self.steps = {
-            name: UpdateStep(self.policy.members[name], self.section, seed=seed)
+            name: UpdateStep(self.policy.members[name], self.section, seed=seed, ranks=self.ranks)
             for name, seed in zip(self.policies.names, seeds, strict=True)
             if name in self.policies.trained
         }
@@ -61,11 +63,16 @@ class TeamStep:
             number = self.policies.names.index(name)
             is_own_BT = batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
             # Where there is a device, the host waits for it here.
-            columns_N = (is_own_BT.any(-1).cpu() & alive_B).nonzero().flatten()
-            if not len(columns_N):
+            has_own_B = is_own_BT.any(-1).cpu() & alive_B
+            own = replace(batch, mask_BT=is_own_BT)
+            if self.ranks.are_many:  # another one may have rows of it
+                columns_N, alive_N = torch.arange(len(alive_B)), has_own_B
+            elif has_own_B.any():
+                columns_N = has_own_B.nonzero().flatten()
+                own = own.take(columns_N)
+                alive_N = torch.ones_like(columns_N, dtype=torch.bool)
+            else:
                 continue
-            own = replace(batch, mask_BT=is_own_BT).take(columns_N)
-            alive_N = torch.ones_like(columns_N, dtype=torch.bool)
             num_before = step.num_updates
             result = step.run(own, alive_N, env_steps_trained, is_first_pass=is_first_pass)
             is_failed_B[columns_N] |= result.is_failed_B

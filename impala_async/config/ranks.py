@@ -1,0 +1,105 @@
+"""The ranks of one learner: which of them this process is, and its share of the settings.
+
+A rank is a learner process that torchrun, or whatever else sets the same variables, has started:
+all of them together train one policy, each on its own columns of every batch.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from impala_async.config.evaluate import EvaluateSection
+from impala_async.config.run import RunConfig
+from impala_async.errors import ConfigError
+
+FOLDER = "ranks"
+"""The other ranks have their run folders there, in that of rank 0."""
+# So far apart that ranks of a host may listen on a port and the next one.
+PORTS = 2
+# No two ranks step the same environments. A prime, so that seeds of a series of runs differ too.
+SEED_STEP = 1_000_003
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of this process among the ranks of a learner; alone if nothing says otherwise."""
+
+    number: int = 0
+    count: int = 1
+    local: int = 0
+    """Its number among those of its host."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.number == 0
+
+    def folder(self, run: Path) -> Path:
+        """The run folder of this rank; rank 0 has that of the run."""
+        return run if self.is_first else run / FOLDER / str(self.number)
+
+    def actor_seed(self, seed: int) -> int:
+        return (seed + SEED_STEP * self.number) % 2**31
+
+
+def place_in(environ: Mapping[str, str] = os.environ) -> Place:
+    """Read the variables of torchrun; ConfigError for what is none."""
+    found = {}
+    for name, usual in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)):
+        text = environ.get(name, str(usual))
+        if not text.isdecimal():
+            raise ConfigError(f"{name}: wants a whole number, as torchrun sets it, got {text!r}")
+        found[name] = int(text)
+    place = Place(found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"])
+    if place.number >= place.count:
+        raise ConfigError(f"RANK ({place.number}) must be below WORLD_SIZE ({place.count})")
+    return place
+
+
+def share_of(config: RunConfig, place: Place) -> RunConfig:
+    """The settings by which this rank serves: the numbers of a config are of all ranks together."""
+    if place.count == 1:
+        return config
+    learner, train, bind = config.learner, config.train, config.bind
+    _divide("learner.batch_columns", learner.batch_columns, place)
+    _divide("train.num_actors", train.num_actors, place)
+    if learner.num_passes == "auto":
+        raise ConfigError(
+            f"learner.num_passes (auto) does not go with {place.count} ranks, which idle at "
+            "different times: wants a whole number"
+        )
+    if config.algorithm.intrinsic_reward is not None:
+        raise ConfigError(
+            f"algorithm.intrinsic_reward does not go with {place.count} ranks: each would learn "
+            "its own"
+        )
+    columns, actors = learner.batch_columns // place.count, train.num_actors // place.count
+    if config.actor.least_envs > columns:
+        raise ConfigError(
+            f"learner.batch_columns ({learner.batch_columns}) on {place.count} ranks are {columns} "
+            f"each, and must be at least actor.num_envs ({config.actor.least_envs})"
+        )
+    shared = {
+        "learner": learner.model_copy(update={"batch_columns": columns}),
+        "train": train.model_copy(update={"num_actors": actors}),
+        "bind": bind.model_copy(
+            update={name: _own_port(getattr(bind, name), place) for name in ("data", "weights")}
+        ),
+    }
+    if not place.is_first:
+        # Rank 0 evaluates, and ends the run where that reaches the goal.
+        shared["evaluate"] = EvaluateSection()
+        shared["stop"] = config.stop.model_copy(update={"eval_return": None})
+    return config.model_copy(update=shared)
+
+
+def _divide(key: str, number: int, place: Place) -> None:
+    if number % place.count:
+        raise ConfigError(
+            f"{key} ({number}) must be a multiple of the number of ranks ({place.count})"
+        )
+
+
+def _own_port(url: str, place: Place) -> str:
+    host, _, port = url.rpartition(":")
+    return url if port == "*" else f"{host}:{int(port) + PORTS * place.local}"

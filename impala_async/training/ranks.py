@@ -1,0 +1,126 @@
+"""Sums over the ranks of one learner, so that all take the same step from all of their columns.
+
+Every rank asks for the same sums in the same order. A rank without a valid row asks too: it has
+zeros to add. What is summed is a share of a whole, such as the gradient of a loss that is divided
+by the valid rows of all: so the sum is exact, however unevenly the rows are spread.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from impala_async.config.ranks import Place
+from impala_async.errors import RankError, ServiceError
+
+# Longer than the slowest update that is not stuck; torchrun starts all ranks anew after it.
+TIMEOUT_S = 60.0
+
+
+class Ranks:
+    """This rank and the others. Of one alone every sum is what it is of."""
+
+    def __init__(self, place: Place | None = None, columns: int = 0) -> None:
+        """`columns`: those of a batch that each rank has."""
+        self.place = place or Place()
+        self._columns = columns
+        self._is_apart = self.place.count == 1
+
+    @property
+    def are_many(self) -> bool:
+        return self.place.count > 1
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Within it this rank computes for itself, and others do not."""
+        before, self._is_apart = self._is_apart, True
+        try:
+            yield
+        finally:
+            self._is_apart = before
+
+    def sum(self, shares: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if not self._is_apart:
+            with _told():
+                dist.all_reduce(shares)
+        return shares
+
+    def totals(self, *shares: float) -> Sequence[float]:
+        if self._is_apart:
+            return shares
+        found: list[float] = self.sum(torch.tensor(shares, dtype=torch.float64)).tolist()
+        return found
+
+    def join(self, own_N: Tensor) -> Tensor:
+        """The numbers of all ranks' columns, one rank behind the other; -1 for what a rank has
+        not: it may have fewer than there is room for."""
+        all_B = torch.zeros(self.place.count * self._columns, dtype=torch.int64)
+        own_B = all_B[self.place.number * self._columns :][: self._columns]
+        own_B[:] = -1
+        own_B[: len(own_N)] = own_N
+        return self.sum(all_B)
+
+    def own(self, columns_N: Tensor) -> Tensor:
+        """Those of these columns, numbered over all ranks, that are of this one, by its numbers."""
+        own_N = columns_N - self.place.number * self._columns
+        return own_N[(own_N >= 0) & (own_N < self._columns)]
+
+    def sum_gradients(
+        self, parameters: Sequence[nn.Parameter], numbers: Sequence[float]
+    ) -> list[float]:
+        """Sum gradients in place, and numbers, in one message: its way takes longer than its bytes.
+        A gradient that no rank has stays none."""
+        device = parameters[0].device
+        grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
+        has_any = [float(p.grad is not None) for p in parameters]
+        tail = torch.tensor([*has_any, *numbers], dtype=torch.float32, device=device)
+        bucket = self.sum(torch.cat([*(grad.flatten() for grad in grads), tail]))
+        *summed, tail = bucket.split([*(p.numel() for p in parameters), len(tail)])
+        told: list[float] = tail.tolist()
+        for parameter, gradient, has in zip(parameters, summed, told, strict=False):
+            parameter.grad = gradient.view_as(parameter) if has else None
+        return told[len(parameters) :]
+
+    def check_equal(self, tensors: Mapping[str, Tensor], what: str) -> None:
+        """Raise ServiceError where the ranks' tensors are not the same to the bit."""
+        if self._is_apart:
+            return
+        digest = hashlib.sha256()
+        for name in sorted(tensors):
+            flat = tensors[name].detach().cpu().contiguous().view(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
+        number = int.from_bytes(digest.digest()[:7])
+        both = torch.tensor([number, -number])
+        with _told():
+            dist.all_reduce(both, dist.ReduceOp.MAX)
+        if both[0] != -both[1]:
+            raise ServiceError(f"{what} differ between the {self.place.count} ranks")
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0][:200]
+        raise RankError(f"another rank has ended, or does not answer: {why}") from None
+
+
+@contextmanager
+def joined(place: Place) -> Iterator[None]:
+    """Within it the ranks of this learner can reach each other."""
+    if place.count == 1:
+        yield
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    with _told():
+        dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
