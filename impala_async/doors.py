@@ -206,6 +206,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     from impala_async.config.mistakes import shown
     from impala_async.runs.folder import UNSAVED, RunFolder, default_run_path
 
+    _choose_rank(args)
     if not args.resume:
         config = load_config(args.config, args.overrides)
         folder = RunFolder(args.run_dir or default_run_path(config))
@@ -231,6 +232,22 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     if summary.get("exit_reason") != UNSAVED:
         check_not_over(config, summary)
     return config, folder
+
+
+def _choose_rank(args: argparse.Namespace) -> None:
+    """Where there are other ranks, each has a run folder of its own in that of the run."""
+    from impala_async.config.ranks import place_in
+
+    place = place_in()
+    if place.count == 1:
+        return
+    if args.run_dir is None:
+        raise errors.ConfigError(
+            f"--run-dir: name one: the {place.count} ranks of a run share its folder"
+        )
+    if args.record is not None:
+        raise errors.ConfigError(f"--record: does not go with {place.count} ranks")
+    args.run_dir = place.folder(args.run_dir)
 
 
 def _fixed(config: "RunConfig") -> dict[str, Any]:

@@ -129,7 +129,10 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     if (chosen := _choose_config(args)) != args.config:
         args.config = chosen
         flags += ["--config", str(chosen)]
+    from impala_async.config.ranks import place_in, share_of
+
     config, folder = doors.check_run(args)
+    num_actors = share_of(config, place_in()).train.num_actors
     folder.check_free()
     doors.start_logging()
     if args.run_dir is None:
@@ -140,7 +143,7 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
             flags += ["--set", f"bind.{key}=tcp://127.0.0.1:*"]
     before = folder.read_json("summary.json")
     run = LocalRun(flags, folder.path)
-    code = run.run(config.train.num_actors)
+    code = run.run(num_actors)
     args.heard = run.heard
     if code == Exit.CONFIG and folder.path.exists() and folder.is_taken():
         return code  # by another one at the same moment, as the learner has said

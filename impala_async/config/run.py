@@ -355,7 +355,8 @@ class ActorSettings(Section):
     max_lag: int = Field(ge=1)
 
     @staticmethod
-    def of(config: RunConfig) -> "ActorSettings":
+    def of(config: RunConfig, seed: int | None = None) -> "ActorSettings":
         shared = ActorSettings.model_fields.keys() & RunConfig.model_fields.keys()
         settings = {key: getattr(config, key) for key in shared}
+        settings |= {} if seed is None else {"seed": seed}
         return ActorSettings(max_lag=config.learner.max_lag, **settings)

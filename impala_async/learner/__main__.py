@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import doors, processes
@@ -23,6 +24,7 @@ from impala_async.output import WRITER, flush_output, write_unhurried
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from impala_async.config.ranks import Place
     from impala_async.config.run import RunConfig, StopSection
     from impala_async.learner.handoff import Captured
     from impala_async.metrics.sinks import Sink
@@ -52,20 +54,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.setswitchinterval(SWITCH_S)
         # Read when numpy is imported, which computes small updates: more threads would slow it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        from impala_async.config.ranks import place_in, share_of
+
         config, folder = doors.check_run(args)
+        share = share_of(config, place := place_in())
         processes.hold()
         with processes.undone(folder.withdraw), ExitStack() as starting:
             # A start that fails leaves nothing behind, whatever the reason.
             starting.push(lambda kind, *_: folder.withdraw() if kind else None)
             folder.begin(config)
-            return _serve(config, folder, args, starting)
+            return _serve(share, folder, args, starting, place, config)
 
     return doors.run_door(body)
 
 
 def _serve(
-    config: "RunConfig", folder: "RunFolder", args: argparse.Namespace, starting: ExitStack
+    config: "RunConfig",
+    folder: "RunFolder",
+    args: argparse.Namespace,
+    starting: ExitStack,
+    place: "Place",
+    settings: "RunConfig",
 ) -> int:
+    """`config`: the share of this rank of the settings."""
     from impala_async.learner.recorder import Recorder
 
     console = doors.start_logging()
@@ -84,14 +95,20 @@ def _serve(
         # The probe works while torch loads.
         import uvloop
 
+        from impala_async.learner.agreement import newest_of_all
         from impala_async.learner.loop.saver import load_newest
         from impala_async.learner.service import LearnerService
+        from impala_async.training.ranks import Ranks, joined
 
-        restored = load_newest(folder) if args.resume else None
+        stack.enter_context(joined(place))
+        ranks = Ranks(place)
+        ranks.check_settings(settings.model_dump_json(by_alias=True))
+        agree = partial(newest_of_all, ranks) if ranks.are_many else None
+        restored = load_newest(folder, agree) if args.resume else None
         if restored is not None:
             tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
         schema = probe() if probe else None
-        sinks = _sinks(config, folder, console, restored)
+        sinks = _sinks(config, folder, console, restored, place)
 
         async def serve() -> int:
             return await LearnerService(
@@ -102,13 +119,15 @@ def _serve(
                 restored=restored,
                 recorder=recorder,
                 is_watched=True,
+                place=place,
+                settings=settings,
                 on_ready=starting.close,
             ).run()
 
         earlier = folder.read_json("summary.json")
         code = uvloop.run(serve())
         summary = None if folder.is_gone() else folder.peek_json("summary.json")
-        if summary is not None and summary != earlier:
+        if summary is not None and summary != earlier and place.is_first:
             _show(summary, folder, config.stop, code, is_resumed=args.resume)
         return code
 
@@ -218,7 +237,11 @@ def _schema_of(config: "RunConfig", answer: bytes) -> "Schema":
 
 
 def _sinks(
-    config: "RunConfig", folder: "RunFolder", console: "Console", restored: "Captured | None"
+    config: "RunConfig",
+    folder: "RunFolder",
+    console: "Console",
+    restored: "Captured | None",
+    place: "Place",
 ) -> "list[Sink]":
     from impala_async.metrics.console import ConsoleSink
     from impala_async.metrics.sinks import ChosenSinks, JsonlSink, Run
@@ -226,13 +249,12 @@ def _sinks(
     settings = config.model_dump(mode="json", by_alias=True)
     env_steps = restored.progress.env_steps_trained if restored else 0
     run = Run(folder.whole, folder.run_id.hex(), settings, env_steps)
-    return [
-        JsonlSink(
-            folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes, is_gone=folder.is_gone
-        ),
-        ConsoleSink(config.stop, console),
-        ChosenSinks(config.report, run),
-    ]
+    kept = JsonlSink(
+        folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes, is_gone=folder.is_gone
+    )
+    if not place.is_first:
+        return [kept]
+    return [kept, ConsoleSink(config.stop, console), ChosenSinks(config.report, run)]
 
 
 def _show(

@@ -11,6 +11,7 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.model import TORSOS, ModelSection
+from impala_async.config.ranks import Place
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner.handoff import Channels, Progress
@@ -23,6 +24,7 @@ from impala_async.models.torso import device_of, pick_precision
 from impala_async.policy import build_policy, layout_of
 from impala_async.schema import Schema
 from impala_async.training.checkpoint import TrainingState
+from impala_async.training.ranks import Ranks
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from impala_async.weights import WeightsLayout
@@ -42,14 +44,16 @@ def build_learner(
     training: TrainingState | None,
     channels: Channels,
     release: Callable[[int], None],
+    place: Place,
 ) -> tuple[LearnerThread, WeightsLayout]:
     """Everything behind the full slots, and the layout of the weights that come out of it; or
     ConfigError, which is a SpacesError where other spaces would do."""
-    section, device = config.learner, pick_device(config.learner.device)
+    section, ranks = config.learner, Ranks(place, config.learner.batch_columns)
+    device = pick_device(section.device, place)
     num_host_slots, num_device_slots = num_slots(section, device)
     check_memory(config, schema, num_host_slots)
     torch.set_num_threads(section.threads)
-    step, precision = build_step(config, schema, device)
+    step, precision = build_step(config, schema, device, ranks)
     if training is not None:
         try:
             step.restore(training)
@@ -78,15 +82,16 @@ def build_learner(
         channels=channels,
         device=device,
         is_lockstep=is_lockstep,
+        ranks=ranks,
     )
     return thread, layout
 
 
 def build_step(
-    config: RunConfig, schema: Schema, device: torch.device
+    config: RunConfig, schema: Schema, device: torch.device, ranks: Ranks | None = None
 ) -> tuple[UpdateStep | TeamStep, torch.dtype]:
     """The update, with its policy, and the precision in which torsos compute."""
-    policies, seed = config.policies, config.seed
+    policies, seed, ranks = config.policies, config.seed, ranks or Ranks()
     policy = build_policy(schema, config.model, policies, seed=seed, device=device)
     precision = pick_precision(config.model.precision, policy.torso_name, device)
     policy.compute_in(precision)
@@ -95,15 +100,20 @@ def build_step(
     schedule = {"schedule_env_steps": config.schedule_env_steps}
     algorithm = config.algorithm.model_copy(update=schedule)
     if policies.names:
-        return TeamStep(policy, algorithm, policies, seed=seed), precision
+        return TeamStep(policy, algorithm, policies, seed=seed, ranks=ranks), precision
     (alone,) = policy.members.values()
-    is_graphed = device.type == "cuda"
-    return UpdateStep(alone, algorithm, seed=seed, is_graphed=is_graphed), precision
+    # A sum over ranks is no part of a graph.
+    is_graphed = device.type == "cuda" and not ranks.are_many
+    step = UpdateStep(alone, algorithm, seed=seed, is_graphed=is_graphed, ranks=ranks)
+    return step, precision
 
 
-def pick_device(name: str) -> torch.device:
-    """The device that a config names; ConfigError if it is not here."""
+def pick_device(name: str, place: Place | None = None) -> torch.device:
+    """The device that a config names; ConfigError if it is not here. Each rank of a host has a GPU
+    of its own."""
     device = device_of(name)
+    if device.type == "cuda" and place is not None and place.count > 1:
+        device = torch.device("cuda", place.local)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"learner.device: {name!r} is not on this machine, which has "

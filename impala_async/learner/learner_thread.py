@@ -15,6 +15,7 @@ import torch
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
 from impala_async.learner import handoff
+from impala_async.learner.agreement import Word, agree
 from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
@@ -22,6 +23,7 @@ from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
 from impala_async.models.flat import Snapshot
 from impala_async.output import SeldomLog
+from impala_async.training.ranks import Ranks
 from impala_async.training.step import StepResult, UpdateStep
 from impala_async.training.team_step import TeamStep
 
@@ -49,6 +51,7 @@ class LearnerThread:
     channels: handoff.Channels
     device: torch.device
     is_lockstep: bool
+    ranks: Ranks
 
     def __post_init__(self) -> None:
         section = self.section
@@ -61,7 +64,10 @@ class LearnerThread:
             section.init_num_passes,
             timeout_s=min(POLL_S, section.starved_after_s),
         )
-        self._is_closed = False
+        self._is_closed = self._is_mid_batch = False
+        # With other ranks: drawn, until all are ready, and the rows that all have then.
+        self._held: Draw[LoadedBatch] | None = None
+        self._word = Word()
         self._stop_reason: str | None = None
         self._first_update: tuple[float, int] | None = None
         self._waited_s = self._starved_total_s = 0.0
@@ -95,26 +101,67 @@ class LearnerThread:
                 if channels.is_report_due.is_set():
                     channels.is_report_due.clear()
                     channels.reports.post(self._report())
-                if self._is_between_updates and channels.is_capture_due.is_set():
+                word = self._word = self._agree()
+                if self._is_between_updates and word.is_capture_due:
                     channels.is_capture_due.clear()
-                    channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
-                if self._is_over():
+                    self._capture()
+                if word.reason is not None if self.ranks.are_many else self._is_over():
                     break
-                self._take_turn()
+                if word.is_ready:
+                    self._take_turn()
         finally:
             # A loader's own thread may be waiting for us.
             self.loader.close()
             # The end has a watch of its own.
             channels.watchdog.rest()
         most = self.section.most_passes
-        for loaded in self._ring.drain():
+        left = self._ring.drain()
+        if self._held is not None and self._held.item not in left:
+            left.append(self._held.item)
+        for loaded in left:
             loaded.drop(loaded.alive_B.copy(), "shutdown")
             channels.settlements.post(loaded.settle(most, most))
         channels.reports.post(self._report())
-        channels.captures.post(handoff.Captured(self.progress, self.step.capture()))
+        self._capture()
+
+    def _capture(self) -> None:
+        training = self.step.capture()
+        self.ranks.check_equal(training.tensors["model"], "the weights")
+        self.channels.captures.post(handoff.Captured(self.progress, training))
+
+    def _agree(self) -> Word:
+        """What all ranks say; of one alone, what there is to say."""
+        channels = self.channels
+        own = Word(is_capture_due=channels.is_capture_due.is_set())
+        if not self.ranks.are_many:
+            return own
+        if self._held is None and not self._is_over():
+            self._held = self._draw()
+        num_rows = 0
+        if self._held is not None:
+            self._drop_stale(self._held.item)
+            num_rows = self._held.item.num_valid_rows
+        reason = None
+        if self._is_between_updates and self._is_over():
+            reason = self._stop_reason or (*channels.endings, "terminated")[0]
+        own = own._replace(
+            is_ready=self._held is not None,
+            num_rows=num_rows,
+            reason=reason,
+            returns=channels.returns[0],
+        )
+        word = agree(self.ranks, own)
+        goal, reached = self.stop.mean_return, word.mean_return
+        is_reached = goal is not None and reached is not None and reached >= goal
+        if word.reason is None and is_reached and self._is_between_updates:
+            word = word._replace(reason="mean_return")
+        if word.reason is not None and self._stop_reason is None:
+            self._stop_reason = word.reason
+            channels.stops.post(word.reason)
+        return word
 
     def _take_turn(self) -> None:
-        draw = self._draw()
+        draw, self._held = self._held or self._draw(), None
         if draw is None:
             return
         loaded = draw.item
@@ -136,6 +183,7 @@ class LearnerThread:
         self.progress = self.progress._replace(update=before + num_updates)
         if self.progress.update // every > before // every:
             self._publish()
+        self._is_mid_batch = not is_last_pass
         if is_last_pass:
             slot = self.loader.release(loaded)
             most = self.section.most_passes
@@ -180,8 +228,8 @@ class LearnerThread:
         return self._stats.get("policy/kl", 0.0) > self.section.largest_kl
 
     def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:
-        loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
-        num_rows = loaded.num_valid_rows
+        self._drop_stale(loaded)
+        num_rows = self._word.num_rows if self.ranks.are_many else loaded.num_valid_rows
         if num_rows == 0:
             self._num_skipped += 1
             return 0
@@ -198,11 +246,13 @@ class LearnerThread:
         if result.not_finite:
             self._skip(loaded, result)
         if result.num_updates:
-            num_rows = loaded.num_valid_rows
+            num_own = loaded.num_valid_rows
+            if result.not_finite or not self.ranks.are_many:
+                num_rows = round(self.ranks.totals(num_own)[0])
             lags = (self.progress.update - loaded.updates_B)[loaded.alive_B]
             self._lag.push_many(lags)
             self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
-            self._valid_rows.push(num_rows)
+            self._valid_rows.push(num_own)
             env_steps += num_rows * is_first
             self.progress = self.progress._replace(env_steps_trained=env_steps)
         if self._first_update is None:
@@ -210,12 +260,17 @@ class LearnerThread:
             self._first_update = time.monotonic(), self.progress.env_steps_trained
         return result.num_updates
 
+    def _drop_stale(self, loaded: LoadedBatch) -> None:
+        loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
+
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
         """Something in an update is not finite: nothing of these columns is learned."""
         self._num_skipped += 1
         is_failed_B = result.is_failed_B.numpy() & loaded.alive_B
         loaded.drop(is_failed_B, "nonfinite_update")
         what = ", ".join(result.not_finite)
+        if result.num_updates and not is_failed_B.any():
+            return  # it was another rank's
         if result.num_updates:
             ranks = np.unique(loaded.ranks_B[is_failed_B])
             self._log.warning(
@@ -256,7 +311,7 @@ class LearnerThread:
 
     @property
     def _is_between_updates(self) -> bool:
-        return not (self.is_lockstep and len(self._ring))
+        return not (self.is_lockstep and self._is_mid_batch)
 
     def _is_over(self) -> bool:
         """Whether a limit is reached, which the loop is told once, or no batch comes any more."""

@@ -13,8 +13,16 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from impala_async.config.ranks import Place
 from impala_async.config.run import RunConfig, StopSection
-from impala_async.errors import CheckpointError, ConfigError, Exit, ServiceError, SpacesError
+from impala_async.errors import (
+    CheckpointError,
+    ConfigError,
+    Exit,
+    RankError,
+    ServiceError,
+    SpacesError,
+)
 from impala_async.learner import handoff
 from impala_async.learner.build import build_learner, find_layout
 from impala_async.learner.loader import HostLoader
@@ -42,10 +50,9 @@ GOODBYE_S = 1.0
 # An update may take long; one that hangs is found by the watchdog, mostly before.
 THREAD_END_S = 60.0
 SAVE_WITHIN_S = 600.0
-ACTOR_LOST = "actor_lost"
 EXITS = {
     "interrupted": Exit.INTERRUPTED,
-    ACTOR_LOST: Exit.TRY_AGAIN,
+    handoff.ACTOR_LOST: Exit.TRY_AGAIN,
     UNSAVED: Exit.TRY_AGAIN,
     handoff.NOT_FINITE: Exit.BUG,
 }
@@ -64,9 +71,14 @@ class LearnerService:
         restored: handoff.Captured | None = None,
         recorder: Recorder | None = None,
         is_watched: bool = False,
+        place: Place | None = None,
+        settings: RunConfig | None = None,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
+        """Where there are other ranks, `config` is the share of this one of the `settings`."""
+        self._settings = settings or config
         self._config, self._folder, self._recorder = config, folder, recorder
+        self._place = place or Place()
         self._schema, self._on_ready, self._is_watched = schema, on_ready, is_watched
         self._training = restored.training if restored else None
         self._loop = asyncio.get_running_loop()
@@ -93,10 +105,11 @@ class LearnerService:
             schema=schema,
             on_schema=self._open_told,
             on_episodes=self._on_episodes,
-            on_loss=functools.partial(self.stop, ACTOR_LOST),
+            on_loss=functools.partial(self.stop, handoff.ACTOR_LOST),
             find_layout=functools.partial(find_layout, config.model),
             accounts=state,
             recorder=recorder,
+            actor_seed=self._place.actor_seed(config.seed),
         )
         self._make_reporter(sinks, state["run_s"] if state else 0.0)
         self._make_saver(lineage)
@@ -208,6 +221,7 @@ class LearnerService:
     def stop(self, reason: str) -> None:
         """End the run in good order: from now on nothing comes in."""
         if not self._ended.done():
+            self._channels.endings.append(reason)
             self._server.admission.close()
             self._ended.set_result(reason)
 
@@ -222,9 +236,10 @@ class LearnerService:
             training=self._training,
             channels=self._channels,
             release=handoff.Inbox(self._loop, self._server.release).post,
+            place=self._place,
         )
         loader = self._loader = thread.loader
-        self._folder.confirm(self._config)
+        self._folder.confirm(self._settings)
         self._server.open(schema, loader.slots, loader.full.put, layout)
         for name, body in {"learner": thread.run, **loader.bodies}.items():
             self._threads.append(self._begin(f"the {name} thread", handoff.on_thread(name, body)))
@@ -259,6 +274,9 @@ class LearnerService:
 
     def _on_episodes(self, episodes: Episodes) -> None:
         self._episodes.take(episodes)
+        if self._place.count > 1:  # the threads decide, by the episodes of all
+            self._channels.returns[0] = self._episodes.sums
+            return
         goal, reached = self._config.stop.mean_return, self._episodes.mean_return
         is_reached = goal is not None and reached is not None and reached >= goal
         if is_reached and not self._ended.done():
@@ -280,7 +298,8 @@ class LearnerService:
         if self._ended.done():
             return
         self._evaluations.take(captured)
-        if self._is_save_due and (self._saving is None or self._saving.done()):
+        is_due = self._is_save_due or not self._place.is_first
+        if is_due and (self._saving is None or self._saving.done()):
             self._is_save_due = False
             self._saving = self._begin("a save", self._saver.save(captured))
 
@@ -295,7 +314,7 @@ class LearnerService:
             logger.error("%s died while the run was ending", what, exc_info=cause)
             self._late_death = self._late_death or death
         else:
-            is_told = isinstance(cause, ConfigError | CheckpointError)
+            is_told = isinstance(cause, ConfigError | CheckpointError | RankError)
             self._ended.set_exception(cause if is_told else death)
 
     async def _reap(self) -> None:
@@ -309,7 +328,8 @@ class LearnerService:
                 self.stop(UNSAVED)
 
     async def _checkpoint_regularly(self) -> None:
-        while True:
+        """All ranks save when rank 0 does, so that they have the same."""
+        while self._place.is_first:
             await asyncio.sleep(self._config.checkpoint.every_s)
             self._is_save_due = True
             self._channels.is_capture_due.set()

@@ -106,7 +106,10 @@ class Normalizer(nn.Module):
 
     @torch.no_grad()
     def update(
-        self, values_NF: Tensor, is_valid_N: Tensor, sum_up: Callable[[Tensor], Tensor]
+        self,
+        values_NF: Tensor,
+        is_valid_N: Tensor,
+        sum_up: Callable[[Tensor], Tensor] = lambda sums: sums,
     ) -> None:
         """Take in the valid rows (Chan et al.'s parallel variance), with no wait for the device.
         `sum_up` adds the sums of others, who take in theirs."""

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from impala_async.config.load import validate_config
+from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_whole, writing
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 # These may lie in the folder of a new run: `train` and `replay` put some there for their learner, a
 # start that was killed may have left another, and a file system of its own has the last.
-PREPARED = ("actors", "replay.json", "checkpoints", "lost+found")
+PREPARED = ("actors", "replay.json", "checkpoints", "lost+found", RANKS)
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE = 0o600
 SPACES = "spaces.json"

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from impala_async.config.ranks import Place
-from impala_async.errors import RankError, ServiceError
+from impala_async.errors import ConfigError, RankError, ServiceError
 
 # Longer than the slowest update that is not stuck; torchrun starts all ranks anew after it.
 TIMEOUT_S = 60.0
@@ -56,6 +56,14 @@ class Ranks:
         found: list[float] = self.sum(torch.tensor(shares, dtype=torch.float64)).tolist()
         return found
 
+    def least(self, number: int) -> int:
+        """The least of the ranks' numbers."""
+        found = torch.tensor([number])
+        if not self._is_apart:
+            with _told():
+                dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
+
     def join(self, own_N: Tensor) -> Tensor:
         """The numbers of all ranks' columns, one rank behind the other; -1 for what a rank has
         not: it may have fewer than there is room for."""
@@ -86,6 +94,13 @@ class Ranks:
             parameter.grad = gradient.view_as(parameter) if has else None
         return told[len(parameters) :]
 
+    def check_settings(self, text: str) -> None:
+        """ConfigError where the ranks do not have the same."""
+        try:
+            self.check_equal({"": torch.tensor(list(text.encode()))}, "the settings")
+        except ServiceError as error:
+            raise ConfigError(f"{error}: start each with the same flags") from None
+
     def check_equal(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Raise ServiceError where the ranks' tensors are not the same to the bit."""
         if self._is_apart:
@@ -95,10 +110,7 @@ class Ranks:
             flat = tensors[name].detach().cpu().contiguous().view(-1)
             digest.update(flat.view(torch.uint8).numpy().tobytes())
         number = int.from_bytes(digest.digest()[:7])
-        both = torch.tensor([number, -number])
-        with _told():
-            dist.all_reduce(both, dist.ReduceOp.MAX)
-        if both[0] != -both[1]:
+        if self.least(number) != -self.least(-number):
             raise ServiceError(f"{what} differ between the {self.place.count} ranks")
 
 

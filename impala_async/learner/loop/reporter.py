@@ -47,6 +47,11 @@ class EpisodeStats:
         self._interval = number + len(totals), total + math.fsum(totals), steps
 
     @property
+    def sums(self) -> tuple[float, float]:
+        """The sum of the last returns, and their number."""
+        return math.fsum(self._returns), len(self._returns)
+
+    @property
     def mean_return(self) -> float | None:
         """Over the last hundred episodes; None before there are so many."""
         return self._mean_so_far() if len(self._returns) == RETURN_EPISODES else None

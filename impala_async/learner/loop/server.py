@@ -57,12 +57,14 @@ class ActorServer:
         find_layout: Callable[[Schema], bytes | None] = lambda _: None,
         accounts: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
+        actor_seed: int | None = None,
     ) -> None:
         """Without a schema `on_schema` takes that of the first actor, and `find_layout` may tell
         the digest of its weights before anything is built. `on_loss` is called when a session has
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        settings_frame = wire.encode_settings(ActorSettings.of(config).model_dump(mode="json"))
+        told = ActorSettings.of(config, actor_seed)
+        settings_frame = wire.encode_settings(told.model_dump(mode="json"))
         self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
         is_lockstep = config.pace.is_lockstep

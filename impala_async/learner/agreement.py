@@ -1,0 +1,63 @@
+"""The word of the ranks: before each update they agree that all are ready, or that one ends.
+
+Runs on: learner thread
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from impala_async.config.run import StopSection
+from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE
+from impala_async.runs.folder import UNSAVED
+from impala_async.training.ranks import Ranks
+
+REASONS = (
+    *(NOT_FINITE, UNSAVED, ACTOR_LOST, "actor_failed", "interrupted", "terminated"),
+    *StopSection.model_fields,
+)
+"""Those of an end. Where several ranks end at once, the first of these holds for all."""
+NUM_EPISODES = 100
+
+
+class Word(NamedTuple):
+    """What a rank says before an update, or what all say together."""
+
+    is_ready: bool = True
+    """It has a batch to learn from."""
+    num_rows: int = 0
+    """The valid rows in it."""
+    is_capture_due: bool = False
+    reason: str | None = None
+    """The reason of its end."""
+    returns: tuple[float, float] = 0.0, 0.0
+    """The sum of those of its last episodes, and their number."""
+
+    @property
+    def mean_return(self) -> float | None:
+        total, count = self.returns
+        return total / count if count >= NUM_EPISODES else None
+
+
+def agree(ranks: Ranks, own: Word) -> Word:
+    """The word of all. Each rank says one, even if it waits: nobody waits for it in silence."""
+    is_reason = [float(own.reason == reason) for reason in REASONS]
+    said = own.is_ready, own.num_rows, own.is_capture_due, *own.returns, *is_reason
+    num_ready, num_rows, num_due, total, count, *of_reasons = ranks.totals(*said)
+    return Word(
+        num_ready == ranks.place.count,
+        round(num_rows),
+        num_due > 0,
+        next((reason for reason, n in zip(REASONS, of_reasons, strict=True) if n), None),
+        (total, count),
+    )
+
+
+def newest_of_all(ranks: Ranks, updates: Iterable[int]) -> int | None:
+    """The newest update of which all ranks have a checkpoint: one that was killed may lack some."""
+    own, newest = sorted(updates), -1
+    while True:
+        newest = own[-1] if own else -1
+        least = ranks.least(newest)
+        if least == -ranks.least(-newest):
+            return None if newest < 0 else newest
+        own = [update for update in own if update <= least]
