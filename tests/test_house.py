@@ -89,6 +89,7 @@ BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
     "runs/summary.py": "no fault of matplotlib, or of its files, may fail a run that is over",
 }
 WHOLE_CONFIG_FILES = {  # "room/module.py": reason. The doors need no entry.
+    "config/ranks.py": "a rank has a share of all that is counted for all of them",
     "config/run.py": "it picks the sections that an actor is told",
     "evaluation/evaluator.py": "a learner tells it all settings, and it builds what plays",
     "evaluation/play.py": "it builds the environments and the policy of a run",

@@ -73,6 +73,11 @@ def share_of(config: RunConfig, place: Place) -> RunConfig:
             f"algorithm.intrinsic_reward does not go with {place.count} ranks: each would learn "
             "its own"
         )
+    if ":" in learner.device:
+        raise ConfigError(
+            f"learner.device ({learner.device}): {place.count} ranks have a GPU each: wants cuda, "
+            "auto or cpu"
+        )
     columns, actors = learner.batch_columns // place.count, train.num_actors // place.count
     if config.actor.least_envs > columns:
         raise ConfigError(

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async import doors, processes
@@ -95,16 +94,13 @@ def _serve(
         # The probe works while torch loads.
         import uvloop
 
-        from impala_async.learner.agreement import newest_of_all
-        from impala_async.learner.loop.saver import load_newest
+        from impala_async.learner.agreement import restore
         from impala_async.learner.service import LearnerService
         from impala_async.training.ranks import Ranks, joined
 
         stack.enter_context(joined(place))
-        ranks = Ranks(place)
-        ranks.check_settings(settings.model_dump_json(by_alias=True))
-        agree = partial(newest_of_all, ranks) if ranks.are_many else None
-        restored = load_newest(folder, agree) if args.resume else None
+        (ranks := Ranks(place)).check_settings(settings.model_dump_json(by_alias=True))
+        restored = restore(ranks, folder) if args.resume else None
         if restored is not None:
             tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
         schema = probe() if probe else None

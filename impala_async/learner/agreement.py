@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from impala_async.config.run import StopSection
-from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE
-from impala_async.runs.folder import UNSAVED
+from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE, Captured
+from impala_async.learner.loop.saver import load_newest
+from impala_async.runs.folder import UNSAVED, RunFolder
+from impala_async.training.checkpoint import whole_checkpoints
 from impala_async.training.ranks import Ranks
 
 REASONS = (
@@ -20,7 +22,7 @@ NUM_EPISODES = 100
 
 
 class Word(NamedTuple):
-    """What a rank says before an update, or what all say together."""
+    """It is one rank's, before an update, or that of all together."""
 
     is_ready: bool = True
     """It has a batch to learn from."""
@@ -54,10 +56,19 @@ def agree(ranks: Ranks, own: Word) -> Word:
 
 def newest_of_all(ranks: Ranks, updates: Iterable[int]) -> int | None:
     """The newest update of which all ranks have a checkpoint: one that was killed may lack some."""
-    own, newest = sorted(updates), -1
+    own = sorted(updates)
     while True:
         newest = own[-1] if own else -1
         least = ranks.least(newest)
         if least == -ranks.least(-newest):
             return None if newest < 0 else newest
         own = [update for update in own if update <= least]
+
+
+def restore(ranks: Ranks, folder: RunFolder) -> Captured | None:
+    """The newest checkpoint that all ranks have, or None where there is no such."""
+    if not ranks.are_many:
+        return load_newest(folder)
+    own = [checkpoint.version.update for checkpoint in whole_checkpoints(folder.checkpoints)]
+    newest = newest_of_all(ranks, own)
+    return None if newest is None else load_newest(folder, newest)

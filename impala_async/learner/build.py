@@ -44,7 +44,7 @@ def build_learner(
     training: TrainingState | None,
     channels: Channels,
     release: Callable[[int], None],
-    place: Place,
+    place: Place | None = None,
 ) -> tuple[LearnerThread, WeightsLayout]:
     """Everything behind the full slots, and the layout of the weights that come out of it; or
     ConfigError, which is a SpacesError where other spaces would do."""

@@ -7,7 +7,7 @@ import logging
 import queue
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ class LearnerThread:
     channels: handoff.Channels
     device: torch.device
     is_lockstep: bool
-    ranks: Ranks
+    ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
         section = self.section
@@ -126,11 +126,12 @@ class LearnerThread:
 
     def _capture(self) -> None:
         training = self.step.capture()
-        self.ranks.check_equal(training.tensors["model"], "the weights")
+        if self.ranks.are_many:
+            self.ranks.check_equal(training.tensors["model"], "the weights")
         self.channels.captures.post(handoff.Captured(self.progress, training))
 
     def _agree(self) -> Word:
-        """What all ranks say; of one alone, what there is to say."""
+        """The word of all ranks. One alone need not wait for a batch to say it."""
         channels = self.channels
         own = Word(is_capture_due=channels.is_capture_due.is_set())
         if not self.ranks.are_many:
@@ -175,6 +176,7 @@ class LearnerThread:
         if not is_last_pass and self._is_enough(loaded, num_updates):
             self._ring.end(loaded)
             is_last_pass = True
+        self._is_mid_batch = not is_last_pass
         if self.is_lockstep:
             num_updates = int(is_last_pass)
             # Before the version is out by which others go on: what they do then does not count.
@@ -183,7 +185,6 @@ class LearnerThread:
         self.progress = self.progress._replace(update=before + num_updates)
         if self.progress.update // every > before // every:
             self._publish()
-        self._is_mid_batch = not is_last_pass
         if is_last_pass:
             slot = self.loader.release(loaded)
             most = self.section.most_passes

@@ -1,8 +1,8 @@
 """Sums over the ranks of one learner, so that all take the same step from all of their columns.
 
 Every rank asks for the same sums in the same order. A rank without a valid row asks too: it has
-zeros to add. What is summed is a share of a whole, such as the gradient of a loss that is divided
-by the valid rows of all: so the sum is exact, however unevenly the rows are spread.
+zeros to add. Each adds its share of a whole, such as the gradient of a loss that is divided by the
+valid rows of all: so the sum is exact, however unevenly the rows are spread.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ TIMEOUT_S = 60.0
 
 
 class Ranks:
-    """This rank and the others. Of one alone every sum is what it is of."""
+    """This rank and the others. One alone sums nothing."""
 
     def __init__(self, place: Place | None = None, columns: int = 0) -> None:
         """`columns`: those of a batch that each rank has."""

@@ -8,7 +8,7 @@ Runs on: event loop; files are written on a worker thread
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,24 +63,16 @@ class _Saved(BaseModel):
     best: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
 
 
-def load_newest(
-    folder: RunFolder, agree: Callable[[list[int]], int | None] | None = None
-) -> Captured | None:
-    """The newest checkpoint of a run that is sound, or None if it died before its first; or
-    CheckpointError where there are some, and not one of them is sound. Other ranks must have it:
-    `agree` tells of which update all have one, and which are those of this rank."""
+def load_newest(folder: RunFolder, update: int | None = None) -> Captured | None:
+    """The newest checkpoint of a run that is sound, of this update if one is named, or None if it
+    died before its first; or CheckpointError where there are some, and not one of them is sound."""
     fault, last = "", folder.last_saved()
     if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
         text = "%s/last_checkpoint: names %r, which is not there: the newest that is will do"
         logger.warning(text, folder.path, last)
-    found: Iterable[TrainingState] = whole_checkpoints(folder.checkpoints)
-    if agree is not None:
-        found = [*found]
-        common = agree([each.version.update for each in found])
-        if common is None:
-            return None
-        found = [each for each in found if each.version.update == common]
-    for checkpoint in found:
+    for checkpoint in whole_checkpoints(folder.checkpoints):
+        if update not in (None, checkpoint.version.update):
+            continue
         try:
             restored = _restored(checkpoint)
         except CheckpointError as error:

@@ -63,8 +63,6 @@ class ActorServer:
         the digest of its weights before anything is built. `on_loss` is called when a session has
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        told = ActorSettings.of(config, actor_seed)
-        settings_frame = wire.encode_settings(told.model_dump(mode="json"))
         self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
         is_lockstep = config.pace.is_lockstep
@@ -89,7 +87,7 @@ class ActorServer:
             publisher=Publisher(num_kept=1 + config.pace.lag),
             filler=self._filler,
             welcome=self._welcome(weights.port),
-            settings_frame=settings_frame,
+            settings_frame=_told(ActorSettings.of(config, actor_seed)),
             rows=config.trajectory.rows,
             on_schema=on_schema,
             find_layout=find_layout,
@@ -305,6 +303,10 @@ class ActorServer:
                 link.close()
                 raise ConfigError(f"bind.{name}: {error}") from None
         return routers
+
+
+def _told(settings: ActorSettings) -> bytes:
+    return wire.encode_settings(settings.model_dump(mode="json"))
 
 
 def _largest_body(columns: int, schema: Schema) -> int:

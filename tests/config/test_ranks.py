@@ -1,0 +1,84 @@
+"""A place is read as torchrun tells it, and shares add up to the whole."""
+
+from pathlib import Path
+
+import pytest
+
+from impala_async.config.load import validate_config
+from impala_async.config.ranks import Place, place_in, share_of
+from impala_async.errors import ConfigError
+
+
+def config_of(**sections):
+    settings = {"env": {"id": "CartPole-v1"}, "actor": {"num_envs": 4}, **sections}
+    return validate_config(settings, {})
+
+
+def test_a_process_is_alone_unless_something_says_otherwise():
+    assert place_in({}) == Place(0, 1, 0)
+    told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    assert place_in(told) == Place(3, 4, 1)
+    assert not place_in(told).is_first
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"RANK": "one"}, "RANK: wants a whole number, as torchrun sets it, got 'one'"),
+        ({"WORLD_SIZE": "-2"}, "WORLD_SIZE: wants a whole number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK \(2\) must be below WORLD_SIZE \(2\)"),
+    ],
+)
+def test_variables_that_are_none_are_named(environ, told):
+    with pytest.raises(ConfigError, match=told):
+        place_in(environ)
+
+
+def test_other_ranks_have_their_folders_in_that_of_the_run():
+    run = Path("runs/a")
+    assert [Place(n, 2).folder(run) for n in (0, 1)] == [run, run / "ranks" / "1"]
+
+
+def test_shares_are_equal_and_ports_and_seeds_are_not():
+    config = config_of(
+        seed=7,
+        learner={"batch_columns": 32},
+        train={"num_actors": 4},
+        bind={"data": "tcp://0.0.0.0:6000", "weights": "tcp://0.0.0.0:*"},
+        evaluate={"every_s": 10.0},
+        stop={"eval_return": 100.0, "mean_return": 200.0},
+    )
+    assert share_of(config, Place()) is config
+    first, second = (share_of(config, Place(n, 2, n)) for n in (0, 1))
+    for share in (first, second):
+        assert (share.learner.batch_columns, share.train.num_actors) == (16, 2)
+        assert (share.seed, share.algorithm, share.bind.weights) == (
+            *(7, config.algorithm, "tcp://0.0.0.0:*"),
+        )
+    assert [each.bind.data for each in (first, second)] == [
+        *("tcp://0.0.0.0:6000", "tcp://0.0.0.0:6002"),
+    ]
+    # Rank 0 alone evaluates.
+    assert [each.evaluate.every_s for each in (first, second)] == [10.0, None]
+    assert [each.stop.eval_return for each in (first, second)] == [100.0, None]
+    assert {each.stop.mean_return for each in (first, second)} == {200.0}
+    seeds = [Place(n, 3).actor_seed(2**31 - 1) for n in range(3)]
+    assert len(set(seeds)) == 3
+    assert Place().actor_seed(7) == 7
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"learner": {"batch_columns": 33}}, r"learner.batch_columns \(33\) must be a multiple of"),
+        ({"train": {"num_actors": 3}}, r"train.num_actors \(3\) must be a multiple of the number"),
+        ({"learner": {"batch_columns": 6}}, r"are 3 each, and must be at least actor.num_envs \(4"),
+        ({"learner": {"num_passes": "auto"}, "algorithm": {"name": "ppo"}}, "which idle at"),
+        ({"algorithm": {"intrinsic_reward": "a.b:C"}}, "intrinsic_reward does not go with 2 ranks"),
+        ({"learner": {"device": "cuda:1"}}, r"learner.device \(cuda:1\): 2 ranks have a GPU each"),
+    ],
+)
+def test_settings_that_ranks_cannot_share_are_named(sections, told):
+    with pytest.raises(ConfigError, match=told):
+        share_of(config_of(**sections), Place(0, 2))

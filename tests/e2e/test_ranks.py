@@ -1,0 +1,196 @@
+"""Learners that are ranks of one another, with real processes: as torchrun starts them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, module, wait_until
+
+pytestmark = pytest.mark.e2e
+
+SMALL = (
+    *("env.id=CartPole-v1", "algorithm.name=ppo", "learner.num_passes=2", "trajectory.rows=20"),
+    *("actor.num_envs=4", "learner.report_every_s=0.2", "train.num_actors=2"),
+)
+LOCKSTEP = (*SMALL, "pace.mode=lockstep", "stop.updates=30", "algorithm.num_minibatches=3")
+ASYNC = (*SMALL, "learner.batch_columns=16", "checkpoint.every_s=0.5")
+
+
+class Ranks:
+    """The ranks of one run, each a `train` of its own, without what starts them again."""
+
+    def __init__(self, folder, count=2):
+        self.run_dir, self._folder, self._count = folder / "run", folder, count
+        self.sites = [Site(folder / f"of-{number}") for number in range(count)]
+        for number, each in enumerate(self.sites):
+            each.folder.mkdir(exist_ok=True)
+            each.run_dir = self.run_dir if number == 0 else self.run_dir / "ranks" / str(number)
+
+    def start(self, *settings, flags=(), **environment):
+        """Start all of them; `environment` of one is under its number."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": str(self._count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [
+            site.open(
+                "train",
+                *("--run-dir", str(self.run_dir), *flags, *given(settings)),
+                **{key: str(value) for key, value in shared.items()},
+                RANK=str(number),
+                LOCAL_RANK=str(number),
+                **environment,
+            )
+            for number, site in enumerate(self.sites)
+        ]
+
+    def trained(self, *settings, **how):
+        doors = self.start(*settings, **how)
+        assert [door.wait_exit(90) for door in doors] == [0] * self._count, [d.log for d in doors]
+        for site in self.sites:
+            assert all(identities_hold(report) for report in site.reports())
+
+    def wait_all(self, what, holds):
+        for site in self.sites:
+            site.wait_report(what, holds)
+
+    def weights(self):
+        """The newest model of each rank, in bytes."""
+        return [(site.checkpoints()[-1] / "model.safetensors").read_bytes() for site in self.sites]
+
+
+@contextmanager
+def ranks_in(folder, **how):
+    folder.mkdir(exist_ok=True)
+    opened = Ranks(folder, **how)
+    try:
+        yield opened
+    finally:
+        for site in opened.sites:
+            site.close()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_lockstep_over_ranks_gives_the_same_weights_twice(count, tmp_path):
+    found = []
+    for name in ("once", "again"):
+        with ranks_in(tmp_path / name, count=count) as ranks:
+            ranks.trained(*LOCKSTEP, f"train.num_actors={count}")
+            found += ranks.weights()
+            reports = [site.reports()[-1] for site in ranks.sites]
+            # Progress is that of all, and accounts are each one's own.
+            assert {report["updates"] for report in reports} == {30}
+            assert len({report["env_steps_trained"] for report in reports}) == 1
+            summary = ranks.sites[0].summary
+            columns = sum(report["trajectories/trained"] for report in reports)
+            assert columns == 30 * 4 * count
+            assert summary["env_steps_trained"] <= columns * 20
+    assert len(set(found)) == 1
+
+
+def test_a_signal_to_one_ends_all_with_the_same_checkpoint(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        first, second = ranks.start(*ASYNC)
+        ranks.wait_all("training", lambda report: report["updates"] > 20)
+        second.tell(signal.SIGTERM)
+        assert [first.wait_exit(15), second.wait_exit(15)] == [0, 0]
+        assert len(set(ranks.weights())) == 1
+        assert {site.summary["exit_reason"] for site in ranks.sites} == {"terminated"}
+        # Rank 0 tells of the run, and the other one does not.
+        assert ("CartPole-v1: ended" in first.log, "CartPole-v1: ended" in second.log) == (1, 0)
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        first, second = ranks.start(*ASYNC)
+        ranks.wait_all("training", lambda report: report["updates"] > 20)
+        wait_until("checkpoints", lambda: all(site.checkpoints() for site in ranks.sites))
+        learner = ranks.sites[1].service["pid"]
+        os.kill(learner, signal.SIGKILL)
+        assert first.wait_exit(15) == 75
+        assert "another rank has ended, or does not answer" in first.log
+        assert "Traceback" not in first.log
+        assert second.wait_exit(15) == 137
+        kept = [{path.name for path in site.checkpoints()} for site in ranks.sites]
+        common = max(int(name.split("-")[2]) for name in kept[0] & kept[1])
+        ranks.trained(f"stop.updates={common + 30}", flags=["--resume"])
+        assert len(set(ranks.weights())) == 1
+        report = ranks.sites[0].reports()[-1]
+        assert report["updates"] >= common + 30
+        assert report["env_steps_trained"] > 0
+
+
+NAN_ENV = """
+import os
+
+import gymnasium as gym
+
+
+class Sick(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.steps = 0
+
+    def step(self, action):
+        obs, reward, *ends = self.env.step(action)
+        self.steps += 1
+        if os.environ["RANK"] == "1" and self.steps == 100:
+            reward = 1e14
+        return obs, reward, *ends
+"""
+
+
+# Rewards of 1 stay finite, squared.
+OVERFLOW = ("env.id=sick:Sick", "algorithm.normalize_returns=false", "algorithm.reward_scale=1e10")
+
+
+def test_rows_of_one_that_make_no_number_are_left_out_by_all(tmp_path):
+    path = module(tmp_path, "sick", NAN_ENV)
+    with ranks_in(tmp_path) as ranks:
+        ranks.trained(*LOCKSTEP, *OVERFLOW, **path)
+        assert len(set(ranks.weights())) == 1
+        own, other = (site.reports()[-1] for site in ranks.sites)
+        assert own["learner/skipped_updates"] == other["learner/skipped_updates"] > 0
+        assert own["dropped/nonfinite_update"] == 0 < other["dropped/nonfinite_update"]
+
+
+def test_bad_settings_are_a_line_at_each_rank(tmp_path):
+    bad = {
+        "learner.batch_columns=15": "learner.batch_columns (15) must be a multiple of the number "
+        "of ranks (2)",
+        "train.num_actors=3": "train.num_actors (3) must be a multiple of the number of ranks (2)",
+        "learner.num_passes=auto": "learner.num_passes (auto) does not go with 2 ranks",
+    }
+    for setting, told in bad.items():
+        with ranks_in(tmp_path) as ranks:
+            doors = ranks.start(*ASYNC, setting)
+            assert [door.wait_exit(15) for door in doors] == [2, 2]
+            for door in doors:
+                assert f"error: {told}" in door.log
+                assert "Traceback" not in door.log
+
+
+def test_torchrun_starts_ranks_that_come_to_the_goal(tmp_path):
+    run = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*torchrun, "-m", "impala_async.train", "--config", "cartpole_ddppo"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--run-dir", str(run), "--set", "stop.mean_return=100"],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **ONE_THREAD, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        )
+        try:
+            assert process.wait(120) == 0, (tmp_path / "log").read_text()
+        finally:
+            process.kill()
+            process.wait()
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["exit_reason"] == "mean_return"
+    assert (run / "ranks" / "1" / "summary.json").exists()

@@ -1,0 +1,86 @@
+"""The word of all ranks, and the checkpoint that all of them have."""
+
+import threading
+
+import pytest
+
+from impala_async.config.ranks import Place
+from impala_async.learner.agreement import REASONS, Word, agree, newest_of_all
+from impala_async.learner.service import EXITS
+from impala_async.training.ranks import Ranks
+
+
+class Threads(Ranks):
+    """Ranks as threads of this process, which meet at a barrier."""
+
+    def __init__(self, number, count, barrier, said):
+        super().__init__(Place(number, count))
+        self._barrier, self._said = barrier, said
+
+    def _all(self, own):
+        self._said[self.place.number] = own
+        self._barrier.wait(10)
+        said = list(self._said)
+        self._barrier.wait(10)
+        return said
+
+    def totals(self, *shares):
+        return [float(sum(each)) for each in zip(*self._all(shares), strict=True)]
+
+    def least(self, number):
+        return min(self._all(number))
+
+
+def at_once(function, *each):
+    """The result of each rank, which has one of these arguments."""
+    count = len(each)
+    barrier, said, found = threading.Barrier(count), [None] * count, [None] * count
+
+    def run(number):
+        found[number] = function(Threads(number, count, barrier, said), each[number])
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return found
+
+
+def test_all_are_ready_or_nobody_is_and_one_word_is_enough_for_the_rest():
+    ready = Word(is_ready=True, num_rows=30, returns=(50.0, 60))
+    waits = Word(is_ready=False, returns=(150.0, 40))
+    first, second = at_once(agree, ready, waits)
+    assert first == second == Word(False, 30, False, None, (200.0, 100))
+    assert first.mean_return == 2.0
+    first, second = at_once(agree, ready, ready._replace(num_rows=5, is_capture_due=True))
+    assert first == second == Word(True, 35, True, None, (100.0, 120))
+    first, second, third = at_once(agree, ready, ready, ready._replace(reason="wall_s"))
+    assert first == second == third
+    assert (third.reason, third.num_rows) == ("wall_s", 90)
+
+
+def test_of_several_reasons_the_gravest_holds_for_all():
+    said = [Word(reason=reason) for reason in ("mean_return", "not_finite", "terminated")]
+    assert {word.reason for word in at_once(agree, *said)} == {"not_finite"}
+    assert EXITS.keys() <= set(REASONS)
+
+
+def test_a_hundred_episodes_of_all_are_a_return():
+    assert Word(returns=(99.0, 99)).mean_return is None
+    assert Word(returns=(50.0, 100)).mean_return == 0.5
+
+
+@pytest.mark.parametrize(
+    ("updates", "newest"),
+    [
+        (([10, 20, 30], [10, 20, 30]), 30),
+        (([10, 20, 30], [10, 20]), 20),
+        (([10, 30, 40], [20, 30], [5, 10, 30, 35]), 30),
+        (([10, 30], [20, 40]), None),
+        (([], [10]), None),
+        (([], []), None),
+    ],
+)
+def test_the_newest_checkpoint_is_one_that_all_have(updates, newest):
+    assert at_once(newest_of_all, *updates) == [newest] * len(updates)
