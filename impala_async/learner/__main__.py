@@ -100,7 +100,7 @@ def _serve(
 
         stack.enter_context(joined(place))
         (ranks := Ranks(place)).check_settings(settings.model_dump_json(by_alias=True))
-        restored = restore(ranks, folder) if args.resume else None
+        restored = restore(ranks, folder) if args.resume or ranks.are_many else None
         if restored is not None:
             tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
         schema = probe() if probe else None
