@@ -28,7 +28,7 @@ from impala_async.config.load import load_config
 from impala_async.policy import Policy
 from impala_async.schema import Schema
 
-CARTPOLE, PONG = CONFIGS / "cartpole.toml", CONFIGS / "pong_impala.toml"
+CARTPOLE, PONG = CONFIGS / "cartpole.toml", CONFIGS / "atari.toml"
 NUM_BARE_ENVS = 16
 # Processor time is that between the first and the last of these that are younger.
 CPU_WARM_S = 2.0

@@ -72,7 +72,7 @@ class Case(NamedTuple):
 
 
 CARTPOLE = Case("CartPole, MLP 2x64", "cartpole.toml", (), 20_000, at_least=0.92)
-PONG = Case("Pong, Nature CNN", "pong_impala.toml", (), 2_560, at_least=0.97)
+PONG = Case("Pong, Nature CNN", "atari.toml", (), 2_560, at_least=0.97)
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ def _schema(obs: ArraySpec, num_actions: int, rows: int) -> Schema:
 
 
 _PONG = _schema(ArraySpec("", (4, 84, 84), "uint8", is_stack=True), 6, 20)
-# Schema, torso, columns of a batch, as in configs/cartpole.toml and configs/pong_impala.toml; and
+# Schema, torso, columns of a batch, as in configs/cartpole.toml and configs/atari.toml; and
 # whether the torso's weights travel in bfloat16.
 CASES: dict[str, tuple[Schema, str, int, bool]] = {
     "mlp": (_schema(ArraySpec("", (4,), "float32"), 2, 50), "mlp", 16, False),

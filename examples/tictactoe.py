@@ -103,11 +103,11 @@ class TicTacToe:
         }
 
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "tictactoe_selfplay.toml"
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "self_play.toml"
 
 
 def main(flags: Sequence[str] = ()) -> int:
-    """Do what `python -m impala_async.train --config configs/tictactoe_selfplay.toml` does."""
+    """Do what `python -m impala_async.train --config configs/self_play.toml` does."""
     from impala_async.train import main as train
 
     here = str(CONFIG.parents[1])

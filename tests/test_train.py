@@ -180,7 +180,7 @@ def test_seeds_that_were_cut_short_say_the_command_that_goes_on(cut, monkeypatch
 
     monkeypatch.setattr(FakeRun, "code", 0)
     monkeypatch.setattr(FakeRun, "during", staticmethod(during))
-    flags = ["--run-dir", "my runs", "--config", "acrobot", "--set", "stop.updates=9"]
+    flags = ["--run-dir", "my runs", "--config", "cartpole_ppo", "--set", "stop.updates=9"]
     assert train.main(["--seeds", "0-3", *flags]) == 130
     told, _, line = caplog.messages[-1].partition(": ")
     assert told == "to go on with the other seeds"

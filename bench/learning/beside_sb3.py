@@ -114,6 +114,11 @@ def train(system: str, task: str, seed: int, venvs: Path) -> Result:
     )
     if _last_step(turn) < num_steps:
         raise RuntimeError(f"{system} trained {task} for {LIMIT_S:.0f} s without an end")
+    return result_of(turn, system, task, seed)
+
+
+def result_of(turn: Turn, system: str, task: str, seed: int) -> Result:
+    """What was said, or about a hundredth of it."""
     told = [each for each in turn.progress if each.mean_return is not None]
     every = max(1, len(told) // NUM_POINTS)
     # From the end on: the last one is the result.

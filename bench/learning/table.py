@@ -43,7 +43,7 @@ def row(case: Case, outcomes: list[Outcome]) -> str:
 
 def settings_of(case: Case) -> str:
     """A digest of all that a seed of the case is trained with and measured against."""
-    config = tomllib.loads((CONFIGS / case.config).read_text())
+    config = tomllib.loads((CONFIGS / case.config).read_text()) if case.config else {}
     # The suite has goals and ends of its own.
     config.pop("stop", None)
     settings = config, case.overrides, case.goal, case.env_steps, case.is_control
@@ -134,7 +134,7 @@ def _config_row(path: Path, entry: dict[str, Any] | None) -> str:
     what = re.split(r"[:;,.](?: |$)", comment)[0]
     start = f"| `{path.name}` | {what} | {algorithm} |"
     if entry is None:
-        page = f"{path.stem.partition('_')[0]}.md"
+        page = f"{path.stem}.md"
         assert (RESULTS / page).exists(), f"{path.name} was never measured"
         return f"{start} [a page of its own](../bench/results/{page}) | | |"
     (case,) = (case for case in CASES if case.name == entry["task"])

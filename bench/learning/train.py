@@ -36,8 +36,10 @@ def train(case: Case, seed: int, folder: Path) -> Outcome:
         f"stop.env_steps={case.env_steps}",
         f"stop.mean_return={'none' if case.is_control or case.trial else case.goal}",
     ]
-    command = [sys.executable, "-m", "impala_async.train", "--config", str(CONFIGS / case.config)]
-    command += ["--run-dir", str(run), *(part for s in settings for part in ("--set", s))]
+    command = [sys.executable, "-m", "impala_async.train", "--run-dir", str(run)]
+    if case.config:
+        command += ["--config", str(CONFIGS / case.config)]
+    command += [part for setting in settings for part in ("--set", setting)]
     started = time.monotonic()
     with (folder / "train.log").open("w") as log:
         code = subprocess.run(

@@ -26,7 +26,7 @@ RSS of all processes, looked at four times a second; what they share is in it se
 of a peer that did not come to a mean return of 475 over 100 episodes in time counts as the time
 limit, and the ratio to it is at most what is shown.
 
-- impala_async: configs/cartpole.toml and configs/pong_impala.toml, through `impala_async.train`;
+- impala_async: configs/cartpole.toml and configs/atari.toml, through `impala_async.train`;
   Pong through ale_py's vector code. The peers step Pong through gymnasium's AtariPreprocessing.
 - Sample Factory: asynchronous APPO, 2 workers in two halves. CartPole as its gymnasium example, 20
   environments a worker, batch 512, rewards times 0.1, but learning rate 1e-3. Pong: 8 environments

@@ -1,7 +1,8 @@
-"""A training with nothing set: `python -m bench.peers.run_defaults ours|sb3 ENV_ID STEPS SEED`.
+"""A training with nothing set: `python -m bench.peers.run_defaults ours|sb3|sf ENV_ID STEPS SEED`.
 
 SB3's is its PPO, in its own virtual environment, as its documentation begins: one environment. It
 is one thread that never waits, and says what it took of a processor: work beside it costs it none.
+Sample Factory's is its asynchronous APPO, on a CPU; whoever started it ends it.
 """
 
 import sys
@@ -12,7 +13,7 @@ from bench.peers.say import learn_and_say
 
 def main() -> int:
     system, env_id, num_steps, seed = sys.argv[1:]
-    return {"ours": ours, "sb3": sb3}[system](env_id, int(num_steps), int(seed))
+    return {"ours": ours, "sb3": sb3, "sf": sf}[system](env_id, int(num_steps), int(seed))
 
 
 def ours(env_id: str, num_steps: int, seed: int) -> int:
@@ -37,6 +38,14 @@ def sb3(env_id: str, num_steps: int, seed: int) -> int:
     torch.set_num_threads(1)
     model = PPO("MlpPolicy", make_vec_env(env_id, seed=seed), seed=seed, device="cpu")
     learn_and_say(model, num_steps, time.process_time)
+    return 0
+
+
+def sf(env_id: str, num_steps: int, seed: int) -> int:
+    from bench.peers.run_sample_factory import train
+
+    settings = {"algo": "APPO", "device": "cpu", "train_dir": "runs", "experiment": "peer"}
+    train(env_id, settings | {"seed": seed, "train_for_env_steps": num_steps})
     return 0
 
 

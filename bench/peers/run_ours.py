@@ -14,7 +14,7 @@ from bench.peers.one_turn import Tail
 from bench.peers.say import say
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-CONFIG = {"cartpole": CONFIGS / "cartpole.toml", "pong": CONFIGS / "pong_impala.toml"}
+CONFIG = {"cartpole": CONFIGS / "cartpole.toml", "pong": CONFIGS / "atari.toml"}
 # The reader ends a turn, ours as everybody's.
 SETTINGS = ["stop.mean_return=none", "stop.env_steps=none", "learner.report_every_s=0.25"]
 POLL_S = 0.05

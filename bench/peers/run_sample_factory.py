@@ -9,6 +9,7 @@ not four times, and nothing is normalised but the range of the image.
 import sys
 from typing import Any
 
+import gymnasium as gym
 from sample_factory.algo.utils.misc import LEARNER_ENV_STEPS, ExperimentStatus
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
@@ -17,11 +18,12 @@ from sample_factory.train import make_runner
 from bench.peers.games import make
 from bench.peers.say import mean_of, say
 
+NO_END = 1_000_000_000
 BOTH: dict[str, Any] = {
     "algo": "APPO", "device": "cpu", "train_dir": "runs", "experiment": "peer", "num_workers": 2,
     "worker_num_splits": 2, "policy_workers_per_policy": 1, "async_rl": True, "use_rnn": False,
     "recurrence": 1, "num_epochs": 1, "num_batches_per_epoch": 1, "save_every_sec": 3600,
-    "train_for_env_steps": 1_000_000_000, "summaries_use_frameskip": False,
+    "train_for_env_steps": NO_END, "summaries_use_frameskip": False,
 }  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "cartpole": {
@@ -38,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def make_env(game: str, *_: Any, **__: Any) -> Any:
-    return make(game)
+    return make(game) if game in SETTINGS else gym.make(game)
 
 
 def tell(runner: Any, message: dict[str, int], policy: int) -> None:
@@ -49,9 +51,14 @@ def tell(runner: Any, message: dict[str, int], policy: int) -> None:
 
 def main() -> None:
     game, _, seed = sys.argv[1:]
-    register_env(game, make_env)
-    flags = [f"--env={game}", f"--seed={seed}"]
-    for name, value in (BOTH | SETTINGS[game]).items():
+    train(game, BOTH | SETTINGS[game] | {"seed": seed})
+
+
+def train(env: str, settings: dict[str, Any]) -> None:
+    """Train, and say how far it is, until somebody ends it."""
+    register_env(env, make_env)
+    flags = [f"--env={env}"]
+    for name, value in settings.items():
         values = [str(each) for each in value] if isinstance(value, list) else [str(value)]
         flags += [f"--{name}", *values]
     parser, _ = parse_sf_args(argv=flags)

@@ -45,7 +45,7 @@ def save(folder, config, bias=None):
 
 
 def test_who_knows_nothing_is_beaten_as_often_as_random_play(tmp_path):
-    config = load_config(CONFIGS / "tictactoe_selfplay.toml")
+    config = load_config(CONFIGS / "self_play.toml")
     share = unbeaten_by_random(save(tmp_path, config))
     # Random play loses 29 games of 100 when it begins and 58 when it answers.
     assert 0.4 < share < 0.7

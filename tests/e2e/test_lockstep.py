@@ -78,7 +78,7 @@ def disturbed(process):
 @pytest.mark.parametrize("name", matrix.LOCKSTEPS)
 def test_two_runs_are_equal_though_processes_are_stopped_and_environments_sleep(tmp_path, name):
     path = module(tmp_path, "sleepy", SLEEPY_ENV)
-    config = "configs/tictactoe_selfplay.toml" if name == "a team" else CARTPOLE
+    config = "configs/self_play.toml" if name == "a team" else CARTPOLE
     with site(tmp_path / "first") as calm, site(tmp_path / "second") as restless:
         # The restless one has hash seeds of its own, as runs of users have.
         doors = [

@@ -5,7 +5,7 @@ from safetensors import safe_open
 
 pytestmark = pytest.mark.e2e
 
-SELF_PLAY = "configs/tictactoe_selfplay.toml"
+SELF_PLAY = "configs/self_play.toml"
 
 
 def test_a_team_is_trained_saved_and_evaluated(site):

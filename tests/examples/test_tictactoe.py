@@ -68,7 +68,7 @@ def test_what_is_not_legal_loses_and_is_counted():
 
 
 def test_the_package_takes_its_mask():
-    config = load_config(Path(__file__).resolve().parents[2] / "configs/tictactoe_selfplay.toml")
+    config = load_config(Path(__file__).resolve().parents[2] / "configs/self_play.toml")
     envs = build_envs("auto", EnvSection(id="examples.tictactoe:TicTacToe"), 2, config.policies)
     assert envs.num_envs == 4
     assert envs.action_spec.legal == "action_mask"
