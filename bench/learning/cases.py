@@ -33,6 +33,7 @@ class Case:
     trial: Callable[[Path], float | None] | None = None
     needs: str = "gymnasium"
     """The module without which it is skipped."""
+    num_ranks: int = 1
 
     def without(self, what: str, *overrides: str, goal: float, num_must: int = 10) -> "Case":
         """The control that lacks something."""
@@ -71,6 +72,7 @@ CASES = (
     Case("CartPole-v1, APPO", "cartpole_appo.toml", 475, 300_000),
     Case("CartPole-v1, PPO", "cartpole_ppo.toml", 475, 300_000),
     Case("CartPole-v1, A2C", "cartpole_a2c.toml", 475, 300_000),
+    Case("CartPole-v1, DD-PPO of two ranks", "cartpole_ddppo.toml", 475, 300_000, num_ranks=2),
     LAGGED,
     STAYS,
     STAYS.without("no correction", *UNCORRECTED, goal=300, num_must=8),

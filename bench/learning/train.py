@@ -36,7 +36,11 @@ def train(case: Case, seed: int, folder: Path) -> Outcome:
         f"stop.env_steps={case.env_steps}",
         f"stop.mean_return={'none' if case.is_control or case.trial else case.goal}",
     ]
-    command = [sys.executable, "-m", "impala_async.train", "--run-dir", str(run)]
+    command = [sys.executable, "-m"]
+    if case.num_ranks > 1:
+        many = f"--nproc-per-node={case.num_ranks}"
+        command += ["torch.distributed.run", "--standalone", many, "-m"]
+    command += ["impala_async.train", "--run-dir", str(run)]
     if case.config:
         command += ["--config", str(CONFIGS / case.config)]
     command += [part for setting in settings for part in ("--set", setting)]
