@@ -239,6 +239,8 @@ def _choose_rank(args: argparse.Namespace) -> None:
     from impala_async.config.ranks import place_in
 
     place = place_in()
+    if args.resume and args.run_dir is not None:
+        place.check_all_there(args.run_dir)
     if place.count == 1:
         return
     if args.run_dir is None:

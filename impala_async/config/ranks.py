@@ -6,6 +6,7 @@ all of them together train one policy, each on its own columns of every batch.
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,16 @@ class Place:
     def folder(self, run: Path) -> Path:
         """The run folder of this rank; rank 0 has that of the run."""
         return run if self.is_first else run / FOLDER / str(self.number)
+
+    def check_all_there(self, run: Path) -> None:
+        """ConfigError where the run had more ranks, whose accounts would be lost."""
+        with suppress(OSError):  # its reader says so
+            found = [int(path.name) for path in (run / FOLDER).iterdir() if path.name.isdecimal()]
+            if found and max(found) >= self.count:
+                raise ConfigError(
+                    f"--resume: the run in {run} has {max(found) + 1} ranks, and is resumed with "
+                    f"{self.count}: start as many (torchrun --nproc-per-node {max(found) + 1})"
+                )
 
     def actor_seed(self, seed: int) -> int:
         return (seed + SEED_STEP * self.number) % 2**31

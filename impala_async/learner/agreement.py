@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from impala_async.config.run import StopSection
+from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE, Captured
 from impala_async.learner.loop.saver import load_newest
 from impala_async.runs.folder import UNSAVED, RunFolder
@@ -66,9 +67,15 @@ def newest_of_all(ranks: Ranks, updates: Iterable[int]) -> int | None:
 
 
 def restore(ranks: Ranks, folder: RunFolder) -> Captured | None:
-    """The newest checkpoint that all ranks have, or None where there is no such."""
+    """The newest checkpoint that all ranks have, or None before the first one; CheckpointError
+    where only some have any, as those of a run that had fewer ranks."""
     if not ranks.are_many:
         return load_newest(folder)
     own = [checkpoint.version.update for checkpoint in whole_checkpoints(folder.checkpoints)]
     newest = newest_of_all(ranks, own)
+    if newest is None and own:
+        raise CheckpointError(
+            f"{folder.checkpoints}: not all of the {ranks.place.count} ranks have one of these: "
+            "resume with as many ranks as the run had, or start a new run"
+        )
     return None if newest is None else load_newest(folder, newest)

@@ -39,6 +39,14 @@ def test_other_ranks_have_their_folders_in_that_of_the_run():
     assert [Place(n, 2).folder(run) for n in (0, 1)] == [run, run / "ranks" / "1"]
 
 
+def test_a_resumed_run_has_all_its_ranks(tmp_path):
+    Place().check_all_there(tmp_path)
+    Place(1, 2).folder(tmp_path).mkdir(parents=True)
+    Place(0, 2).check_all_there(tmp_path)
+    with pytest.raises(ConfigError, match=r"has 2 ranks, and is resumed with 1: start as many"):
+        Place().check_all_there(tmp_path)
+
+
 def test_shares_are_equal_and_ports_and_seeds_are_not():
     config = config_of(
         seed=7,

@@ -125,6 +125,22 @@ def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
         assert report["env_steps_trained"] > 0
 
 
+def test_a_run_is_resumed_with_as_many_ranks_as_it_had(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        ranks.trained(*ASYNC, "stop.updates=20")
+        fewer = Site(tmp_path)
+        fewer.run_dir = ranks.run_dir
+        door = fewer.open("train", "--resume", "--run-dir", str(ranks.run_dir))
+        assert door.wait_exit(15) == 2
+        assert "has 2 ranks, and is resumed with 1" in door.log
+        fewer.close()
+    with ranks_in(tmp_path, count=3) as more:
+        *_, added = more.start("stop.updates=none", flags=["--resume"])
+        # What starts ranks ends the others then.
+        assert added.wait_exit(15) == 2
+        assert "holds no run" in added.log
+
+
 NAN_ENV = """
 import os
 
