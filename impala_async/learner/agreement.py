@@ -30,6 +30,8 @@ class Word(NamedTuple):
     num_rows: int = 0
     """The valid rows in it."""
     is_capture_due: bool = False
+    is_save_due: bool = False
+    """Every rank saves it."""
     reason: str | None = None
     """The reason of its end."""
     returns: tuple[float, float] = 0.0, 0.0
@@ -44,12 +46,14 @@ class Word(NamedTuple):
 def agree(ranks: Ranks, own: Word) -> Word:
     """The word of all. Each rank says one, even if it waits: nobody waits for it in silence."""
     is_reason = [float(own.reason == reason) for reason in REASONS]
-    said = own.is_ready, own.num_rows, own.is_capture_due, *own.returns, *is_reason
-    num_ready, num_rows, num_due, total, count, *of_reasons = ranks.totals(*said)
+    are_due = own.is_capture_due, own.is_save_due
+    said = ranks.totals(own.is_ready, own.num_rows, *are_due, *own.returns, *is_reason)
+    num_ready, num_rows, num_captures, num_saves, total, count, *of_reasons = said
     return Word(
         num_ready == ranks.place.count,
         round(num_rows),
-        num_due > 0,
+        num_captures > 0,
+        num_saves > 0,
         next((reason for reason, n in zip(REASONS, of_reasons, strict=True) if n), None),
         (total, count),
     )

@@ -145,6 +145,7 @@ class Channels:
     # Requests of the loop, which the thread looks at when it has time.
     is_report_due: threading.Event = field(default_factory=threading.Event)
     is_capture_due: threading.Event = field(default_factory=threading.Event)
+    is_save_due: threading.Event = field(default_factory=threading.Event)
     # The loop knows these, and other ranks are told: why the run ends, once it does, and the sum
     # and the number of the last returns.
     endings: list[str] = field(default_factory=list)

@@ -95,6 +95,7 @@ class LearnerThread:
         torch.set_num_threads(self.section.threads)
         channels = self.channels
         self._publish()
+        self.ranks.meet()
         try:
             while True:
                 channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)
@@ -104,7 +105,8 @@ class LearnerThread:
                 word = self._word = self._agree()
                 if self._is_between_updates and word.is_capture_due:
                     channels.is_capture_due.clear()
-                    self._capture()
+                    channels.is_save_due.clear()
+                    self._capture(is_kept=word.is_save_due or self.ranks.place.is_first)
                 if word.reason is not None if self.ranks.are_many else self._is_over():
                     break
                 if word.is_ready:
@@ -124,11 +126,12 @@ class LearnerThread:
         channels.reports.post(self._report())
         self._capture()
 
-    def _capture(self) -> None:
+    def _capture(self, *, is_kept: bool = True) -> None:
         training = self.step.capture()
         if self.ranks.are_many:
             self.ranks.check_equal(training.tensors["model"], "the weights")
-        self.channels.captures.post(handoff.Captured(self.progress, training))
+        if is_kept:
+            self.channels.captures.post(handoff.Captured(self.progress, training))
 
     def _agree(self) -> Word:
         """The word of all ranks. One alone need not wait for a batch to say it."""
@@ -142,13 +145,12 @@ class LearnerThread:
         if self._held is not None:
             self._drop_stale(self._held.item)
             num_rows = self._held.item.num_valid_rows
-        reason = None
-        if self._is_between_updates and self._is_over():
-            reason = self._stop_reason or (*channels.endings, "terminated")[0]
+        reason = self._stop_reason or (*channels.endings, "terminated")[0]
         own = own._replace(
             is_ready=self._held is not None,
             num_rows=num_rows,
-            reason=reason,
+            is_save_due=channels.is_save_due.is_set(),
+            reason=reason if self._is_over() else None,
             returns=channels.returns[0],
         )
         word = agree(self.ranks, own)

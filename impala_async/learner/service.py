@@ -332,6 +332,7 @@ class LearnerService:
         while self._place.is_first:
             await asyncio.sleep(self._config.checkpoint.every_s)
             self._is_save_due = True
+            self._channels.is_save_due.set()
             self._channels.is_capture_due.set()
 
     async def _wind_down(self, reason: str) -> str:

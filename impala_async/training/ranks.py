@@ -19,6 +19,7 @@ from impala_async.errors import ConfigError, RankError, ServiceError
 
 # Longer than the slowest update that is not stuck; torchrun starts all ranks anew after it.
 TIMEOUT_S = 60.0
+START_S = 600.0
 
 
 class Ranks:
@@ -42,6 +43,13 @@ class Ranks:
             yield
         finally:
             self._is_apart = before
+
+    def meet(self) -> None:
+        """Wait for those that still build: that may take longer than any update."""
+        if not self._is_apart:
+            with _told():
+                patient = dist.new_group(timeout=timedelta(seconds=START_S), backend="gloo")
+                dist.all_reduce(torch.zeros(1), group=patient)
 
     def sum(self, shares: Tensor) -> Tensor:
         """The sum over ranks, in place."""

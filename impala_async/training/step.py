@@ -219,6 +219,8 @@ class UpdateStep:
 
     def _share(self, batch: Batch, own_N: Tensor) -> Batch:
         """The own columns of a part; where there is none, one that is masked has the shapes."""
+        if len(own_N) == len(batch.mask_BT):
+            return batch
         if len(own_N):
             return batch.take(own_N)
         return batch.living(torch.zeros(len(batch.mask_BT), dtype=torch.bool)).take(

@@ -51,10 +51,12 @@ def test_all_are_ready_or_nobody_is_and_one_word_is_enough_for_the_rest():
     ready = Word(is_ready=True, num_rows=30, returns=(50.0, 60))
     waits = Word(is_ready=False, returns=(150.0, 40))
     first, second = at_once(agree, ready, waits)
-    assert first == second == Word(False, 30, False, None, (200.0, 100))
+    assert first == second == Word(False, 30, False, False, None, (200.0, 100))
     assert first.mean_return == 2.0
-    first, second = at_once(agree, ready, ready._replace(num_rows=5, is_capture_due=True))
-    assert first == second == Word(True, 35, True, None, (100.0, 120))
+    first, second = at_once(
+        agree, ready, ready._replace(num_rows=5, is_capture_due=True, is_save_due=True)
+    )
+    assert first == second == Word(True, 35, True, True, None, (100.0, 120))
     first, second, third = at_once(agree, ready, ready, ready._replace(reason="wall_s"))
     assert first == second == third
     assert (third.reason, third.num_rows) == ("wall_s", 90)
