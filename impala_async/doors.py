@@ -47,6 +47,8 @@ REACHED = {
     "mean_return": "mean_return_100",
     "eval_return": "best_eval_return",
 }
+# The value of `--resume` that begins a run, or goes on with it.
+AUTO = "auto"
 POLL_S = 0.02
 MOST_SEEDS = 1000
 # The system has no more disk, open files or memory. ZeroMQ has errors of its own.
@@ -116,8 +118,16 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     change = "change one setting; may be repeated (config.json in a run folder has them all)"
     add_common_flags(parser, change, "the run folder")
-    told = "continue the run in --run-dir from its checkpoint"
-    parser.add_argument("--resume", action="store_true", help=told)
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=[AUTO],
+        metavar=AUTO,
+        help="continue the run in --run-dir from its checkpoint; with auto begin it there if it "
+        "has not begun, for a command that is run again and again",
+    )
     parser.add_argument(
         "--record",
         type=typed_path,
@@ -200,6 +210,23 @@ def _config_file(name: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def settle_resume(args: argparse.Namespace) -> None:
+    """Decide whether `--resume auto` begins a run. Raise ConfigError for what goes not with it."""
+    from impala_async.runs.folder import RunFolder
+
+    if args.resume != AUTO:
+        return
+    if args.run_dir is None:
+        where = "the folder of the run to begin or to continue"
+        raise errors.ConfigError(f"--resume auto needs --run-dir, {where}")
+    if args.record is not None:
+        raise errors.ConfigError(
+            "--record: wants a new file at each start, and --resume auto names the same: drop one"
+        )
+    if not RunFolder(args.run_dir).exists():
+        args.resume = False
+
+
 def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     """Settings and folder of a new or a resumed run, before anything is written."""
     from impala_async.config.load import load_config, merge_overrides, validate_config
@@ -211,7 +238,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         folder = RunFolder(args.run_dir or default_run_path(config))
         folder.check_new()
         return config, folder
-    if args.config is not None:
+    if args.config is not None and args.resume != AUTO:
         raise errors.ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     if args.run_dir is None:
         raise errors.ConfigError("--resume needs --run-dir, the folder of the run to continue")
@@ -219,6 +246,8 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     folder.check_resumable()
     before = _fixed(folder.load_config())
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
+    if args.config is not None:
+        _check_same(args.config, load_config(args.config, args.overrides), config)
     changed = [
         f"--set: {key}: cannot change in a resumed run, from {shown(before[key])} to "
         f"{shown(value)}: start a new one"
@@ -233,13 +262,39 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     return config, folder
 
 
+def _check_same(path: Path, given: "RunConfig", config: "RunConfig") -> None:
+    """Raise ConfigError where a file that is given again sets a key to another value than the run
+    has."""
+    from impala_async.config.mistakes import shown
+
+    is_set, now = _settings(given, exclude_unset=True), _settings(config)
+    differing = [
+        f"{key} ({shown(value)} in the file, {shown(now[key])} in the run)"
+        for key, value in _settings(given).items()
+        if key in is_set and value != now[key]
+    ]
+    if differing:
+        raise errors.ConfigError(
+            f"--config: {path} is not what this run has: {', '.join(differing)}: a run keeps its "
+            "settings: put the file back and use --set, or name another folder"
+        )
+
+
 def _fixed(config: "RunConfig") -> dict[str, Any]:
-    found = {}
-    for section, keys in config.model_dump(mode="json", by_alias=True).items():
-        for name, value in keys.items() if isinstance(keys, dict) else ():
-            key = f"{section}.{name}"
-            if (section in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS:
-                found[key] = value
+    return {
+        key: value
+        for key, value in _settings(config).items()
+        if (key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS
+    }
+
+
+def _settings(config: "RunConfig", *, exclude_unset: bool = False) -> dict[str, Any]:
+    """The value of each key."""
+    found = dict[str, Any]()
+    dumped = config.model_dump(mode="json", by_alias=True, exclude_unset=exclude_unset)
+    for section, keys in dumped.items():
+        inner = keys if isinstance(keys, dict) else {"": keys}
+        found |= {f"{section}.{name}".rstrip("."): value for name, value in inner.items()}
     return found
 
 

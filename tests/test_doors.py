@@ -85,6 +85,7 @@ WRONG = [
     ("train", ["--set", "no.such=1"]),
     ("train", ["--config", "/nowhere.toml"]),
     ("train", ["--resume"]),
+    ("train", ["--resume", "auto"]),
     ("train", ["--run-dir", "/proc/nowhere"]),
     ("learner", ["--run-dir", "/nowhere", "--resume"]),
     ("actor", ["--learner", "somewhere"]),
@@ -349,6 +350,92 @@ def test_a_run_whose_last_checkpoint_or_first_mean_is_missing_is_not_over(run_di
     for summary in (DONE | {"exit_reason": "checkpoint_not_written"}, {"mean_return_100": None}):
         RunFolder(run_dir).write_json("summary.json", summary)
         resume(run_dir, "stop.env_steps=500")
+
+
+# -------------------- one command that is run again and again
+
+
+MINE = """
+seed = 3
+env.id = "CartPole-v1"
+algorithm.lambda = 0.9
+algorithm.optimizer_options.eps = 1e-4
+stop.updates = 50
+"""
+
+
+@pytest.fixture
+def again(tmp_path):
+    """Runs one command once more: is a run to go on, and with which settings and folder."""
+    (tmp_path / "mine.toml").write_text(MINE)
+
+    def settled(*flags):
+        where = ["--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "mine.toml")]
+        args = parse("--resume", "auto", *where, *flags)
+        doors.settle_resume(args)
+        return bool(args.resume), *doors.check_run(args)
+
+    return settled
+
+
+def test_a_command_that_is_run_again_begins_a_run_and_goes_on_with_it(again):
+    is_resumed, config, folder = again("--set", "learner.num_passes=2")
+    assert (is_resumed, config.stop.updates, folder.exists()) == (False, 50, False)
+    folder.path.mkdir()
+    folder.checkpoints.mkdir()  # so it lies there where a learner was killed at its first step
+    assert again()[0] is False
+    folder.begin(config)
+    folder.let_go()
+    # One that was killed before its first checkpoint, too.
+    assert again("--set", "learner.num_passes=2")[:2] == (True, config)
+    # A key that the file does not set is the run's own, as in any resume.
+    assert again()[1].learner.num_passes == 2
+    is_resumed, changed, _ = again("--set", "stop.updates=70")
+    assert (is_resumed, changed.stop.updates) == (True, 70)
+    with pytest.raises(ConfigError, match=r"^--set: env\.id: cannot change in a resumed run"):
+        again("--set", "env.id=Acrobot-v1")
+
+
+def test_a_file_that_is_given_again_and_differs_is_told_in_one_line(again, tmp_path):
+    folder = again()[2]
+    folder.begin(again()[1])
+    folder.let_go()
+    changed = MINE.replace("seed = 3", "seed = 4").replace("= 50", "= 9").replace("1e-4", "2e-4")
+    (tmp_path / "mine.toml").write_text(changed)
+    with pytest.raises(ConfigError) as caught:
+        again()
+    line = str(caught.value)
+    assert line.startswith(f"--config: {tmp_path / 'mine.toml'} is not what this run has: seed (4 ")
+    for told in ("stop.updates (9 in the file, 50 in the run)", "algorithm.optimizer_options ("):
+        assert told in line
+    assert "\n" not in line
+    assert "lambda" not in line
+    # It is the run's where it says so as well.
+    sets = ("seed=4", "stop.updates=9", "algorithm.optimizer_options.eps=2e-4")
+    assert again(*(word for each in sets for word in ("--set", each)))[1].seed == 4
+
+
+def test_a_command_that_is_run_again_ends_well_where_the_run_is_over(again):
+    _, config, folder = again()
+    folder.begin(config)
+    folder.write_json("summary.json", DONE)
+    folder.let_go()
+    with pytest.raises(RunOver, match=r"^the run is over: stop\.updates is 50, and it came to 60"):
+        again()
+
+
+def test_a_command_that_is_run_again_names_its_folder_and_no_recording(tmp_path):
+    for flags, told in (
+        ([], "--resume auto needs --run-dir, the folder of the run to begin or to continue"),
+        (["--run-dir", str(tmp_path), "--record", "x"], "--record: wants a new file at each start"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            doors.settle_resume(parse("--resume", "auto", *flags))
+    # Without auto all is as it was.
+    for flags in ([], ["--resume"]):
+        args = parse(*flags)
+        doors.settle_resume(args)
+        assert args.resume is bool(flags)
 
 
 # -------------------- this start

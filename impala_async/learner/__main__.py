@@ -52,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.setswitchinterval(SWITCH_S)
         # Read when numpy is imported, which computes small updates: more threads would slow it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        doors.settle_resume(args)
         config, folder = doors.check_run(args)
         processes.hold()
         with processes.undone(folder.withdraw), ExitStack() as starting:
@@ -109,7 +110,7 @@ def _serve(
         code = uvloop.run(serve())
         summary = None if folder.is_gone() else folder.peek_json("summary.json")
         if summary is not None and summary != earlier:
-            _show(summary, folder, config.stop, code, is_resumed=args.resume)
+            _show(summary, folder, config.stop, code, is_resumed=bool(args.resume))
         return code
 
 
