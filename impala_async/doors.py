@@ -170,6 +170,17 @@ def seeds_of(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
+def add_learner_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag of `actor` and `actors`."""
+    parser.add_argument(
+        "--learner",
+        required=True,
+        metavar="URL",
+        help="where the learner takes trajectories, for example tcp://127.0.0.1:5555, or its run "
+        "folder, if it is on this host",
+    )
+
+
 def check_learner(where: str) -> None:
     """Raise ConfigError for what is neither an address of a learner nor its run folder."""
     if not os.path.isdir(where):

@@ -35,6 +35,7 @@ FLAGS = {
     "train": RUN_FLAGS | {"--seeds"},
     "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
+    "actors": {"--learner", "--num", "--log-dir"},
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {
         *("--episodes", "--max-steps", "--seeds", "--greedy", "--sampled", "--json", "--video"),
@@ -92,6 +93,8 @@ WRONG = [
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),
+    ("actors", ["--learner", "tcp://h:1", "--num", "0"]),
+    ("actors", ["--learner", "somewhere"]),
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
     ("replay", ["/", "--exact", "--loop"]),

@@ -40,7 +40,7 @@ FLOORS = {
     "library": UPPER_PROCESSES,
 }
 # Root modules that anybody may run, and what these share.
-DOORS = {"__main__", "doors", "train", "replay", "evaluate", "export"}
+DOORS = {"__main__", "doors", "train", "actors", "replay", "evaluate", "export"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.

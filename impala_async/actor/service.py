@@ -69,6 +69,11 @@ class ActorService:
         self._watch = Watch(logger.warning, whose=self._whose)
         self._stopper = Stopper(logger.warning, self._whose)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the learner has said that the run is over."""
+        return self._client.is_finished
+
     def run(self) -> int:
         """Serve until the learner is finished, or a signal comes; returns the exit code. NewRun:
         a new process is to look at this address, which imports code as it is now."""

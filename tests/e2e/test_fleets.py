@@ -1,8 +1,13 @@
-"""Commands as an engine runs them, again and again: a run that is begun and goes on."""
+"""Commands as an engine runs them, again and again: a run that is begun and goes on, and the actors
+of a host."""
 
+import signal
+import time
+
+import psutil
 import pytest
 
-from tests.e2e.harness import given, wait_until
+from tests.e2e.harness import CARTPOLE, ENDLESS, given, is_alive, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -37,3 +42,63 @@ def test_one_command_begins_a_run_goes_on_with_it_and_ends_where_it_is_over(site
     door = start("learner")
     assert door.wait_exit(30) == 2
     assert "stop.updates (31 in the file, 30 in the run)" in door.log
+
+
+def actors_of(door):
+    """The actors that a door has started: an env worker or a watcher of it is none."""
+    return [child for child in psutil.Process(door.process.pid).children() if is_alive(child)]
+
+
+@pytest.mark.parametrize("where", ["url", "folder"])
+def test_actors_of_a_host_are_back_after_a_kill_and_go_home_when_the_run_is_over(site, where):
+    terms = ("stop.mean_return=none", "stop.env_steps=150000", "actor.sampler=serial")
+    site.learner(*terms, config=CARTPOLE)
+    learner = site.service["data_url"] if where == "url" else str(site.run_dir)
+    logs = [] if where == "url" else ["--log-dir", str(site.folder / "logs")]
+    door = site.open("actors", "--learner", learner, "--num", "2", *logs)
+    site.wait_report("two actors", lambda r: r["num_actors"] == 2 and r["updates"] > 0)
+    opened = site.reports()[-1]["sessions/opened"]
+    first, second = actors_of(door)
+    first.kill()
+    killed_at = time.monotonic()
+    wait_until("a new actor", lambda: len({*actors_of(door)} - {first, second}) == 1)
+    site.wait_report("its session", lambda r: r["sessions/opened"] > opened)
+    assert time.monotonic() - killed_at < 5.0
+    assert door.wait_exit(60) == 0, door.log
+    assert "was killed (SIGKILL)" in door.log
+    assert "the run is over" in door.log.splitlines()[-1]
+    said = door.log if where == "url" else (site.folder / "logs" / "actor-1.log").read_text()
+    assert "the learner says goodbye: finished" in said
+    assert ("actor 1: " in door.log) == (where == "url")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_actors_of_a_host_end_within_seconds_when_they_are_told_to(site, number, code):
+    site.learner(*ENDLESS, "actor.sampler=serial", config=CARTPOLE)
+    door = site.open("actors", "--learner", site.service["data_url"], "--num", "2")
+    site.wait_report("two actors", lambda r: r["num_actors"] == 2)
+    door.ends(number, code, within_s=5.0)
+    assert "told to end: all actors have ended" in door.log
+    site.wait_report("no actor", lambda r: r["num_actors"] == 0)
+
+
+def test_no_actor_outlives_a_supervisor_that_is_killed(site):
+    # There is no learner, and they look for one.
+    door = site.open("actors", "--learner", "tcp://127.0.0.1:9", "--num", "2")
+    wait_until("both look for it", lambda: door.log.count("no learner answers at") >= 2)
+    started = actors_of(door)
+    assert len(started) == 2
+    door.kill()
+    wait_until("all have ended", lambda: not any(map(is_alive, started)), within_s=3.0)
+
+
+def test_actors_that_cannot_make_the_environment_end_with_its_reason(site):
+    # This host lacks it.
+    settings = ("env.id=lost:Lost", "env.probe=actor", "actor.sampler=serial")
+    site.learner(*settings, config=CARTPOLE)
+    door = site.open("actors", "--learner", str(site.run_dir))
+    assert door.wait_exit(40) == 78, door.log
+    last = door.log.splitlines()[-1]
+    assert "actor 0 cannot run: it ended with exit code 78 (" in last
+    assert "lost:Lost" in last
+    assert last.endswith("its words are above")
