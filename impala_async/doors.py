@@ -12,7 +12,6 @@ import re
 import select
 import shlex
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__, errors
 from impala_async.config.packaged import find_config, packaged_configs
-from impala_async.files import FULL, find_object
+from impala_async.files import FULL
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 from impala_async.user_code import one_line
@@ -49,7 +48,6 @@ REACHED = {
 }
 # The value of `--resume` that begins a run, or goes on with it.
 AUTO = "auto"
-POLL_S = 0.02
 MOST_SEEDS = 1000
 # The system has no more disk, open files or memory. ZeroMQ has errors of its own.
 SCARCE = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -177,41 +175,17 @@ def add_learner_flag(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="URL",
         help="where the learner takes trajectories, for example tcp://127.0.0.1:5555, or its run "
-        "folder, if it is on this host",
+        "folder, if this host has it, which names the place whenever it is looked for",
     )
 
 
 def check_learner(where: str) -> None:
     """Raise ConfigError for what is neither an address of a learner nor its run folder."""
+    from impala_async.actor.address import check_address
+
     if not os.path.isdir(where):
-        _check_address(where, "--learner: wants tcp://HOST:PORT, or a run folder of this host")
-
-
-def _check_address(url: str, wants: str) -> None:
-    from impala_async.config.learner import like_url
-
-    like = like_url(url)
-    # A learner may listen everywhere, and nobody can dial that.
-    if like != url or "*" in url:
-        hint = f"; did you mean {like}?" if like and "*" not in like else ""
-        raise errors.ConfigError(f"{wants}, got {url[:200]!r}{hint}")
-
-
-def learner_url(where: str, within_s: float) -> str:
-    """The address of a learner. Its run folder has it as soon as it listens: that is waited for."""
-    if not os.path.isdir(where):
-        return where
-    path = Path(where) / "service.json"
-    give_up_at = time.monotonic() + within_s
-    silent = f"{where}: no learner has said there where it listens"
-    with told_of(f"waiting for a learner to say in {where} where it listens", logger.info):
-        while (service := find_object(path)) is None:
-            if time.monotonic() > give_up_at:
-                raise errors.UnreachableError(silent)
-            time.sleep(POLL_S)
-    url = str(service.get("data_url"))
-    _check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
-    return url
+        wants = "wants tcp://HOST:PORT, or a run folder that this host has"
+        check_address(where, f"--learner: {wants}")
 
 
 def _config_file(name: str) -> Path:

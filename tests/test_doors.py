@@ -22,7 +22,7 @@ from impala_async.actor import __main__ as actor_door
 from impala_async.actor.client import NewRun
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
-from impala_async.errors import CheckpointError, ConfigError, RunOver, UnreachableError
+from impala_async.errors import CheckpointError, ConfigError, RunOver
 from impala_async.output import Wait
 from impala_async.processes import Interrupted
 from impala_async.runs.folder import RunFolder
@@ -451,54 +451,30 @@ def at_once(monkeypatch):
     monkeypatch.setattr("impala_async.output.Wait", functools.partial(Wait, after_s=0.0))
 
 
-def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path, at_once, caplog):
-    caplog.set_level("INFO")
-    doors.check_learner(str(tmp_path))
-    with pytest.raises(UnreachableError, match="no learner has said there where it listens"):
-        doors.learner_url(str(tmp_path), 0.5)
-    assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
-    found = []
-    thread = threading.Thread(target=lambda: found.append(doors.learner_url(str(tmp_path), 60.0)))
-    thread.start()
-    RunFolder(tmp_path).announce("tcp://h:7", "tcp://h:8", 1)
-    thread.join(60.0)
-    assert found == ["tcp://h:7"] == [doors.learner_url("tcp://h:7", 0.0)]
-
-
-@pytest.mark.parametrize("said", [None, 5, "/", ".", "tcp://*:5555", "\ud800", "x" * 10_000])
-def test_a_run_folder_that_says_no_address_is_told(said, tmp_path):
-    RunFolder(tmp_path).write_json("service.json", {"data_url": said})
-    with pytest.raises(ConfigError, match=r"service\.json: data_url: wants tcp://") as caught:
-        doors.learner_url(str(tmp_path), 0.0)
-    assert len(str(caught.value)) < 500
-
-
-def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(
-    monkeypatch, tmp_path
-):
-    """All that takes long to import is there by then."""
+def test_an_actor_is_told_its_number_and_says_where_it_is_asked_that_the_run_is_over(monkeypatch):
     done = []
 
-    def find(where, within_s):
-        done.append("impala_async.actor.service" in sys.modules)
-        return url
-
     class FakeService:
-        def __init__(self, url, *, start, run_id, **more):
-            done.append((url, start, run_id))
+        is_finished = True
+
+        def __init__(self, learner, *, start, **more):
+            done.append((learner, start))
 
         def run(self):
             return 0
 
-    monkeypatch.setattr("impala_async.doors.learner_url", find)
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
-    url = "tcp://127.0.0.1:9"
-    assert actor_door.main(["--learner", url]) == 0
-    assert actor_door.main(["--learner", url, "--start", "7", "2"]) == 0
-    (tmp_path / "config.json").write_text(json.dumps({"run_id": "ab" * 16, "config": {}}))
-    assert actor_door.main(["--learner", str(tmp_path)]) == 0
-    assert all(done[::2])
-    assert done[1::2] == [(url, (-1, 0), b""), (url, (7, 2), b""), (url, (-1, 0), b"\xab" * 16)]
+    url, over = "tcp://127.0.0.1:9", os.eventfd(0, os.EFD_NONBLOCK)
+    flags = ["--learner", url, "--over-fd", str(over)]
+    assert actor_door.main(flags[:2]) == 0
+    assert actor_door.main([*flags, "--start", "7", "2"]) == 0
+    assert done == [(url, (-1, 0)), (url, (7, 2))]
+    assert os.eventfd_read(over) == 1
+    monkeypatch.setattr(FakeService, "is_finished", False)
+    assert actor_door.main(flags) == 0
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(over)
+    os.close(over)
 
 
 def test_an_actor_imports_all_anew_for_another_run(monkeypatch, tmp_path):

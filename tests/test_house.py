@@ -49,7 +49,8 @@ TORCH_FREE = (
     *("schema", "trajectory", "weights"),
     *("processes", "output", "files"),
     *("wire", "envs", "launch"),
-    *("learner.recorder", "learner.loop.server", "learner.loop.reporter", "actor.env_worker"),
+    *("learner.recorder", "learner.loop.server", "learner.loop.reporter"),
+    *("actor.address", "actor.env_worker"),
     *("replay.index", "library.run"),
 )
 

@@ -8,11 +8,9 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from impala_async import doors, processes
-from impala_async.errors import CheckpointError, ConfigError
+from impala_async.errors import ConfigError
 from impala_async.output import flush_output
 
 logger = logging.getLogger(__name__)
@@ -60,18 +58,12 @@ def _serve(args: argparse.Namespace, flags: Sequence[str]) -> int:
     with doors.start_told_of("torch is loaded"):
         from impala_async.actor.client import NewRun
         from impala_async.actor.service import ActorService
-        from impala_async.runs.folder import RunFolder
 
-    url, run_id = doors.learner_url(args.learner, args.connect_s), b""
-    # The folder of somebody else may be read but for its settings.
-    with suppress(CheckpointError):
-        run_id = RunFolder(Path(args.learner)).run_id if url != args.learner else b""
     service = ActorService(
-        url,
+        args.learner,
         num_envs=args.num_envs,
         connect_s=args.connect_s,
         start=tuple(args.start),
-        run_id=run_id,
     )
     try:
         code = service.run()

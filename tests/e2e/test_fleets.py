@@ -2,7 +2,10 @@
 of a host."""
 
 import signal
+import socket
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -102,3 +105,32 @@ def test_actors_that_cannot_make_the_environment_end_with_its_reason(site):
     assert "actor 0 cannot run: it ended with exit code 78 (" in last
     assert "lost:Lost" in last
     assert last.endswith("its words are above")
+
+
+@pytest.mark.parametrize("way", ["ipc", "tcp"])
+def test_a_learner_that_comes_back_elsewhere_is_found_by_its_run_folder(site, way):
+    # The lease is longer than the test: who waits for its end does not come back in time.
+    terms = ("learner.lease_s=100", "checkpoint.every_s=0.5", "actor.sampler=serial")
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        learner = site.learner(*ENDLESS, *terms, config=CARTPOLE, XDG_RUNTIME_DIR=runtime)
+        if way == "tcp":  # as from another host
+            (nonce,) = Path(runtime).glob("*/nonce")
+            nonce.unlink()
+        before = site.service
+        actor = site.open("actor", "--learner", str(site.run_dir))
+        site.wait_report("training", lambda r: r["num_actors"] == 1 and r["updates"] > 10)
+        wait_until("a checkpoint", site.checkpoints)
+        learner.kill()
+        with socket.socket() as taken:
+            # Nobody is where it was.
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("127.0.0.1", int(before["data_url"].rpartition(":")[2])))
+            learner = site.learner(*ANY_PORTS, resume=True, XDG_RUNTIME_DIR=runtime)
+            serves_at = time.monotonic()
+            assert site.service["data_url"] != before["data_url"]
+            site.wait_report("it is back", lambda r: r["num_actors"] == 1)
+            assert time.monotonic() - serves_at < 5.0
+            site.wait_report("more updates", lambda r: r["updates"] > 50)
+        assert actor.process.poll() is None
+        learner.ends()
+        actor.ends()
