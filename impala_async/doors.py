@@ -180,10 +180,10 @@ def add_learner_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def check_learner(where: str) -> None:
-    """Raise ConfigError for what is neither an address of a learner nor its run folder."""
-    from impala_async.actor.address import check_address
+    """Raise ConfigError for what can be neither an address of a learner nor its run folder."""
+    from impala_async.actor.address import check_address, is_folder
 
-    if not os.path.isdir(where):
+    if not is_folder(where):
         wants = "wants tcp://HOST:PORT, or a run folder that this host has"
         check_address(where, f"--learner: {wants}")
 

@@ -154,7 +154,14 @@ def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypat
 
 
 def test_where_a_learner_may_be():
-    for url in ("tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"):
+    for url in (
+        "runs/it-will-be-here",
+        "/shared/run",
+        "./run",
+        "tcp://h:1",
+        "tcp://10.0.0.1:65535",
+        "tcp://[::1]:5555",
+    ):
         doors.check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
     nowhere = ("*:5", "a,b:5", "h;h:5", "_h:5", "é:5", "h", "h:0", "h:65536")

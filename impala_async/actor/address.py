@@ -33,7 +33,7 @@ class Address:
         self._folder = None
         self.url = where
         """The address; nothing until a folder has named one."""
-        if os.path.isdir(where):
+        if is_folder(where):
             # Code of the user's own, imported later, may change the current folder.
             self._folder, self.url = RunFolder(Path(os.path.abspath(where))), ""
         self._silent = f"{where}: no learner has said there where it listens"
@@ -87,6 +87,11 @@ class Address:
             return False
         self.url = url
         return True
+
+
+def is_folder(where: str) -> bool:
+    """Whether this is no address. A path may be that of a folder that a learner is yet to make."""
+    return os.path.isdir(where) or ("/" in where and "://" not in where)
 
 
 def check_address(url: str, wants: str) -> None:

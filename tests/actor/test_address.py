@@ -60,6 +60,20 @@ def test_a_folder_names_the_address_as_soon_as_there_is_a_learner(folder, caplog
     assert address.run_id == NO_RUN
 
 
+def test_a_folder_may_be_made_later(tmp_path):
+    assert not module.is_folder("run")  # by its name alone it may be a slip of an address
+    address = Address(str(tmp_path / "runs" / "mine"))
+    with pytest.raises(UnreachableError):
+        find(address, 0.0)
+    folder = RunFolder(tmp_path / "runs" / "mine")
+    folder.path.mkdir(parents=True)
+    folder.announce("tcp://h:7", "tcp://h:8", 1)
+    assert find(address) == "tcp://h:7"
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        find(Address(str(tmp_path / "file")))
+
+
 def test_a_wait_ends_when_the_actor_is_to_end(folder):
     class Stopped(Exception):
         pass

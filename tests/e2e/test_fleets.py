@@ -55,10 +55,13 @@ def actors_of(door):
 @pytest.mark.parametrize("where", ["url", "folder"])
 def test_actors_of_a_host_are_back_after_a_kill_and_go_home_when_the_run_is_over(site, where):
     terms = ("stop.mean_return=none", "stop.env_steps=150000", "actor.sampler=serial")
-    site.learner(*terms, config=CARTPOLE)
-    learner = site.service["data_url"] if where == "url" else str(site.run_dir)
-    logs = [] if where == "url" else ["--log-dir", str(site.folder / "logs")]
-    door = site.open("actors", "--learner", learner, "--num", "2", *logs)
+    if where == "url":
+        site.learner(*terms, config=CARTPOLE)
+        door = site.open("actors", "--learner", site.service["data_url"], "--num", "2")
+    else:  # they come first
+        logs = ["--log-dir", str(site.folder / "logs")]
+        door = site.open("actors", "--learner", str(site.run_dir), "--num", "2", *logs)
+        site.learner(*terms, config=CARTPOLE)
     site.wait_report("two actors", lambda r: r["num_actors"] == 2 and r["updates"] > 0)
     opened = site.reports()[-1]["sessions/opened"]
     first, second = actors_of(door)
