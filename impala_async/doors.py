@@ -196,7 +196,9 @@ def _config_file(name: str) -> Path:
 
 
 def settle_resume(args: argparse.Namespace) -> None:
-    """Decide whether `--resume auto` begins a run. Raise ConfigError for what goes not with it."""
+    """Decide whether `--resume auto` begins a run. Raise ConfigError for what goes not with it, and
+    InUseError where the learner before still has the folder: on a file system of several hosts it
+    may seem to, for a while, when its host has died."""
     from impala_async.runs.folder import RunFolder
 
     if args.resume != AUTO:
@@ -208,8 +210,15 @@ def settle_resume(args: argparse.Namespace) -> None:
         raise errors.ConfigError(
             "--record: wants a new file at each start, and --resume auto names the same: drop one"
         )
-    if not RunFolder(args.run_dir).exists():
+    folder = RunFolder(args.run_dir)
+    if not folder.exists():
         args.resume = False
+        return
+    try:
+        folder.hold()
+    except errors.ConfigError as error:
+        raise errors.InUseError(str(error)) from None
+    folder.let_go()
 
 
 def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":

@@ -95,5 +95,9 @@ class UnreachableError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
     """No learner answered in time: try again later."""
 
 
+class InUseError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
+    """A run is to go on whose folder another learner still has: try again later."""
+
+
 class ServiceError(ImpalaAsyncError):
     """A task or thread died: everything stops, the cause is kept."""

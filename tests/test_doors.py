@@ -434,6 +434,16 @@ def test_a_command_that_is_run_again_ends_well_where_the_run_is_over(again):
         again()
 
 
+def test_a_command_that_is_run_again_too_early_is_to_be_run_once_more(again):
+    """A resume by hand is refused as a mistake: somebody is there to see it."""
+    _, config, folder = again()
+    folder.begin(config)
+    with pytest.raises(errors.InUseError, match="in use by a run of another learner"):
+        again()
+    folder.let_go()
+    assert again()[0] is True
+
+
 def test_a_command_that_is_run_again_names_its_folder_and_no_recording(tmp_path):
     for flags, told in (
         ([], "--resume auto needs --run-dir, the folder of the run to begin or to continue"),
