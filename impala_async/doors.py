@@ -12,7 +12,6 @@ import re
 import select
 import shlex
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -22,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__, errors
 from impala_async.config.packaged import find_config, packaged_configs
-from impala_async.files import FULL, find_object
+from impala_async.files import FULL
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 from impala_async.user_code import one_line
@@ -47,7 +46,8 @@ REACHED = {
     "mean_return": "mean_return_100",
     "eval_return": "best_eval_return",
 }
-POLL_S = 0.02
+# The value of `--resume` that begins a run, or goes on with it.
+AUTO = "auto"
 MOST_SEEDS = 1000
 # The system has no more disk, open files or memory. ZeroMQ has errors of its own.
 SCARCE = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -116,8 +116,16 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     change = "change one setting; may be repeated (config.json in a run folder has them all)"
     add_common_flags(parser, change, "the run folder")
-    told = "continue the run in --run-dir from its checkpoint"
-    parser.add_argument("--resume", action="store_true", help=told)
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=[AUTO],
+        metavar=AUTO,
+        help="continue the run in --run-dir from its checkpoint; with auto begin it there if it "
+        "has not begun, for a command that is run again and again",
+    )
     parser.add_argument(
         "--record",
         type=typed_path,
@@ -160,37 +168,24 @@ def seeds_of(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
+def add_learner_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag of `actor` and `actors`."""
+    parser.add_argument(
+        "--learner",
+        required=True,
+        metavar="URL",
+        help="where the learner takes trajectories, for example tcp://127.0.0.1:5555, or its run "
+        "folder, if this host has it, which names the place whenever it is looked for",
+    )
+
+
 def check_learner(where: str) -> None:
-    """Raise ConfigError for what is neither an address of a learner nor its run folder."""
-    if not os.path.isdir(where):
-        _check_address(where, "--learner: wants tcp://HOST:PORT, or a run folder of this host")
+    """Raise ConfigError for what can be neither an address of a learner nor its run folder."""
+    from impala_async.actor.address import check_address, is_folder
 
-
-def _check_address(url: str, wants: str) -> None:
-    from impala_async.config.learner import like_url
-
-    like = like_url(url)
-    # A learner may listen everywhere, and nobody can dial that.
-    if like != url or "*" in url:
-        hint = f"; did you mean {like}?" if like and "*" not in like else ""
-        raise errors.ConfigError(f"{wants}, got {url[:200]!r}{hint}")
-
-
-def learner_url(where: str, within_s: float) -> str:
-    """The address of a learner. Its run folder has it as soon as it listens: that is waited for."""
-    if not os.path.isdir(where):
-        return where
-    path = Path(where) / "service.json"
-    give_up_at = time.monotonic() + within_s
-    silent = f"{where}: no learner has said there where it listens"
-    with told_of(f"waiting for a learner to say in {where} where it listens", logger.info):
-        while (service := find_object(path)) is None:
-            if time.monotonic() > give_up_at:
-                raise errors.UnreachableError(silent)
-            time.sleep(POLL_S)
-    url = str(service.get("data_url"))
-    _check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
-    return url
+    if not is_folder(where):
+        wants = "wants tcp://HOST:PORT, or a run folder that this host has"
+        check_address(where, f"--learner: {wants}")
 
 
 def _config_file(name: str) -> Path:
@@ -200,19 +195,46 @@ def _config_file(name: str) -> Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def settle_resume(args: argparse.Namespace) -> None:
+    """Decide where the folder of this rank is, and whether `--resume auto` begins a run. Raise
+    ConfigError for what goes not with it, and InUseError where the learner before still has the
+    folder: on a file system of several hosts it may seem to, for a while, when its host has died.
+    """
+    from impala_async.runs.folder import RunFolder
+
+    _choose_rank(args)
+    if args.resume != AUTO:
+        return
+    if args.run_dir is None:
+        where = "the folder of the run to begin or to continue"
+        raise errors.ConfigError(f"--resume auto needs --run-dir, {where}")
+    if args.record is not None:
+        raise errors.ConfigError(
+            "--record: wants a new file at each start, and --resume auto names the same: drop one"
+        )
+    folder = RunFolder(args.run_dir)
+    if not folder.exists():
+        args.resume = False
+        return
+    try:
+        folder.hold()
+    except errors.ConfigError as error:
+        raise errors.InUseError(str(error)) from None
+    folder.let_go()
+
+
 def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     """Settings and folder of a new or a resumed run, before anything is written."""
     from impala_async.config.load import load_config, merge_overrides, validate_config
     from impala_async.config.mistakes import shown
     from impala_async.runs.folder import UNSAVED, RunFolder, default_run_path
 
-    _choose_rank(args)
     if not args.resume:
         config = load_config(args.config, args.overrides)
         folder = RunFolder(args.run_dir or default_run_path(config))
         folder.check_new()
         return config, folder
-    if args.config is not None:
+    if args.config is not None and args.resume != AUTO:
         raise errors.ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     if args.run_dir is None:
         raise errors.ConfigError("--resume needs --run-dir, the folder of the run to continue")
@@ -220,6 +242,8 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     folder.check_resumable()
     before = _fixed(folder.load_config())
     config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
+    if args.config is not None:
+        _check_same(args.config, load_config(args.config, args.overrides), config)
     changed = [
         f"--set: {key}: cannot change in a resumed run, from {shown(before[key])} to "
         f"{shown(value)}: start a new one"
@@ -252,13 +276,39 @@ def _choose_rank(args: argparse.Namespace) -> None:
     args.run_dir = place.folder(args.run_dir)
 
 
+def _check_same(path: Path, given: "RunConfig", config: "RunConfig") -> None:
+    """Raise ConfigError where a file that is given again sets a key to another value than the run
+    has."""
+    from impala_async.config.mistakes import shown
+
+    is_set, now = _settings(given, exclude_unset=True), _settings(config)
+    differing = [
+        f"{key} ({shown(value)} in the file, {shown(now[key])} in the run)"
+        for key, value in _settings(given).items()
+        if key in is_set and value != now[key]
+    ]
+    if differing:
+        raise errors.ConfigError(
+            f"--config: {path} is not what this run has: {', '.join(differing)}: a run keeps its "
+            "settings: put the file back and use --set, or name another folder"
+        )
+
+
 def _fixed(config: "RunConfig") -> dict[str, Any]:
-    found = {}
-    for section, keys in config.model_dump(mode="json", by_alias=True).items():
-        for name, value in keys.items() if isinstance(keys, dict) else ():
-            key = f"{section}.{name}"
-            if (section in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS:
-                found[key] = value
+    return {
+        key: value
+        for key, value in _settings(config).items()
+        if (key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS
+    }
+
+
+def _settings(config: "RunConfig", *, exclude_unset: bool = False) -> dict[str, Any]:
+    """The value of each key."""
+    found = dict[str, Any]()
+    dumped = config.model_dump(mode="json", by_alias=True, exclude_unset=exclude_unset)
+    for section, keys in dumped.items():
+        inner = keys if isinstance(keys, dict) else {"": keys}
+        found |= {f"{section}.{name}".rstrip("."): value for name, value in inner.items()}
     return found
 
 

@@ -99,5 +99,9 @@ class RankError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
     """Another rank of this learner has ended, or does not answer: all start again."""
 
 
+class InUseError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
+    """A run is to go on whose folder another learner still has: try again later."""
+
+
 class ServiceError(ImpalaAsyncError):
     """A task or thread died: everything stops, the cause is kept."""

@@ -60,13 +60,13 @@ def beside(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A context in which an OSError is told as that of the run folder that a user has named."""
+def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
+    """A context in which an OSError is told as that of the folder that a user has named."""
     try:
         yield
     except OSError as error:
         where, why = error.filename or path, error.strerror or error
-        raise ConfigError(f"--run-dir: cannot write to {where}: {why}") from None
+        raise ConfigError(f"{flag}: cannot write to {where}: {why}") from None
 
 
 def unwritten(flag: str, path: Path, error: OSError) -> Exception:
@@ -117,6 +117,11 @@ def last_words(log: Path, begin: int) -> str:
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(begin, file.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
         words = file.read(MOST_LAST_BYTES)
+    return reason_in(words)
+
+
+def reason_in(words: bytes) -> str:
+    """The error in the last words of a process, or else its last line."""
     # A line of its work, as `start_logging` writes it, is no reason of a death.
     lines = [x for x in words.decode(errors="replace").splitlines() if x[8:14] != " INFO "]
     if errors := [line for line in lines if line.startswith("error: ")]:

@@ -126,6 +126,7 @@ def _choose_config(args: argparse.Namespace) -> Path | None:
 
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:
+    doors.settle_resume(args)
     if (chosen := _choose_config(args)) != args.config:
         args.config = chosen
         flags += ["--config", str(chosen)]

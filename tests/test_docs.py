@@ -6,6 +6,7 @@
 import ast
 import inspect
 import re
+import shlex
 import typing
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.learning.table import configs_table
-from impala_async import errors
+from impala_async import actors, doors, errors
 from impala_async.config.load import load_config
 from impala_async.config.mistakes import FIELDS, is_section, wanted
 from impala_async.config.run import RunConfig
@@ -184,6 +185,41 @@ def _lost_files(text):
 @pytest.mark.parametrize("config", sorted(ROOT.glob("configs/*.toml")), ids=lambda path: path.name)
 def test_every_config_is_described(config):
     assert f"`{config.name}`" in (ROOT / "configs/README.md").read_text(encoding="utf-8")
+
+
+# -------------------- the page of many hosts
+
+
+def fleet_commands():
+    """The words of each command of the page, also where a manifest has a line for each."""
+    text = (ROOT / "docs/fleets.md").read_text(encoding="utf-8")
+    for block in re.findall(r"(?ms)^```\n(.*?)^```", text):
+        whole = re.sub(r"\\\n\s*|\n +- (?=--|learner$|actors$)", " ", block, flags=re.MULTILINE)
+        for command in re.findall(r"impala-async +(\w+ +--.*)", whole):
+            yield shlex.split(command.removesuffix(" &"))
+
+
+def test_the_commands_of_the_page_of_many_hosts_are_taken_as_they_stand(monkeypatch):
+    found = {"learner": [], "actors": []}
+    for door, *flags in fleet_commands():
+        found[door].append([each.replace("/app/mine.toml", "mine.toml") for each in flags])
+    assert [len(each) for each in found.values()] == [5, 5]
+    parser = doors.new_parser("learner", "")
+    doors.add_run_flags(parser)
+    for flags in found["learner"]:
+        args = parser.parse_args(flags)
+        assert args.config == Path("mine.toml")
+        args.config = ROOT / "configs/cartpole.toml"
+        doors.settle_resume(args)
+        config, folder = doors.check_run(args)
+        assert config.bind.data.startswith("tcp://0.0.0.0:")
+        assert folder.path == args.run_dir
+    begun = []
+    monkeypatch.setattr(doors, "run_door", lambda body: body())
+    monkeypatch.setattr(actors, "_watch", lambda args: begun.append(args) or 0)
+    assert [actors.main(flags) for flags in found["actors"]] == [0] * 5
+    for args in begun:
+        doors.check_learner(args.learner.replace("$run", "/shared/mine"))
 
 
 # -------------------- the protocol page

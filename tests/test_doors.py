@@ -22,7 +22,7 @@ from impala_async.actor import __main__ as actor_door
 from impala_async.actor.client import NewRun
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
-from impala_async.errors import CheckpointError, ConfigError, RunOver, UnreachableError
+from impala_async.errors import CheckpointError, ConfigError, RunOver
 from impala_async.output import Wait
 from impala_async.processes import Interrupted
 from impala_async.runs.folder import RunFolder
@@ -35,6 +35,7 @@ FLAGS = {
     "train": RUN_FLAGS | {"--seeds"},
     "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
+    "actors": {"--learner", "--num", "--log-dir"},
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {
         *("--episodes", "--max-steps", "--seeds", "--greedy", "--sampled", "--json", "--video"),
@@ -85,12 +86,15 @@ WRONG = [
     ("train", ["--set", "no.such=1"]),
     ("train", ["--config", "/nowhere.toml"]),
     ("train", ["--resume"]),
+    ("train", ["--resume", "auto"]),
     ("train", ["--run-dir", "/proc/nowhere"]),
     ("learner", ["--run-dir", "/nowhere", "--resume"]),
     ("actor", ["--learner", "somewhere"]),
     ("actor", ["--learner", "tcp://h:1", "--num-envs", "0"]),
     ("actor", ["--learner", "tcp://h:1", "--connect-s", "-1"]),
     ("actor", []),
+    ("actors", ["--learner", "tcp://h:1", "--num", "0"]),
+    ("actors", ["--learner", "somewhere"]),
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
     ("replay", ["/", "--exact", "--loop"]),
@@ -150,7 +154,14 @@ def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypat
 
 
 def test_where_a_learner_may_be():
-    for url in ("tcp://h:1", "tcp://10.0.0.1:65535", "tcp://[::1]:5555"):
+    for url in (
+        "runs/it-will-be-here",
+        "/shared/run",
+        "./run",
+        "tcp://h:1",
+        "tcp://10.0.0.1:65535",
+        "tcp://[::1]:5555",
+    ):
         doors.check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
     nowhere = ("*:5", "a,b:5", "h;h:5", "_h:5", "é:5", "h", "h:0", "h:65536")
@@ -351,6 +362,102 @@ def test_a_run_whose_last_checkpoint_or_first_mean_is_missing_is_not_over(run_di
         resume(run_dir, "stop.env_steps=500")
 
 
+# -------------------- one command that is run again and again
+
+
+MINE = """
+seed = 3
+env.id = "CartPole-v1"
+algorithm.lambda = 0.9
+algorithm.optimizer_options.eps = 1e-4
+stop.updates = 50
+"""
+
+
+@pytest.fixture
+def again(tmp_path):
+    """Runs one command once more: is a run to go on, and with which settings and folder."""
+    (tmp_path / "mine.toml").write_text(MINE)
+
+    def settled(*flags):
+        where = ["--run-dir", str(tmp_path / "run"), "--config", str(tmp_path / "mine.toml")]
+        args = parse("--resume", "auto", *where, *flags)
+        doors.settle_resume(args)
+        return bool(args.resume), *doors.check_run(args)
+
+    return settled
+
+
+def test_a_command_that_is_run_again_begins_a_run_and_goes_on_with_it(again):
+    is_resumed, config, folder = again("--set", "learner.num_passes=2")
+    assert (is_resumed, config.stop.updates, folder.exists()) == (False, 50, False)
+    folder.path.mkdir()
+    folder.checkpoints.mkdir()  # so it lies there where a learner was killed at its first step
+    assert again()[0] is False
+    folder.begin(config)
+    folder.let_go()
+    # One that was killed before its first checkpoint, too.
+    assert again("--set", "learner.num_passes=2")[:2] == (True, config)
+    # A key that the file does not set is the run's own, as in any resume.
+    assert again()[1].learner.num_passes == 2
+    is_resumed, changed, _ = again("--set", "stop.updates=70")
+    assert (is_resumed, changed.stop.updates) == (True, 70)
+    with pytest.raises(ConfigError, match=r"^--set: env\.id: cannot change in a resumed run"):
+        again("--set", "env.id=Acrobot-v1")
+
+
+def test_a_file_that_is_given_again_and_differs_is_told_in_one_line(again, tmp_path):
+    folder = again()[2]
+    folder.begin(again()[1])
+    folder.let_go()
+    changed = MINE.replace("seed = 3", "seed = 4").replace("= 50", "= 9").replace("1e-4", "2e-4")
+    (tmp_path / "mine.toml").write_text(changed)
+    with pytest.raises(ConfigError) as caught:
+        again()
+    line = str(caught.value)
+    assert line.startswith(f"--config: {tmp_path / 'mine.toml'} is not what this run has: seed (4 ")
+    for told in ("stop.updates (9 in the file, 50 in the run)", "algorithm.optimizer_options ("):
+        assert told in line
+    assert "\n" not in line
+    assert "lambda" not in line
+    # It is the run's where it says so as well.
+    sets = ("seed=4", "stop.updates=9", "algorithm.optimizer_options.eps=2e-4")
+    assert again(*(word for each in sets for word in ("--set", each)))[1].seed == 4
+
+
+def test_a_command_that_is_run_again_ends_well_where_the_run_is_over(again):
+    _, config, folder = again()
+    folder.begin(config)
+    folder.write_json("summary.json", DONE)
+    folder.let_go()
+    with pytest.raises(RunOver, match=r"^the run is over: stop\.updates is 50, and it came to 60"):
+        again()
+
+
+def test_a_command_that_is_run_again_too_early_is_to_be_run_once_more(again):
+    """A resume by hand is refused as a mistake: somebody is there to see it."""
+    _, config, folder = again()
+    folder.begin(config)
+    with pytest.raises(errors.InUseError, match="in use by a run of another learner"):
+        again()
+    folder.let_go()
+    assert again()[0] is True
+
+
+def test_a_command_that_is_run_again_names_its_folder_and_no_recording(tmp_path):
+    for flags, told in (
+        ([], "--resume auto needs --run-dir, the folder of the run to begin or to continue"),
+        (["--run-dir", str(tmp_path), "--record", "x"], "--record: wants a new file at each start"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            doors.settle_resume(parse("--resume", "auto", *flags))
+    # Without auto all is as it was.
+    for flags in ([], ["--resume"]):
+        args = parse(*flags)
+        doors.settle_resume(args)
+        assert args.resume is bool(flags)
+
+
 # -------------------- this start
 
 
@@ -361,54 +468,30 @@ def at_once(monkeypatch):
     monkeypatch.setattr("impala_async.output.Wait", functools.partial(Wait, after_s=0.0))
 
 
-def test_a_learner_is_found_by_its_run_folder_once_it_listens(tmp_path, at_once, caplog):
-    caplog.set_level("INFO")
-    doors.check_learner(str(tmp_path))
-    with pytest.raises(UnreachableError, match="no learner has said there where it listens"):
-        doors.learner_url(str(tmp_path), 0.5)
-    assert caplog.messages == [f"waiting for a learner to say in {tmp_path} where it listens (0 s)"]
-    found = []
-    thread = threading.Thread(target=lambda: found.append(doors.learner_url(str(tmp_path), 60.0)))
-    thread.start()
-    RunFolder(tmp_path).announce("tcp://h:7", "tcp://h:8", 1)
-    thread.join(60.0)
-    assert found == ["tcp://h:7"] == [doors.learner_url("tcp://h:7", 0.0)]
-
-
-@pytest.mark.parametrize("said", [None, 5, "/", ".", "tcp://*:5555", "\ud800", "x" * 10_000])
-def test_a_run_folder_that_says_no_address_is_told(said, tmp_path):
-    RunFolder(tmp_path).write_json("service.json", {"data_url": said})
-    with pytest.raises(ConfigError, match=r"service\.json: data_url: wants tcp://") as caught:
-        doors.learner_url(str(tmp_path), 0.0)
-    assert len(str(caught.value)) < 500
-
-
-def test_an_actor_is_told_its_number_and_looks_for_its_learner_when_all_is_loaded(
-    monkeypatch, tmp_path
-):
-    """All that takes long to import is there by then."""
+def test_an_actor_is_told_its_number_and_says_where_it_is_asked_that_the_run_is_over(monkeypatch):
     done = []
 
-    def find(where, within_s):
-        done.append("impala_async.actor.service" in sys.modules)
-        return url
-
     class FakeService:
-        def __init__(self, url, *, start, run_id, **more):
-            done.append((url, start, run_id))
+        is_finished = True
+
+        def __init__(self, learner, *, start, **more):
+            done.append((learner, start))
 
         def run(self):
             return 0
 
-    monkeypatch.setattr("impala_async.doors.learner_url", find)
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
-    url = "tcp://127.0.0.1:9"
-    assert actor_door.main(["--learner", url]) == 0
-    assert actor_door.main(["--learner", url, "--start", "7", "2"]) == 0
-    (tmp_path / "config.json").write_text(json.dumps({"run_id": "ab" * 16, "config": {}}))
-    assert actor_door.main(["--learner", str(tmp_path)]) == 0
-    assert all(done[::2])
-    assert done[1::2] == [(url, (-1, 0), b""), (url, (7, 2), b""), (url, (-1, 0), b"\xab" * 16)]
+    url, over = "tcp://127.0.0.1:9", os.eventfd(0, os.EFD_NONBLOCK)
+    flags = ["--learner", url, "--over-fd", str(over)]
+    assert actor_door.main(flags[:2]) == 0
+    assert actor_door.main([*flags, "--start", "7", "2"]) == 0
+    assert done == [(url, (-1, 0)), (url, (7, 2))]
+    assert os.eventfd_read(over) == 1
+    monkeypatch.setattr(FakeService, "is_finished", False)
+    assert actor_door.main(flags) == 0
+    with pytest.raises(BlockingIOError):
+        os.eventfd_read(over)
+    os.close(over)
 
 
 def test_an_actor_imports_all_anew_for_another_run(monkeypatch, tmp_path):

@@ -40,7 +40,7 @@ FLOORS = {
     "library": UPPER_PROCESSES,
 }
 # Root modules that anybody may run, and what these share.
-DOORS = {"__main__", "doors", "train", "replay", "evaluate", "export"}
+DOORS = {"__main__", "doors", "train", "actors", "replay", "evaluate", "export"}
 GROUND_LIBRARIES = {"numpy", "pydantic"}
 
 # Held torch-free: whole rooms and single modules. The doors join them, for the sake of --help.
@@ -49,7 +49,8 @@ TORCH_FREE = (
     *("schema", "trajectory", "weights"),
     *("processes", "output", "files"),
     *("wire", "envs", "launch"),
-    *("learner.recorder", "learner.loop.server", "learner.loop.reporter", "actor.env_worker"),
+    *("learner.recorder", "learner.loop.server", "learner.loop.reporter"),
+    *("actor.address", "actor.env_worker"),
     *("replay.index", "library.run"),
 )
 

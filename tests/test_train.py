@@ -116,6 +116,20 @@ def test_ports_that_are_named_are_kept():
     assert run.values("--config") == run.values("--set") == []
 
 
+def test_a_command_that_is_run_again_trains_what_it_began_with():
+    auto = ("--resume", "auto", "--run-dir", "here")
+    run = started(*auto)
+    assert run.values("--config") == [str(packaged_configs()["cartpole"])]
+    begin("train.num_actors=5", "env.id=Acrobot-v1")
+    run = started(*auto)
+    assert run.values("--config") == []
+    assert (run.values("--resume"), run.num_actors) == (["auto"], 5)
+    write_summary(RunFolder(Path("here")))
+    FakeRun.made.clear()
+    assert train.main([*auto, "--set", "stop.env_steps=9"]) == 0
+    assert FakeRun.made == []
+
+
 def test_each_seed_is_trained_in_a_folder_of_its_own_and_told_in_one_table(monkeypatch, capsys):
     def during(folder):
         number = len(FakeRun.made)
@@ -230,6 +244,7 @@ def test_seeds_want_new_runs(capsys):
     write_down(RunFolder(Path("all/seed-2")))
     for flags, says in (
         (["--resume"], "--seeds: wants new runs"),
+        (["--resume", "auto"], "--seeds: wants new runs"),
         (["--record", "x"], "--seeds: wants new runs"),
         ([], "all/seed-2 already holds a run"),
         (["--run-dir", "all/seed-2"], "all/seed-2 already holds a run: name another folder"),

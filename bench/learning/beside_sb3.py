@@ -118,7 +118,7 @@ def train(system: str, task: str, seed: int, venvs: Path) -> Result:
 
 
 def result_of(turn: Turn, system: str, task: str, seed: int) -> Result:
-    """What was said, or about a hundredth of it."""
+    """All that was said, or about a hundredth of it."""
     told = [each for each in turn.progress if each.mean_return is not None]
     every = max(1, len(told) // NUM_POINTS)
     # From the end on: the last one is the result.

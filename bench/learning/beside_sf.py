@@ -25,7 +25,7 @@ from bench.peers.venvs import DEFAULT_FOLDER, python_of
 from impala_async.files import write_whole
 
 PAGE = "beside_sf"
-# What needs vectors of numbers, which is all that it takes without code of one's own.
+# Vectors of numbers are all that it takes without code of one's own.
 IDS = {
     "CartPole-v1": "CartPole-v1",
     "Acrobot-v1": "Acrobot-v1",

@@ -8,11 +8,9 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from impala_async import doors, processes
-from impala_async.errors import CheckpointError, ConfigError
+from impala_async.errors import ConfigError
 from impala_async.output import flush_output
 
 logger = logging.getLogger(__name__)
@@ -22,13 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = doors.new_parser(
         "actor", "Step environments for a learner, wherever this process runs."
     )
-    parser.add_argument(
-        "--learner",
-        required=True,
-        metavar="URL",
-        help="where the learner takes trajectories, for example tcp://127.0.0.1:5555, or its run "
-        "folder, if it is on this host",
-    )
+    doors.add_learner_flag(parser)
     parser.add_argument(
         "--num-envs",
         type=int,
@@ -43,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="how long to look for the learner at the start (default: 60); with inf it looks for "
         "ever, also for one that is lost later",
     )
-    # `train` counts its actors, and how often it has started each before.
+    # These are for whoever starts an actor again: its number, how often it was started before, and
+    # where it says that the run is over.
     parser.add_argument("--start", type=int, nargs=2, default=(-1, 0), help=argparse.SUPPRESS)
+    parser.add_argument("--over-fd", type=int, help=argparse.SUPPRESS)
     flags = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(flags)
     return doors.run_door(lambda: _serve(args, flags))
@@ -64,20 +58,18 @@ def _serve(args: argparse.Namespace, flags: Sequence[str]) -> int:
     with doors.start_told_of("torch is loaded"):
         from impala_async.actor.client import NewRun
         from impala_async.actor.service import ActorService
-        from impala_async.runs.folder import RunFolder
 
-    url, run_id = doors.learner_url(args.learner, args.connect_s), b""
-    # The folder of somebody else may be read but for its settings.
-    with suppress(CheckpointError):
-        run_id = RunFolder(Path(args.learner)).run_id if url != args.learner else b""
+    service = ActorService(
+        args.learner,
+        num_envs=args.num_envs,
+        connect_s=args.connect_s,
+        start=tuple(args.start),
+    )
     try:
-        return ActorService(
-            url,
-            num_envs=args.num_envs,
-            connect_s=args.connect_s,
-            start=tuple(args.start),
-            run_id=run_id,
-        ).run()
+        code = service.run()
+        if args.over_fd is not None and service.is_finished:
+            os.eventfd_write(args.over_fd, 1)
+        return code
     except NewRun:
         logger.info("another run is at this address now: starting anew, with the code as it is now")
     flush_output()

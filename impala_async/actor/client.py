@@ -15,6 +15,7 @@ from typing import Literal
 
 import psutil
 
+from impala_async.actor.address import Address
 from impala_async.actor.joining import best_urls, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
@@ -25,7 +26,7 @@ from impala_async.output import AFTER_S, EVERY_S, SeldomLog
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire import messages as wire
-from impala_async.wire.actor_side import ActorSide
+from impala_async.wire.actor_side import NO_RUN, ActorSide
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.sockets import Context, Dealer
 
@@ -73,14 +74,15 @@ class Client:
     """They are there from `connect` on."""
 
     def __init__(
-        self, context: Context, url: str, *, should_stop: Callable[[], bool], connect_s: float
+        self, context: Context, learner: str, *, should_stop: Callable[[], bool], connect_s: float
     ) -> None:
+        """`learner`: its address or its run folder."""
         self.side: ActorSide[Finished] = ActorSide(os.urandom(16))
         self._context = context
-        self._url = url
+        self._address = Address(learner)
         self._should_stop = should_stop
         self._connect_s = connect_s
-        self._data = Dealer(context, url)
+        self._dealer: Dealer | None = None
         self._link: Link | None = None
         self.timers: dict[str, float] = {}
         """Where the time goes, for heartbeats."""
@@ -99,20 +101,22 @@ class Client:
         assert self._link is not None, "join comes first"
         return self._link
 
+    @property
+    def _data(self) -> Dealer:
+        assert self._dealer is not None, "connect comes first"
+        return self._dealer
+
+    @property
+    def _url(self) -> str:
+        return self._address.url
+
     def connect(self) -> ActorSettings:
         """Say hello until a learner answers; what it wants to be run, which `settings` has too.
 
         Raises what `find_learner` does, within `connect_s` (later `actor.reconnect_s`, unless that
         was without end), and NewRun: another run is at this address now.
         """
-        welcome, settings = find_learner(
-            self._data,
-            self.side.handshake(time.monotonic()),
-            url=self._url,
-            within_s=self._connect_s,
-            check_stop=self._check_stop,
-            log=self._log,
-        )
+        welcome, settings = self._find_learner()
         self.settings = settings
         if self._connect_s != math.inf:
             self._connect_s = settings.actor.reconnect_s
@@ -121,6 +125,35 @@ class Client:
         if not side.accept(welcome, now, max_lag=settings.max_lag, lockstep_lag=lockstep_lag):
             raise NewRun
         return settings
+
+    def _find_learner(self) -> tuple[wire.Welcome, ActorSettings]:
+        """Look for it where it is now, which a run folder may tell anew meanwhile."""
+        since, address, side = time.monotonic(), self._address, self.side
+        give_up_at = since + self._connect_s
+        address.find(give_up_at, self._check_stop)
+        if side.run_id == NO_RUN:
+            side.run_id = address.run_id
+        while True:
+            self._dial(address.url)
+            found = find_learner(
+                self._data,
+                side.handshake(time.monotonic()),
+                url=address.url,
+                within_s=self._connect_s,
+                since=since,
+                has_moved=address.has_moved,
+                check_stop=self._check_stop,
+                log=self._log,
+            )
+            if found and address.run_id in (NO_RUN, found[0].run_id):
+                return found
+            if found:
+                address.leave_other(give_up_at, self._check_stop)
+
+    def _dial(self, url: str) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+        self._dealer = Dealer(self._context, url)
 
     def join(
         self,
@@ -262,7 +295,8 @@ class Client:
             say_goodbye(self._data, bye, self._log)
         if self._link is not None:
             self._link.close()
-        self._data.close()
+        if self._dealer is not None:
+            self._dealer.close()
 
     def _check_stop(self) -> None:
         if self._should_stop():
@@ -281,8 +315,7 @@ class Client:
         data_url, weights_url = best_urls(welcome, self._url)
         self._is_compressed = is_compressed(self.settings.actor.compress, data_url)
         if data_url != self._url:
-            self._data.close()
-            self._data = Dealer(self._context, data_url)
+            self._dial(data_url)
         self._link = Link(
             self._context,
             weights_url,
@@ -352,6 +385,8 @@ class Client:
         if self._data.is_local:
             # No wire broke: the learner's process is gone, and its successor's path is another.
             self._come_back(NO_CONNECTION)
+        elif self._address.has_moved():
+            self._come_back("its run folder names another address")
         elif now >= self.side.tell_again_at and self._data.greet(self.side.spec_frames()):
             self.side.repeated_spec(now)
 
@@ -367,8 +402,6 @@ class Client:
             self.link.close()
             # Longer each time, until something comes of a session.
             self._sleep(next(self.side.pauses))
-            self._data.close()
-            self._data = Dealer(self._context, self._url)
             if self.connect() != built_for:
                 self.side.begin_anew()
                 raise NewSettings

@@ -72,14 +72,16 @@ def find_learner(
     *,
     url: str,
     within_s: float,
+    since: float,
+    has_moved: Callable[[], bool],
     check_stop: Callable[[], None],
     log: SeldomLog,
-) -> tuple[wire.Welcome, ActorSettings]:
-    """Say hello now and then, until a learner of this run or of another one welcomes us. If none
-    did in time, that is an UnreachableError with the last refusal, if there was one; a learner that
-    refuses for good is a MismatchError or a NotAllowedError."""
+) -> tuple[wire.Welcome, ActorSettings] | None:
+    """Say hello now and then, until a learner of this run or of another one welcomes us; None if it
+    `has_moved`. If none did in time, that is an UnreachableError with the last refusal, if there
+    was one; a learner that refuses for good is a MismatchError or a NotAllowedError."""
     now = time.monotonic()
-    give_up_at = now + within_s
+    give_up_at = since + within_s
     inquiry, wait, is_understood = Inquiry(url), Wait(logger.warning), True
 
     def why() -> str:
@@ -95,6 +97,8 @@ def find_learner(
 
     while now < give_up_at:
         check_stop()
+        if has_moved():
+            return None
         wait.look(say_wait)
         is_due = handshake.is_due(now, is_greeted=dealer.is_greeted)
         if is_due and dealer.greet([wire.pack(handshake.hello)]):

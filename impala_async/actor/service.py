@@ -27,7 +27,6 @@ from impala_async.processes import answer_requests
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
-from impala_async.wire.actor_side import NO_RUN
 from impala_async.wire.messages import plain
 from impala_async.wire.sockets import new_context
 
@@ -40,34 +39,34 @@ TIMERS_EVERY_S = 0.5
 # An environment that has failed gets so long to close: one that has lost a process may never do so,
 # as gymnasium's AsyncVectorEnv.
 CLOSE_S = 10.0
-OTHER_RUN = (
-    "another run is at the address in this run folder, whose own learner is gone: start that again"
-)
 
 
 class ActorService:
     def __init__(
         self,
-        url: str,
+        learner: str,
         *,
         num_envs: int | None,
         connect_s: float,
         start: tuple[int, int],
-        run_id: bytes = b"",
     ) -> None:
-        """`start`: the number of this actor, and how often it was started before. `run_id`: the
-        run that is looked for, if not any."""
+        """`learner`: its address or its run folder. `start`: the number of this actor, and how
+        often it was started before."""
         self._num_envs = num_envs
         self._signal = 0
         self._is_sampling = False
         self._context = new_context()
         self._client = Client(
-            self._context, url, should_stop=lambda: self._signal != 0, connect_s=connect_s
+            self._context, learner, should_stop=lambda: self._signal != 0, connect_s=connect_s
         )
         self._client.side.number, self._life = start
-        self._client.side.run_id = run_id or NO_RUN
         self._watch = Watch(logger.warning, whose=self._whose)
         self._stopper = Stopper(logger.warning, self._whose)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the learner has said that the run is over."""
+        return self._client.is_finished
 
     def run(self) -> int:
         """Serve until the learner is finished, or a signal comes; returns the exit code. NewRun:
@@ -76,10 +75,7 @@ class ActorService:
         self._watch.start()
         self._stopper.start()
         try:
-            try:
-                self._client.connect()
-            except NewRun:
-                raise errors.UnreachableError(OTHER_RUN) from None
+            self._client.connect()
             while True:
                 try:
                     self._work(self._client.settings)

@@ -14,6 +14,8 @@ from impala_async.config.section import MOST_S, Section, check_count
 TCP_URL = re.compile(
     r"tcp://(\[[0-9a-f:.]+(?:%\w+)?\]|\*|[a-z0-9][\w.-]*):(\*|\d{1,5})", re.ASCII | re.IGNORECASE
 )
+# A learner may listen there, and nobody can dial them.
+EVERY_HOST = ("*", "0.0.0.0", "[::]")
 NumPasses = Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(check_count)]
 # A batch that is used while nothing new waits teaches little after these.
 MOST_PASSES = 16
@@ -118,6 +120,19 @@ class BindSection(Section):
     """Trajectories come in here."""
     weights: str = "tcp://127.0.0.1:5556"
     """Weights are pulled from here."""
+    host: str | None = None
+    """The learner's name or address for actors, as `service.json` has it; none: the one that it
+    listens on, and where that is every one, that of its default route."""
+
+    @field_validator("host")
+    @classmethod
+    def _is_dialled(cls, value: str | None) -> str | None:
+        if value is not None and (value in EVERY_HOST or not _is_url(f"tcp://{value}:1")):
+            raise ValueError(
+                "wants the name or the address by which other hosts know this one, without a port, "
+                f"where IPV6 stands in brackets, got {value[:200]!r}"
+            )
+        return value
 
     @field_validator("data", "weights", mode="before")
     @classmethod
@@ -131,6 +146,13 @@ class BindSection(Section):
             "wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where HOST may be [IPV6], "
             f"got {value[:200]!r}{hint}"
         )
+
+    def broken_rules(self) -> Iterator[str]:
+        if self.host is not None and (is_loopback(self.data) or is_loopback(self.weights)):
+            yield (
+                f"host ({self.host}) is for other hosts, which do not reach {self.data} and "
+                f"{self.weights}: set data and weights to tcp://0.0.0.0:PORT, or drop it"
+            )
 
     def warnings(self) -> Iterator[str]:
         if found := [url for url in (self.data, self.weights) if not is_loopback(url)]:

@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from impala_async.config.ranks import place_in, share_of
 
+        doors.settle_resume(args)
         config, folder = doors.check_run(args)
         share = share_of(config, place := place_in())
         processes.hold()
@@ -124,7 +125,7 @@ def _serve(
         code = uvloop.run(serve())
         summary = None if folder.is_gone() else folder.peek_json("summary.json")
         if summary is not None and summary != earlier and place.is_first:
-            _show(summary, folder, config.stop, code, is_resumed=args.resume)
+            _show(summary, folder, config.stop, code, is_resumed=bool(args.resume))
         return code
 
 

@@ -33,7 +33,8 @@ from impala_async.errors import (
     ServiceError,
     how_it_ended,
 )
-from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
+from impala_async.launch.children import end_in_time, exit_code, spawn
+from impala_async.launch.local import LEARNER_END_S
 from impala_async.processes import Lifeline
 from impala_async.runs.folder import RunFolder, default_run_path, find_run
 from impala_async.runs.summary import read_reports

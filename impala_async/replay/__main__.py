@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from impala_async import doors
 from impala_async.errors import ConfigError, Exit
-from impala_async.launch.local import LEARNER_END_S, end_in_time, exit_code, spawn
+from impala_async.launch.children import end_in_time, exit_code, spawn
+from impala_async.launch.local import LEARNER_END_S
 from impala_async.output import told_of
 from impala_async.processes import Lifeline, answer_requests, interrupt, leave, undone, without_echo
 

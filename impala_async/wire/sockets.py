@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
+import psutil
 import zmq
 
 from impala_async.errors import ConfigError
@@ -79,9 +80,13 @@ def _own_address() -> str:
         # Nothing is sent: the kernel says from which address it would be, to one that nobody has.
         probe.connect(("203.0.113.1", 9))
         return str(probe.getsockname()[0])
+    # A cluster may have no way out. There Debian has a loopback address for the host's own name.
+    found = list[str]()
     with suppress(OSError):
-        return socket.gethostbyname(socket.gethostname())
-    return "127.0.0.1"
+        found.append(socket.gethostbyname(socket.gethostname()))
+    for addresses in psutil.net_if_addrs().values():
+        found += (each.address for each in addresses if each.family == socket.AF_INET)
+    return next((each for each in found if not each.startswith("127.")), "127.0.0.1")
 
 
 class Router:
@@ -119,12 +124,13 @@ class Router:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def connectable_url(self) -> str:
-        """The tcp url for somebody else: never a wildcard."""
-        host, _, port = self.url.removeprefix("tcp://").rpartition(":")
-        if host in ("0.0.0.0", "[::]"):
-            host = _own_address()
-        return f"tcp://{host}:{port}"
+    def connectable_url(self, host: str | None = None) -> str:
+        """The tcp url for somebody else: of that host, or else of the one that it listens on, which
+        is never a wildcard."""
+        own, _, port = self.url.removeprefix("tcp://").rpartition(":")
+        if host is None and own in ("0.0.0.0", "[::]"):
+            own = _own_address()
+        return f"tcp://{host or own}:{port}"
 
     def has_input(self) -> bool:
         """Must be asked again after every send: a send consumes the descriptor's edge."""

@@ -159,6 +159,9 @@ class Actor:
     def begin(self, call, *args):
         return self._thread.submit(call, *args)
 
+    def begin_connect(self):
+        return self.begin(self.client.connect)
+
     def do(self, call, *args):
         return self.begin(call, *args).result(WITHIN_S)
 
@@ -226,13 +229,14 @@ class Scene:
         self.learner = ScriptedLearner(context, folder)
         self._actors = []
 
-    def actor(self, connect_s=WITHIN_S, *, host=LEARNER_HOST):
-        actor = Actor(self.context, self.learner.url.replace(LEARNER_HOST, host), connect_s)
+    def actor(self, connect_s=WITHIN_S, *, host=LEARNER_HOST, where=None):
+        where = str(where or self.learner.url.replace(LEARNER_HOST, host))
+        actor = Actor(self.context, where, connect_s)
         self._actors.append(actor)
         return actor
 
     def join(self, actor, spec, settings=None, **welcome):
-        connected = actor.begin(actor.client.connect)
+        connected = actor.begin_connect()
         self.learner.welcome(
             self.learner.data.hear(wire.Hello), settings or settings_of(), **welcome
         )

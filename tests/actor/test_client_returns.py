@@ -8,8 +8,9 @@ from contextlib import suppress
 import pytest
 
 from impala_async.actor import joining
-from impala_async.actor.client import RunFinished
+from impala_async.actor.client import NewRun, RunFinished
 from impala_async.errors import ConfigError, MismatchError, UnreachableError
+from impala_async.runs.folder import RunFolder
 from impala_async.wire.messages import VERDICTS, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
@@ -17,6 +18,7 @@ from tests.actor.scripted import (
     ACTOR_SPEC,
     V1,
     WITHIN_S,
+    ScriptedLearner,
     Session,
     body_of,
     reply_of,
@@ -147,6 +149,87 @@ def test_nothing_more_is_said_in_a_session_that_is_over(scene, monkeypatch, how)
     started = time.monotonic()
     actor.do(actor.client.leave)
     assert time.monotonic() - started < WITHIN_S / 2
+
+
+# -------------------- its run folder says where it is
+
+
+@pytest.fixture
+def folder(scene, tmp_path):
+    """The run folder of the scene's learner, which listens where that says."""
+    made = RunFolder(tmp_path / "run")
+    made.path.mkdir()
+    made.write_json("config.json", {"run_id": scene.learner.run_id.hex(), "config": {}})
+    made.announce(scene.learner.url, "", 1)
+    return made
+
+
+@pytest.fixture
+def successor(scene, tmp_path):
+    """Another learner of the same run, at other ports."""
+    (tmp_path / "elsewhere").mkdir()
+    learner = ScriptedLearner(scene.context, tmp_path / "elsewhere")
+    yield learner
+    learner.close()
+
+
+@pytest.mark.parametrize("how", ["killed", "restarting"])
+def test_a_learner_that_was_started_again_elsewhere_is_found_there(scene, folder, successor, how):
+    """Nobody answers where it was, or it said that it would come back: a lease is longer."""
+    actor = scene.actor(where=folder.path)
+    session = scene.join(actor, ACTOR_SPEC, **PATIENT)
+    session.grant(1)
+    actor.do(actor.unroll)
+    scene.data_of(actor)
+    with actor.pumping():
+        if how == "restarting":
+            session.bye(how)
+        else:
+            scene.learner.data.router.close()
+        folder.announce(successor.url, "", 2)
+        hello = successor.data.hear(Hello)
+        assert (hello.message.run_id, hello.message.epoch) == (scene.learner.run_id, 1)
+        welcome = successor.welcome(hello, settings_of(), epoch=2)
+        again = Session(successor.data.find(Spec), welcome)
+        again.grant(1)
+        assert seq_of(successor.data.hear(Data)) == 0
+        assert successor.weights.find(Heartbeat).message.session == welcome.session
+
+
+def test_one_that_is_looked_for_at_its_first_address_is_found_at_the_next(scene, folder, successor):
+    """A learner that was killed has left the address where nobody is."""
+    scene.learner.data.router.close()
+    connected = scene.actor(where=folder.path).begin_connect()
+    folder.announce(successor.url, "", 1)
+    successor.welcome(successor.data.hear(Hello), settings_of())
+    assert connected.result(WITHIN_S) == settings_of()
+
+
+def test_another_run_at_the_address_of_its_folder_is_not_worked_for(scene, folder, successor):
+    """Somebody else may have taken the port since."""
+    for patient_s in (0.5, WITHIN_S):
+        actor = scene.actor(patient_s, where=folder.path)
+        connected = actor.begin_connect()
+        hello = scene.learner.data.hear(Hello)
+        assert hello.message.run_id == scene.learner.run_id
+        scene.learner.welcome(hello, settings_of(), run_id=b"o" * 16)
+        if patient_s < WITHIN_S:
+            with pytest.raises(UnreachableError, match="another run is at the address in this run"):
+                connected.result(WITHIN_S)
+    folder.announce(successor.url, "", 2)
+    successor.welcome(successor.data.hear(Hello), settings_of(), epoch=2)
+    assert connected.result(WITHIN_S) == settings_of()
+
+
+def test_a_folder_that_has_another_run_by_now_is_of_that_one(scene, folder):
+    actor = scene.actor(where=folder.path)
+    session = scene.join(actor, ACTOR_SPEC)
+    pumped = pump(actor)
+    folder.write_json("config.json", {"run_id": "aa" * 16, "config": {}})
+    session.bye("restarting")
+    scene.learner.welcome(scene.learner.data.find(Hello), settings_of(), run_id=b"\xaa" * 16)
+    with pytest.raises(NewRun):
+        pumped.result(WITHIN_S)
 
 
 # -------------------- connections break beneath a session: nothing waits out a lease

@@ -42,12 +42,14 @@ def find(dealer, quick_hellos):
     """Looks for the learner on a thread of its own."""
     with ThreadPoolExecutor(1) as thread:
 
-        def begin(within_s=WITHIN_S, check_stop=lambda: None):
+        def begin(within_s=WITHIN_S, check_stop=lambda: None, has_moved=lambda: False):
             return thread.submit(
                 *(find_learner, dealer, Handshake(HELLO, time.monotonic())),
                 **{
                     "url": "tcp://there:1",
                     "within_s": within_s,
+                    "since": time.monotonic(),
+                    "has_moved": has_moved,
                     "check_stop": check_stop,
                     "log": seldom(),
                 },
@@ -74,6 +76,11 @@ def test_nobody_there_is_told_with_the_address_and_the_reason(find, waiting, cap
         find(within_s=0.3).result(WITHIN_S)
     assert 0.3 <= time.monotonic() - started < 5.0
     assert SILENT in caplog.messages
+
+
+def test_a_learner_that_has_moved_is_not_waited_for(find):
+    looks = iter((False, False, True))
+    assert find(has_moved=lambda: next(looks)).result(WITHIN_S) is None
 
 
 @pytest.mark.parametrize(

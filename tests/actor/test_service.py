@@ -14,7 +14,7 @@ from impala_async.actor import service as service_module
 from impala_async.actor.client import NewRun
 from impala_async.actor.service import ActorService, seed_of
 from impala_async.envs.faults import Watch
-from impala_async.errors import EnvError, MismatchError, UnreachableError
+from impala_async.errors import EnvError, MismatchError
 from impala_async.policy import Policy
 from impala_async.processes import signals_kept
 from impala_async.trajectory import columns_over
@@ -151,13 +151,6 @@ def refusal(scene, settings, error=MismatchError, **more):
         run(scene, serve, **more)
     assert str(caught.value).isprintable()
     return caught.value
-
-
-def test_an_actor_that_looks_for_a_run_works_for_no_other(scene):
-    """Its folder may name an address that somebody else has taken since."""
-    error = refusal(scene, NETWORKS, UnreachableError, run_id=b"o" * 16)
-    assert "another run is at the address in this run folder" in str(error)
-    assert run(scene, play(NETWORKS), run_id=scene.learner.run_id)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,22 @@ def test_what_is_no_address_is_refused():
         assert config_of(bind={"weights": url}).bind.weights == url
 
 
+def test_a_host_is_one_that_can_be_dialled():
+    for host in ("*", "0.0.0.0", "[::]", "::1", "tcp://h", "h:5", "", "a b", "h/x"):
+        text = complaint(bind={"host": host})
+        assert "bind.host: wants the name or the address by which other hosts know this" in text
+        assert text.endswith(f"got {host!r}")
+    for host in ("learner", "node-7.cluster.local", "10.0.0.7", "[fe80::1%ib0]", None):
+        bind = {"host": host, "data": "tcp://0.0.0.0:1", "weights": "tcp://*:2"}
+        assert config_of(bind=bind).bind.host == host
+
+
+def test_a_host_for_others_goes_with_addresses_that_others_reach():
+    for bind in ({}, {"data": "tcp://0.0.0.0:1"}, {"weights": "tcp://0.0.0.0:1"}):
+        text = complaint(bind={"host": "learner", **bind})
+        assert "bind: host (learner) is for other hosts, which do not reach tcp://" in text
+
+
 def test_open_doors_are_warned_of():
     for data, weights, told in (
         ("0.0.0.0:5555", "localhost:1", "tcp://0.0.0.0:5555"),

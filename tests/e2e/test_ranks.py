@@ -136,7 +136,7 @@ def test_a_run_is_resumed_with_as_many_ranks_as_it_had(tmp_path):
         fewer.close()
     with ranks_in(tmp_path, count=3) as more:
         *_, added = more.start("stop.updates=none", flags=["--resume"])
-        # What starts ranks ends the others then.
+        # That which starts ranks ends the others then.
         assert added.wait_exit(15) == 2
         assert "holds no run" in added.log
 

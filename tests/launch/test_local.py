@@ -1,53 +1,24 @@
-"""Real processes behind fake doors: the folder that they start in holds a package of that name."""
+"""A learner and actors as real processes behind fake doors."""
 
 import errno
 import functools
-import json
 import os
 import re
 import signal
-import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from impala_async import processes
 from impala_async.errors import ConfigError, how_it_ended
-from impala_async.launch import local
+from impala_async.launch import actors, local
 from impala_async.launch.local import LocalRun
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
 from tests.e2e.zygote import children
+from tests.launch.fake_doors import ACTOR_UNTIL_KILLED, events, make_doors, signals
 
-WITHIN_S = 10.0
-START = """
-import json, os, signal, sys, time
-from pathlib import Path
-
-me = Path(__file__).stem
-
-def note(**what):
-    line = json.dumps({"who": me, "at": time.monotonic(), "pid": os.getpid(), **what})
-    with open("events", "a") as file:
-        file.write(line + "\\n")
-
-def count(who):
-    return sum(json.loads(line)["who"] == who for line in Path("events").read_text().splitlines())
-
-def serve():
-    Path("run/service.json").write_text(json.dumps({"pid": os.getpid()}))
-
-def hear():
-    # As behind a door.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-def wait_for(is_there):
-    give_up_at = time.monotonic() + 20
-    while not is_there() and time.monotonic() < give_up_at:
-        time.sleep(0.005)
-"""
 LEARNER_UNTIL_TOLD = """
 told = []
 for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,31 +29,10 @@ wait_for(lambda: told)
 note(signal=told[0])
 sys.exit(0 if told == [signal.SIGTERM] else 130)
 """
-ACTOR_UNTIL_KILLED = """
-note(flags=sys.argv[1:])
-wait_for(lambda: False)
-"""
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(local, "POLL_S", 0.005)
-    monkeypatch.setattr(local, "RESTART_AFTER_S", 0.02)
-    monkeypatch.setattr(local, "GOODBYE_S", 60.0)
-    monkeypatch.setattr(local, "ACTOR_END_S", 0.1)
-    monkeypatch.setattr(local, "ASKED_END_S", 2.0)
-    monkeypatch.setattr(processes, "ECHO_S", 0.0)
-    Path("events").touch()
 
 
 def prepare(learner, actor=ACTOR_UNTIL_KILLED):
-    package = Path("impala_async")
-    package.mkdir(exist_ok=True)
-    (package / "__init__.py").touch()
-    (package / "learner.py").write_text(START + learner)
-    (package / "actor.py").write_text(START + actor)
+    make_doors(learner=learner, actor=actor)
     Path("run").mkdir(exist_ok=True)
     return LocalRun(["--flag", "1"], Path("run"))
 
@@ -93,16 +43,12 @@ def run(learner, actor=ACTOR_UNTIL_KILLED, num_actors=1):
     return code
 
 
-def events(who, *keys):
-    noted = [json.loads(line) for line in Path("events").read_text().splitlines()]
-    return [e for e in noted if e["who"] == who and e.keys() >= set(keys)]
-
-
 # -------------------- what each is given, and how it ends
 
 
 def test_each_process_is_given_its_own(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(actors, "RESTART_AFTER_S", 60.0)
     look = """
 import stat
 fd = int(os.environ["IMPALA_ASYNC_LIFELINE"])
@@ -118,8 +64,8 @@ note(
     given = events("learner") + events("actor")
     assert [(e["threads"], e["is_held"]) for e in given] == [(["1", "3"], True)] * 4
     # As long as there is a learner to wait for, an actor waits.
-    flags = "--learner run --connect-s inf --start"
-    found = sorted(" ".join(each["flags"]) for each in given)
+    flags = "--learner run --connect-s inf --over-fd FD --start"
+    found = sorted(re.sub(r"(?<=-fd )\d+", "FD", " ".join(each["flags"])) for each in given)
     assert found == ["--flag 1", *(f"{flags} {number} 0" for number in range(3))]
     logs = sorted(Path("run/actors").iterdir())
     assert [log.name for log in logs] == ["actor-0.log", "actor-1.log", "actor-2.log"]
@@ -155,7 +101,7 @@ def test_what_cannot_begin_is_told_in_a_line(monkeypatch):
 
 
 def test_a_dead_actor_is_started_again_after_a_pause(monkeypatch, caplog):
-    monkeypatch.setattr(local, "RESTART_AFTER_S", 0.2)
+    monkeypatch.setattr(actors, "RESTART_AFTER_S", 0.2)
     actor = """
 note(began=" ".join(sys.argv[-2:]))
 try:
@@ -177,9 +123,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(monkeypatch, caplog):
-    monkeypatch.setattr(local, "GOODBYE_S", 0.2)
-    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 0)
-    assert run("serve()\nwait_for(lambda: count('actor') == 3)", "note()") == 0
+    monkeypatch.setattr(actors, "RESTART_AFTER_S", 0.2)
+    monkeypatch.setattr(actors, "MAX_QUICK_DEATHS", 0)
+    assert run("wait_for(lambda: count('actor') == 3)", "note()") == 0
     first, second, third = (e["at"] for e in events("actor"))
     assert min(second - first, third - second) >= 0.2
     assert caplog.messages[-1] == (
@@ -188,40 +134,29 @@ def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(monk
     )
 
 
-# The first actor is told that the run is over, the second one looks for its learner.
-ONE_IS_DONE = """
-try:
-    open("good", "x").close()
-except FileExistsError:
-    note()
-    sys.exit(75)
+def test_an_actor_that_is_told_that_the_run_is_over_is_not_started_again(caplog):
+    actor = """
 note()
+os.eventfd_write(int(sys.argv[sys.argv.index("--over-fd") + 1]), 1)
 """
-
-
-def test_an_actor_that_was_ended_waits_for_a_learner_that_serves(monkeypatch, caplog):
-    """It may have been slow to begin, or be slow to end."""
-    monkeypatch.setattr(local, "GOODBYE_S", 0.0)
-    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.0)
     learner = """
-wait_for(lambda: count("actor") == 5)
-serve()
-wait_for(lambda: count("actor") >= 12)
+wait_for(lambda: count("actor") == 2)
+time.sleep(0.3)
 """
-    assert run(learner, ONE_IS_DONE, num_actors=2) == 0
-    (at,) = (n for n, text in enumerate(caplog.messages) if "the run goes on" in text)
-    assert at >= 3
+    assert run(learner, actor, num_actors=2) == 0
+    assert len(events("actor")) == 2
+    assert caplog.messages == []
 
 
 def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(monkeypatch, caplog):
-    spawn, faults = local.spawn, [ConfigError("cannot start a process: Too many open files")]
+    spawn, faults = actors.spawn, [ConfigError("cannot start a process: Too many open files")]
 
     def fail_once(door, *args, **how):
         if door == "actor" and events("actor") and faults:
             raise faults.pop()
         return spawn(door, *args, **how)
 
-    monkeypatch.setattr(local, "spawn", fail_once)
+    monkeypatch.setattr(actors, "spawn", fail_once)
     actor = "note()\nif count('actor') > 1: wait_for(lambda: False)\nsys.exit(2)"
     assert run("wait_for(lambda: count('actor') == 2)", actor) == 0
     cannot = "actor 0 cannot be started again yet: cannot start a process: Too many open files"
@@ -261,7 +196,7 @@ sys.exit({code})
 
 
 def test_an_actor_that_could_be_made_before_gets_another_try(monkeypatch):
-    monkeypatch.setattr(local, "RESTART_AFTER_S", 0.05)
+    monkeypatch.setattr(actors, "RESTART_AFTER_S", 0.05)
     actor = """
 note()
 if count("actor") > 2:
@@ -283,7 +218,7 @@ def test_a_learner_that_serves_is_told_that_its_run_is_given_up():
 
 def test_a_learner_that_does_not_end_when_the_run_is_given_up_is_killed(monkeypatch):
     monkeypatch.setattr(local, "LEARNER_END_S", 0.1)
-    monkeypatch.setattr(local, "ASKED_END_S", 0.1)
+    monkeypatch.setattr("impala_async.launch.children.ASKED_END_S", 0.1)
     learner = """
 signal.signal(signal.SIGTERM, lambda *_: note(told=True))
 note(began=True)
@@ -304,8 +239,8 @@ wait_for(lambda: False)
 def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
     monkeypatch, caplog, end, code, why
 ):
-    monkeypatch.setattr(local, "QUICK_DEATH_S", 0.4)
-    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", 2)
+    monkeypatch.setattr(actors, "QUICK_DEATH_S", 0.4)
+    monkeypatch.setattr(actors, "MAX_QUICK_DEATHS", 2)
     started = prepare(LEARNER_UNTIL_TOLD, f'wait_for(lambda: count("learner"))\nnote()\n{end}\n')
     assert started.run(1) == code
     assert started.verdict
@@ -320,8 +255,8 @@ def test_an_actor_that_dies_quickly_again_and_again_ends_the_run(
 def test_an_actor_that_lived_for_a_while_or_died_not_often_gets_another_try(
     monkeypatch, caplog, most, quick_s
 ):
-    monkeypatch.setattr(local, "MAX_QUICK_DEATHS", most)
-    monkeypatch.setattr(local, "QUICK_DEATH_S", quick_s)
+    monkeypatch.setattr(actors, "MAX_QUICK_DEATHS", most)
+    monkeypatch.setattr(actors, "QUICK_DEATH_S", quick_s)
     actor = """
 note()
 print("error: the simulator crashed", flush=True)
@@ -333,56 +268,7 @@ sys.exit(2)
     assert "cannot run" not in caplog.text
 
 
-INFO, WARNING = "03:52:22 INFO back at work", "03:52:22 WARNING in step for 12 s"
-
-
-def test_last_words_are_told_where_they_may_be_a_reason(tmp_path):
-    log = tmp_path / "log"
-    for said, code, how in (
-        ("", -11, "died of SIGSEGV (it said nothing)"),
-        (INFO, -11, "died of SIGSEGV (it said nothing)"),
-        (f"no GL\n{INFO}", -11, "died of SIGSEGV (the last line of its log: no GL)"),
-        (WARNING, -11, f"died of SIGSEGV (the last line of its log: {WARNING})"),
-        (f"error: no such world\n{WARNING}", 78, "ended with exit code 78 (no such world)"),
-        # It may be its environment's, and no reason.
-        ("ep 7", 78, "ended with exit code 78 (the last line of its log: ep 7)"),
-        ("error: it raised", -9, how_it_ended(-9)),
-        ("x" * 9999, 1, f"ended with exit code 1 (the last line of its log: {'x' * 300})"),
-    ):
-        log.write_text("error: of the life before\n")
-        actor = local._Actor(0, log)
-        actor.log_begin = log.stat().st_size
-        with log.open("a") as file:
-            file.write(said)
-        assert actor.how_it_ended(code) == how
-    # No more is read of a long log than its end.
-    log.write_text("error: it began\n" + "word " * 14_000)
-    assert "it began" not in local._Actor(0, log).how_it_ended(1)
-
-
 # -------------------- signals
-
-
-@contextmanager
-def signals(*numbers, when):
-    """Send signals to this process, each once `when` is true of what was sent before.
-
-    The run must have taken them over before, or they would end the tests.
-    """
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def send():
-        give_up_at = time.monotonic() + WITHIN_S
-        for n, number in enumerate(numbers):
-            while signal.getsignal(number) is before[number] or not when(n):
-                assert time.monotonic() < give_up_at
-                time.sleep(0.001)
-            os.kill(os.getpid(), number)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    yield
-    thread.join()
 
 
 def are_noted(most):
@@ -391,21 +277,20 @@ def are_noted(most):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_reaches_the_learner_once_and_the_actors_end_with_it(monkeypatch, number, code):
-    monkeypatch.setattr(local, "ACTOR_END_S", 5.0)
+    monkeypatch.setattr(local, "GOODBYE_S", 5.0)
     actor = "signal.signal(signal.SIGINT, lambda *_: note(interrupted=True))\n" + ACTOR_UNTIL_KILLED
     before = signal.getsignal(number)
     started = time.monotonic()
     with signals(number, when=are_noted(3)):
         assert run(LEARNER_UNTIL_TOLD, actor, num_actors=2) == code
     # Not waited for: they think that the learner comes back.
-    assert time.monotonic() - started < local.ACTOR_END_S
+    assert time.monotonic() - started < local.GOODBYE_S
     assert [e["signal"] for e in events("learner", "signal")] == [number]
     assert events("actor", "interrupted") == []
     assert signal.getsignal(number) is before
 
 
 def test_nobody_is_started_again_once_the_run_is_told_to_end(monkeypatch, caplog):
-    monkeypatch.setattr(local, "GOODBYE_S", 0.0)
     learner = """
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
@@ -508,7 +393,8 @@ wait_for(lambda: False)
 
 
 def test_a_start_that_is_waited_for_is_told(monkeypatch):
-    monkeypatch.setattr(local, "Wait", functools.partial(Wait, after_s=0.0))
+    for waiting in (local, actors):
+        monkeypatch.setattr(waiting, "Wait", functools.partial(Wait, after_s=0.0))
     learner = """
 wait_for(lambda: count("actor") == 2)
 wait_for(Path("told").exists)
@@ -520,7 +406,8 @@ serve()
         said.append(text.partition(" (")[0])
         Path("told").touch()
 
-    monkeypatch.setattr(local.logger, "info", say)
+    for telling in (local, actors):
+        monkeypatch.setattr(telling.logger, "info", say)
     assert run(learner, ACTOR_UNTIL_KILLED, num_actors=2) == 0
     assert said[0].startswith("starting: waiting for the learner, which loads torch, tries ")
     assert said[-1] == "ending: waiting for the actors"

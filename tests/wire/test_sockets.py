@@ -417,14 +417,26 @@ def test_a_wildcard_is_told_as_something_to_connect_to(ends, monkeypatch):
     monkeypatch.setattr(sockets.socket, "socket", make)
     assert router.connectable_url() == f"tcp://127.0.0.3:{router.port}"
     greeted(router, ends.dealer(router.connectable_url()))
-    # Without a network, what its own name stands for.
+    assert router.connectable_url("learner.example") == f"tcp://learner.example:{router.port}"
+    # Without a way out, what its own name stands for, or else an interface.
     make.assert_called_with(socket.AF_INET, socket.SOCK_DGRAM)
     probe.connect.side_effect = OSError("Network is unreachable")
     monkeypatch.setattr(sockets.socket, "gethostname", lambda: "this-host")
-    monkeypatch.setattr(sockets.socket, "gethostbyname", {"this-host": "127.0.0.2"}.__getitem__)
-    assert router.connectable_url() == f"tcp://127.0.0.2:{router.port}"
-    monkeypatch.setattr(sockets.socket, "gethostbyname", MagicMock(side_effect=OSError))
+    names, interfaces = {"this-host": "192.0.2.5"}, {}
+    monkeypatch.setattr(sockets.socket, "gethostbyname", names.__getitem__)
+    monkeypatch.setattr(sockets.psutil, "net_if_addrs", lambda: interfaces)
+    assert router.connectable_url() == f"tcp://192.0.2.5:{router.port}"
+    names["this-host"] = "127.0.1.1"  # so it is on Debian
     assert router.connectable_url() == f"tcp://127.0.0.1:{router.port}"
+    for name, family, address in (
+        ("lo", socket.AF_INET, "127.0.0.1"),
+        ("ib0", socket.AF_INET6, "fe80::1"),
+        ("ib1", socket.AF_INET, "192.0.2.6"),
+    ):
+        interfaces[name] = [MagicMock(family=family, address=address)]
+    assert router.connectable_url() == f"tcp://192.0.2.6:{router.port}"
+    monkeypatch.setattr(sockets.socket, "gethostbyname", MagicMock(side_effect=OSError))
+    assert router.connectable_url() == f"tcp://192.0.2.6:{router.port}"
 
 
 def has_ipv6():

@@ -79,8 +79,8 @@ class ActorServer:
             self.ledger.restore(accounts["ledger"])
             self.table.restore_watermarks(accounts["watermarks"], time.monotonic())
         self._link = LocalLink()
-        data, weights = self._bind(schema)
-        self.data_url, self.weights_url = data.connectable_url(), weights.connectable_url()
+        data, weights = both = self._bind(schema)
+        self.data_url, self.weights_url = (x.connectable_url(config.bind.host) for x in both)
         self.sessions = Sessions(
             table=self.table,
             # In lockstep a version may be asked for after the next one is out.

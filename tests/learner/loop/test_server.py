@@ -60,6 +60,14 @@ async def test_everybody_is_told_goodbye(make_harness):
     assert len(harness.server.table) == 0
 
 
+async def test_actors_are_told_the_host_that_others_know(make_harness):
+    bind = {"data": "tcp://0.0.0.0:*", "weights": "tcp://0.0.0.0:*", "host": "localhost"}
+    harness = make_harness(bind=bind)
+    for url in (harness.server.data_url, harness.server.weights_url):
+        assert re.fullmatch(r"tcp://localhost:[1-9]\d*", url)
+    await (await harness.join()).send()
+
+
 async def test_urls_can_be_dialled_settings_be_read_and_ipc_is_offered(make_harness):
     harness = make_harness(actor={"num_envs": 3})
     for url in (harness.server.data_url, harness.server.weights_url):

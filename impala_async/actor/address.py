@@ -1,0 +1,103 @@
+"""The place where a learner listens: an address, or a run folder, which names one for as long as
+its learner is there, and another one when that is started again elsewhere.
+
+Runs on: sampler thread
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from impala_async.config.learner import like_url
+from impala_async.errors import CheckpointError, ConfigError, UnreachableError
+from impala_async.files import find_object
+from impala_async.output import Wait
+from impala_async.runs.folder import RunFolder
+from impala_async.wire.actor_side import NO_RUN
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.02
+# Where something else is waited for, too.
+LOOK_EVERY_S = 0.5
+OTHER_RUN = (
+    "another run is at the address in this run folder, whose own learner is gone: start that again"
+)
+
+
+class Address:
+    def __init__(self, where: str) -> None:
+        self._folder = None
+        self.url = where
+        """The address; nothing until a folder has named one."""
+        if is_folder(where):
+            # Code of the user's own, imported later, may change the current folder.
+            self._folder, self.url = RunFolder(Path(os.path.abspath(where))), ""
+        self._silent = f"{where}: no learner has said there where it listens"
+        self._look_at = 0.0
+
+    @property
+    def run_id(self) -> bytes:
+        """The run of the folder now. The folder of somebody else may be read but for that."""
+        with suppress(CheckpointError):
+            return self._folder.run_id if self._folder else NO_RUN
+        return NO_RUN
+
+    def find(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
+        """Read it anew, and wait until there is one; UnreachableError if there is none in time."""
+        if not (self._look() or self.url):
+            self._wait(give_up_at, check_stop, self._silent)
+
+    def leave_other(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
+        """Another run is here: wait until the folder names another address; or the same error."""
+        self._wait(give_up_at, check_stop, OTHER_RUN)
+
+    def has_moved(self) -> bool:
+        """Whether the folder names another address than before, which is `url` from now on."""
+        if (now := time.monotonic()) < self._look_at:
+            return False
+        self._look_at = now + LOOK_EVERY_S
+        return self._look()
+
+    def _wait(self, give_up_at: float, check_stop: Callable[[], None], why: str) -> None:
+        wait = Wait(logger.info)
+        while not self._look():
+            check_stop()
+            wait.look(lambda s: f"{why} ({s:.0f} s)")
+            if time.monotonic() >= give_up_at:
+                raise UnreachableError(why)
+            time.sleep(POLL_S)
+
+    def _look(self) -> bool:
+        if self._folder is None:
+            return False
+        path, url = self._folder.path / "service.json", ""
+        try:
+            if (service := find_object(path)) is not None:
+                url = str(service.get("data_url"))
+                check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
+        except (CheckpointError, ConfigError):
+            if not self.url:
+                raise
+            url = ""  # a disk may fail for a moment, and later it is looked for again
+        if url in ("", self.url):
+            return False
+        self.url = url
+        return True
+
+
+def is_folder(where: str) -> bool:
+    """Whether this is no address. A path may be that of a folder that a learner is yet to make."""
+    return os.path.isdir(where) or ("/" in where and "://" not in where)
+
+
+def check_address(url: str, wants: str) -> None:
+    """Raise ConfigError, with what is wanted, for an address that nobody can dial."""
+    like = like_url(url)
+    # A learner may listen everywhere, and nobody can dial that.
+    if like != url or "*" in url:
+        hint = f"; did you mean {like}?" if like and "*" not in like else ""
+        raise ConfigError(f"{wants}, got {url[:200]!r}{hint}")

@@ -1,0 +1,128 @@
+"""Actors as real processes behind a fake door; how `train` has them, tests/launch/test_local.py
+tells."""
+
+import time
+
+import pytest
+
+from impala_async.errors import how_it_ended
+from impala_async.launch.actors import Actors, _Actor
+from impala_async.launch.logs import EchoedLog, LogFile
+from impala_async.processes import Lifeline
+from tests.e2e.zygote import children
+from tests.launch.fake_doors import events, make_doors
+
+IS_OVER = 'os.eventfd_write(int(sys.argv[sys.argv.index("--over-fd") + 1]), 1)'
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+def begin():
+    """Begins some actors that do this; all have ended when the test has."""
+    lifeline, begun = Lifeline(), []
+
+    def begin(actor, num=2, **how):
+        make_doors(actor=actor)
+        logs = [EchoedLog(f"actor {number}") for number in range(num)]
+        begun.append(Actors("tcp://host:1", logs, lifeline, **how))
+        return begun[-1]
+
+    yield begin
+    for actors in begun:
+        actors.end(0.0, lambda: True)
+    lifeline.close()
+    assert children() == []
+
+
+def look_until(actors, is_so):
+    give_up_at = time.monotonic() + WITHIN_S
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        actors.look()
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("has_numbers", [True, False])
+def test_actors_of_several_hosts_have_no_numbers_but_count_their_lives(begin, has_numbers):
+    """The learner would give two of one number the same seed."""
+    actors = begin("note(flags=sys.argv[1:])\nsys.exit(75)", has_numbers=has_numbers)
+    look_until(actors, lambda: len(events("actor")) >= 4)
+    flags = [e["flags"] for e in events("actor")]
+    assert all(each[:4] == ["--learner", "tcp://host:1", "--connect-s", "inf"] for each in flags)
+    starts = {tuple(each[each.index("--start") + 1 :][:2]) for each in flags}
+    numbers = ("0", "1") if has_numbers else ("-1",)
+    assert starts >= {(number, life) for number in numbers for life in ("0", "1")}
+
+
+def test_nobody_is_started_again_once_one_was_told_that_the_run_is_over(begin, capsys):
+    actors = begin(f"note()\nif count('actor') == 2: {IS_OVER}\nelse: wait_for(lambda: False)")
+    look_until(actors, lambda: actors.is_over)
+    assert len(events("actor")) == 2
+    for _ in range(50):
+        actors.look()
+        time.sleep(0.005)
+    assert len(events("actor")) == 2
+    assert actors.verdict is None
+
+
+def test_one_that_was_killed_is_back_and_all_say_their_words_here(begin, caplog, capsys):
+    actors = begin("""
+note()
+print("at work", flush=True)
+try:
+    open("victim", "x").close()
+except FileExistsError:
+    wait_for(lambda: False)
+os.abort()
+""")
+    look_until(actors, lambda: len(events("actor")) == 3)
+    (told,) = caplog.messages
+    how = r"died of SIGABRT (the last line of its log: at work): starting it again"
+    assert told[8:] == f"{how}; its words are above"
+    said = []
+    look_until(
+        actors,
+        lambda: said.append(capsys.readouterr().err) or "".join(said).count(": at work\n") == 3,
+    )
+
+
+def test_one_that_does_not_fit_at_its_first_start_is_the_verdict(begin):
+    actors = begin("note()\nprint('error: other spaces')\nsys.exit(78)", num=1)
+    look_until(actors, lambda: actors.verdict)
+    why = "it ended with exit code 78 (other spaces); its words are above"
+    assert actors.verdict == (78, f"actor 0 cannot run: {why}")
+    actors.look()
+    assert len(events("actor")) == 1
+
+
+def test_nobody_is_started_while_all_are_to_end(begin):
+    actors = begin("note()")
+    actors.is_ending = True
+    actors.look()
+    assert children() == []
+
+
+INFO, WARNING = "03:52:22 INFO back at work", "03:52:22 WARNING in step for 12 s"
+
+
+def test_last_words_are_told_where_they_may_be_a_reason(tmp_path):
+    log = tmp_path / "log"
+    for said, code, how in (
+        ("", -11, "died of SIGSEGV (it said nothing)"),
+        (INFO, -11, "died of SIGSEGV (it said nothing)"),
+        (f"no GL\n{INFO}", -11, "died of SIGSEGV (the last line of its log: no GL)"),
+        (WARNING, -11, f"died of SIGSEGV (the last line of its log: {WARNING})"),
+        (f"error: no such world\n{WARNING}", 78, "ended with exit code 78 (no such world)"),
+        # It may be its environment's, and no reason.
+        ("ep 7", 78, "ended with exit code 78 (the last line of its log: ep 7)"),
+        ("error: it raised", -9, how_it_ended(-9)),
+        ("x" * 9999, 1, f"ended with exit code 1 (the last line of its log: {'x' * 300})"),
+    ):
+        log.write_text("error: of the life before\n")
+        actor = _Actor(0, LogFile(log, "--log-dir"))
+        with actor.log.open() as file:
+            file.write(said.encode())
+        assert actor.how_it_ended(code) == how
+    # No more is read of a long log than its end.
+    log.write_text("error: it began\n" + "word " * 14_000)
+    assert "it began" not in _Actor(0, LogFile(log, "--log-dir")).how_it_ended(1)
