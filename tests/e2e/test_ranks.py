@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -191,22 +192,50 @@ def test_bad_settings_are_a_line_at_each_rank(tmp_path):
                 assert "Traceback" not in door.log
 
 
-def test_torchrun_starts_ranks_that_come_to_the_goal(tmp_path):
-    run = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "impala_async.train", "--config", "cartpole_ddppo"]
-    with (tmp_path / "log").open("wb") as log:
+@contextmanager
+def torchrun(folder, *flags, more=()):
+    """Two ranks of `train` as users start them; the process of torchrun, and what all say."""
+    run, log = folder / "run", folder / "log"
+    starts = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*starts, *more, "-m", "impala_async.train", "--run-dir", str(run), *flags]
+    # Else a restart often finds no port.
+    quiet = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    with log.open("wb") as file:
         process = subprocess.Popen(
-            [*command, "--run-dir", str(run), "--set", "stop.mean_return=100"],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, **ONE_THREAD, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            command, stdout=file, stderr=file, env={**os.environ, **ONE_THREAD, **quiet}
         )
-        try:
-            assert process.wait(120) == 0, (tmp_path / "log").read_text()
-        finally:
-            process.kill()
-            process.wait()
-    summary = json.loads((run / "summary.json").read_text())
+    try:
+        yield process, log
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(60)
+
+
+def test_torchrun_starts_ranks_that_come_to_the_goal(tmp_path):
+    flags = ("--config", "cartpole_ddppo", "--set", "stop.mean_return=100")
+    with torchrun(tmp_path, *flags) as (process, log):
+        assert process.wait(120) == 0, log.read_text()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["exit_reason"] == "mean_return"
-    assert (run / "ranks" / "1" / "summary.json").exists()
+    assert (tmp_path / "run" / "ranks" / "1" / "summary.json").exists()
+
+
+def test_torchrun_starts_all_again_where_one_is_killed_and_they_go_on(tmp_path):
+    sites = [Site(tmp_path), Site(tmp_path)]
+    sites[1].run_dir = sites[0].run_dir / "ranks" / "1"
+    flags = ("--resume", "auto", *given(ASYNC))
+    with torchrun(tmp_path, *flags, more=["--max-restarts=3"]) as (process, log):
+        for site in sites:
+            site.wait_report("training", lambda report: report["updates"] > 20)
+        wait_until("checkpoints", lambda: all(site.checkpoints() for site in sites))
+        killed = sites[1].service["pid"]
+        before = sites[0].reports()[-1]["updates"]
+        os.kill(killed, signal.SIGKILL)
+        started = time.monotonic()
+        for site in sites:
+            site.wait_report("training again", lambda report: report["updates"] > before + 20)
+        assert time.monotonic() - started < 40, log.read_text()
+        assert {site.service["epoch"] for site in sites} == {2}
+        assert all(identities_hold(report) for site in sites for report in site.reports())
+        assert process.poll() is None

@@ -1,0 +1,165 @@
+"""An update that two ranks take together, beside the same update of each one alone.
+
+Two processes share the cores, and both make the same updates at the same time: alone, as learners
+that know nothing of each other, and then as ranks, in turns. So the ratio is the cost of what they
+say to each other, and of waiting for the slower one.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from bench.codec import filled_columns
+from bench.door import run
+from bench.ingest_ends import CASES as SCHEMAS
+from bench.one_run import end_with_parent
+from bench.paired import Figure, figure, new_parser, publish
+from impala_async.config.load import load_config
+from impala_async.config.ranks import place_in
+from impala_async.learner.agreement import Word, agree
+from impala_async.models.torso import pick_precision
+from impala_async.policy import Policy
+from impala_async.training.batch import Batch
+from impala_async.training.ranks import Ranks, joined
+from impala_async.training.step import UpdateStep
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+COUNT, NUM_WARM, NUM_WORDS, LIMIT_S = 2, 20, 200, 300.0
+NOTES = """
+Each rank has as many columns as one learner alone: twice the batch in all. A word, the columns that
+are alive, gradients with losses and norms, and what is normalised over all ranks are each a message
+of gloo's over loopback. On two cores each process has one; the learner's loop and actors, which a
+training has besides, are not there.
+"""
+
+
+class Case(NamedTuple):
+    name: str
+    config: str
+    schema: str
+    columns: int
+    settings: tuple[str, ...]
+    at_most: float | None
+
+
+CASES = (
+    Case("MLP 2x64, IMPALA, 640 rows", "cartpole.toml", "cartpole", 32, (), 1.4),
+    Case("MLP 2x64, PPO in parts of 160 rows, all normalised", "cartpole_ppo.toml", "cartpole", 32,
+         ("algorithm.normalize_returns=true", "model.normalize_obs=true",
+          "algorithm.returns=vtrace"), None),
+    Case("Nature CNN, IMPALA, 160 rows", "atari.toml", "frames", 8, (), 1.2),
+)  # fmt: skip
+
+
+def main() -> int:
+    """Measure in turns; 1 if a limit is missed."""
+    parser = new_parser("Ranks", __doc__, rounds=7)
+    parser.add_argument("--turn-s", type=float, default=2.0, metavar="S")
+    args = parser.parse_args()
+    if "RANK" in os.environ:
+        return measure(args.only, args.rounds, args.turn_s)
+    figures: list[Figure] = []
+    for case in (each for each in CASES if args.only.lower() in each.name.lower()):
+        figures += figures_of(case, args.rounds, args.turn_s)
+    return publish("Ranks", figures, notes=NOTES, is_json=args.json, folder=args.write)
+
+
+def figures_of(case: Case, rounds: int, turn_s: float) -> list[Figure]:
+    """Those of rank 0: both take as long."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(COUNT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "bench.ranks", "--only", case.name]
+    command += ["--rounds", str(rounds), "--turn-s", str(turn_s)]
+    with tempfile.TemporaryFile() as said:
+        ranks = [
+            subprocess.Popen(
+                command,
+                stdout=said if number == 0 else subprocess.DEVNULL,
+                env={**os.environ, **shared, "RANK": str(number), "OMP_NUM_THREADS": "1"},
+                preexec_fn=end_with_parent,
+            )
+            for number in range(COUNT)
+        ]
+        if any([rank.wait(LIMIT_S) for rank in ranks]):
+            raise RuntimeError(f"{case.name}: a rank failed")
+        said.seek(0)
+        turns = json.load(said)
+    together, alone = turns["together"], turns["alone"]
+    ratios = [a / b for a, b in zip(together, alone, strict=True)]
+    limits = {} if case.at_most is None else {"at_most": case.at_most}
+    return [
+        figure(f"{case.name}: together over alone", ratios, **limits),
+        figure("the same: alone", alone, unit="ms"),
+        figure("the same: together", together, unit="ms"),
+        figure("the same: a word", turns["word"], unit="ms"),
+    ]
+
+
+def measure(name: str, rounds: int, turn_s: float) -> int:
+    """The body of a rank: milliseconds of an update in each turn, and of a word."""
+    (case,) = (each for each in CASES if each.name == name)
+    torch.set_num_threads(1)
+    place = place_in()
+    with joined(place):
+        ranks = Ranks(place, case.columns)
+        sides = {"alone": make_step(case, Ranks()), "together": make_step(case, ranks)}
+        planes = filled_columns(SCHEMAS[case.schema][0], case.columns)[1]
+        batch = Batch.in_planes(SCHEMAS[case.schema][0], *planes)
+        batch.mask_BT[:] = True
+        alive_B = torch.ones(case.columns, dtype=torch.bool)
+        found: dict[str, list[float]] = {"alone": [], "together": [], "word": []}
+        planned = dict.fromkeys(sides, NUM_WARM)
+        # The first turn warms all up, and says how many updates fill one.
+        for turn in range(rounds + 1):
+            for side, step in sides.items():
+                each_ms = time_of(step, batch, alive_B, planned[side], ranks)
+                if turn:
+                    found[side].append(each_ms)
+                else:
+                    planned[side] = ranks.least(int(1000 * turn_s / each_ms) + 1)
+            found["word"].append(time_of_words(ranks))
+    found["word"] = found["word"][1:]
+    if place.is_first:
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+def time_of(
+    step: UpdateStep, batch: Batch, alive_B: torch.Tensor, num_updates: int, ranks: Ranks
+) -> float:
+    """Milliseconds of an update; both ranks begin at once, and make as many."""
+    agree(ranks, Word())
+    started = time.perf_counter()
+    for _ in range(num_updates):
+        if step.ranks.are_many:
+            agree(ranks, Word())
+        step.run(batch, alive_B, 0)
+    return 1000 * (time.perf_counter() - started) / num_updates
+
+
+def time_of_words(ranks: Ranks) -> float:
+    started = time.perf_counter()
+    for _ in range(NUM_WORDS):
+        agree(ranks, Word())
+    return 1000 * (time.perf_counter() - started) / NUM_WORDS
+
+
+def make_step(case: Case, ranks: Ranks) -> UpdateStep:
+    config = load_config(CONFIGS / case.config, case.settings)
+    schema = SCHEMAS[case.schema][0]
+    policy = Policy(schema, config.model, seed=0)
+    policy.compute_in(pick_precision(config.model.precision, policy.torso_name, policy.device))
+    return UpdateStep(policy, config.algorithm, ranks=ranks)
+
+
+if __name__ == "__main__":
+    run(main)
