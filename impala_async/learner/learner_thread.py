@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.25
 MAX_NAMED = 5
 TIMED_BATCHES = 10
+# A rank that says nothing for this share of the time after which we would be stuck has failed.
+RANK_SHARE = 0.4
 # So many updates in a row that are not finite end the run.
 MOST_SKIPPED_IN_A_ROW = 50
 
@@ -95,7 +97,7 @@ class LearnerThread:
         torch.set_num_threads(self.section.threads)
         channels = self.channels
         self._publish()
-        self.ranks.meet()
+        self.ranks.meet(RANK_SHARE * self.section.stuck_end_s)
         try:
             while True:
                 channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)

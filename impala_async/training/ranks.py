@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from impala_async.config.ranks import Place
 from impala_async.errors import ConfigError, RankError, ServiceError
 
-# Longer than the slowest update that is not stuck; torchrun starts all ranks anew after it.
-TIMEOUT_S = 60.0
+# Some ranks may build for longer than any update takes.
 START_S = 600.0
 
 
@@ -30,6 +29,8 @@ class Ranks:
         self.place = place or Place()
         self._columns = columns
         self._is_apart = self.place.count == 1
+        # Until all have met, those that build are waited for.
+        self._group: dist.ProcessGroup | None = None
 
     @property
     def are_many(self) -> bool:
@@ -44,18 +45,19 @@ class Ranks:
         finally:
             self._is_apart = before
 
-    def meet(self) -> None:
-        """Wait for those that still build: that may take longer than any update."""
+    def meet(self, patience_s: float) -> None:
+        """Wait for those that still build. From now on a rank that says nothing for so long has
+        failed."""
         if not self._is_apart:
             with _told():
-                patient = dist.new_group(timeout=timedelta(seconds=START_S), backend="gloo")
-                dist.all_reduce(torch.zeros(1), group=patient)
+                dist.all_reduce(torch.zeros(1))
+                self._group = dist.new_group(timeout=timedelta(seconds=patience_s))
 
     def sum(self, shares: Tensor) -> Tensor:
         """The sum over ranks, in place."""
         if not self._is_apart:
             with _told():
-                dist.all_reduce(shares)
+                dist.all_reduce(shares, group=self._group)
         return shares
 
     def totals(self, *shares: float) -> Sequence[float]:
@@ -69,7 +71,7 @@ class Ranks:
         found = torch.tensor([number])
         if not self._is_apart:
             with _told():
-                dist.all_reduce(found, dist.ReduceOp.MIN)
+                dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
         return int(found)
 
     def join(self, own_N: Tensor) -> Tensor:
@@ -139,7 +141,7 @@ def joined(place: Place) -> Iterator[None]:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     with _told():
-        dist.init_process_group(backend, timeout=timedelta(seconds=TIMEOUT_S))
+        dist.init_process_group(backend, timeout=timedelta(seconds=START_S))
     try:
         yield
     finally:

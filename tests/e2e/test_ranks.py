@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, module, wait_until
@@ -124,6 +125,21 @@ def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
         report = ranks.sites[0].reports()[-1]
         assert report["updates"] >= common + 30
         assert report["env_steps_trained"] > 0
+
+
+def test_a_rank_that_stands_still_is_given_up(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        first, second = ranks.start(*ASYNC, "learner.stuck_end_s=8")
+        ranks.wait_all("training", lambda report: report["updates"] > 20)
+        learner = psutil.Process(ranks.sites[1].service["pid"])
+        learner.suspend()
+        try:
+            assert first.wait_exit(15) == 75
+            assert "another rank has ended, or does not answer" in first.log
+        finally:
+            learner.resume()
+        # It finds out as soon as it moves, by itself or by those who watch it.
+        assert second.wait_exit(15) in (70, 75)
 
 
 def test_a_run_is_resumed_with_as_many_ranks_as_it_had(tmp_path):
