@@ -63,17 +63,10 @@ class ActorServer:
         the digest of its weights before anything is built. `on_loss` is called when a session has
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
+        settings_frame = _told(ActorSettings.of(config, actor_seed))
         self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
-        is_lockstep = config.pace.is_lockstep
-        self.table = SessionTable(
-            run_id=run_id,
-            lineage=lineage,
-            lease_s=config.learner.lease_s,
-            max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
-            new_id=lambda: secrets.token_bytes(16),
-            num_ranks=config.train.num_actors if is_lockstep else None,
-        )
+        self.table = self._make_table(run_id)
         # Before any actor is heard: what it sent to an earlier start must be known by then.
         if accounts is not None:
             self.ledger.restore(accounts["ledger"])
@@ -87,7 +80,7 @@ class ActorServer:
             publisher=Publisher(num_kept=1 + config.pace.lag),
             filler=self._filler,
             welcome=self._welcome(weights.port),
-            settings_frame=_told(ActorSettings.of(config, actor_seed)),
+            settings_frame=settings_frame,
             rows=config.trajectory.rows,
             on_schema=on_schema,
             find_layout=find_layout,
@@ -268,6 +261,17 @@ class ActorServer:
             lease_s=learner.lease_s,
             heartbeat_s=learner.heartbeat_s,
             max_columns=learner.batch_columns,
+        )
+
+    def _make_table(self, run_id: bytes) -> SessionTable:
+        config, is_lockstep = self._config, self._config.pace.is_lockstep
+        return SessionTable(
+            run_id=run_id,
+            lineage=self._lineage,
+            lease_s=config.learner.lease_s,
+            max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
+            new_id=lambda: secrets.token_bytes(16),
+            num_ranks=config.train.num_actors if is_lockstep else None,
         )
 
     def _make_filler(
