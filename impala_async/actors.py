@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from impala_async import doors
 from impala_async.errors import ConfigError, Exit
+from impala_async.files import writing
 from impala_async.launch.actors import GOODBYE_S, Actors
 from impala_async.launch.children import POLL_S
 from impala_async.launch.logs import EchoedLog, Log, LogFile
@@ -15,6 +16,7 @@ from impala_async.processes import Lifeline, answer_requests, leave, without_ech
 
 logger = logging.getLogger(__name__)
 
+LOG_DIR = "--log-dir"
 MOST_ACTORS = 1024
 
 
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = "so many actors (default: 1, as one can use all cores: actor.sampler)"
     parser.add_argument("--num", type=int, default=1, metavar="K", help=told)
     parser.add_argument(
-        "--log-dir",
+        LOG_DIR,
         type=doors.typed_path,
         metavar="DIR",
         help="a folder for what each of them says (default: all is said here, behind its number)",
@@ -41,6 +43,9 @@ def _watch(args: argparse.Namespace) -> int:
     doors.check_learner(args.learner)
     if not 1 <= args.num <= MOST_ACTORS:
         raise ConfigError(f"--num: wants a whole number from 1 to {MOST_ACTORS}, got {args.num}")
+    if args.log_dir is not None:
+        with writing(args.log_dir, LOG_DIR):
+            args.log_dir.mkdir(parents=True, exist_ok=True)
     doors.start_logging()
     logs = [_log_of(number, args) for number in range(args.num)]
     heard = list[int]()
@@ -66,7 +71,7 @@ def _watch(args: argparse.Namespace) -> int:
 def _log_of(number: int, args: argparse.Namespace) -> Log:
     if args.log_dir is None:
         return EchoedLog(f"actor {number}")
-    return LogFile(args.log_dir / f"actor-{number}.log", "--log-dir")
+    return LogFile(args.log_dir / f"actor-{number}.log", LOG_DIR)
 
 
 if __name__ == "__main__":

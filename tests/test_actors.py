@@ -62,12 +62,15 @@ except FileExistsError:
 print("error: other spaces", flush=True)
 sys.exit(78)
 """
-    assert run(actor, "--num", "2", "--log-dir", "logs") == 78
+    assert run(actor, "--num", "2", "--log-dir", "all/logs") == 78
     assert caplog.messages[-1].partition(" cannot run: ")[2] in [
-        f"it ended with exit code 78 (other spaces); its log: logs/actor-{number}.log"
+        f"it ended with exit code 78 (other spaces); its log: all/logs/actor-{number}.log"
         for number in range(2)
     ]
-    assert sorted(path.name for path in Path("logs").iterdir()) == ["actor-0.log", "actor-1.log"]
+    assert sorted(path.name for path in Path("all/logs").iterdir()) == [
+        "actor-0.log",
+        "actor-1.log",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ class LogFile:
 
     def open(self) -> IO[bytes]:
         with writing(self._path, self._flag):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Not all of the path: a run folder that was removed does not come back.
+            self._path.parent.mkdir(exist_ok=True)
             # To read as well: to write alone to a pipe without a reader is another error.
             log = open(self._path, "a+b", buffering=0, opener=open_regular)  # noqa: SIM115
         self._begin = log.tell()

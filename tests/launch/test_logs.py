@@ -43,6 +43,12 @@ def test_a_file_that_cannot_be_written_is_told_by_its_flag(tmp_path):
         LogFile(tmp_path / "logs" / "actor-0.log", "--log-dir").open()
 
 
+def test_a_run_folder_that_was_removed_is_not_made_anew(tmp_path):
+    with pytest.raises(ConfigError, match=r"^--run-dir: cannot write to .*: No such file"):
+        LogFile(tmp_path / "run" / "actors" / "actor-0.log", "--run-dir").open()
+    assert [*tmp_path.glob("run")] == []
+
+
 def test_each_line_is_told_behind_the_name_as_soon_as_it_is_whole(capsys):
     log = EchoedLog("actor 3")
 
