@@ -41,6 +41,7 @@ CASES = {
     "a team": PPO | {"is_team": True, "num_minibatches": 2},
     "clipped": {"grad_clip": 0.05, "optimizer": "rmsprop"},
     "nan on one": {"nan": (5,), "normalize_returns": True},
+    "too steep on one": {"steep": 5, "reduction": "sum", "lr": 1e-5, "grad_clip": None},
     "nan on all of one": {"nan": range(HALF), "num_minibatches": 2},
 }
 
@@ -66,6 +67,7 @@ def train(settings, place):
     """Train with this rank's columns of each batch; what is known and told at the end."""
     settings = dict(settings)
     masked, nan = list(settings.pop("masked", ())), list(settings.pop("nan", ()))
+    steep = settings.pop("steep", None)
     schema, step = make_step(settings, Ranks(place, HALF))
     own = slice(None) if place.count == 1 else slice(place.number * HALF, (place.number + 1) * HALF)
     results = []
@@ -78,6 +80,8 @@ def train(settings, place):
         batch.mask_BT[masked] = False
         if number == 3 and nan:
             batch.rewards_BT[nan] = float("nan")
+        if number == 3 and steep is not None:  # its loss and its gradient are finite
+            batch.rewards_BT[steep, 0] = 1.5e19
         columns_N = torch.arange(COLUMNS)[own]
         alive_B = torch.ones(len(columns_N), dtype=torch.bool)
         alive_B[0] = number % 4 != 1
