@@ -147,12 +147,14 @@ class LearnerThread:
         if self._held is not None:
             self._drop_stale(self._held.item)
             num_rows = self._held.item.num_valid_rows
+        # One that holds a batch, while another has none, does not hear that no more come.
+        is_over = self._is_over() or (bool(channels.endings) and self._is_between_updates)
         reason = self._stop_reason or (*channels.endings, "terminated")[0]
         own = own._replace(
             is_ready=self._held is not None,
             num_rows=num_rows,
             is_save_due=channels.is_save_due.is_set(),
-            reason=reason if self._is_over() else None,
+            reason=reason if is_over else None,
             returns=channels.returns[0],
         )
         word = agree(self.ranks, own)

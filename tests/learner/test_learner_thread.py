@@ -1,9 +1,12 @@
 """The learner thread, run to its end on the test's own thread: passes, lag, skips, publishing."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from impala_async.config.learner import LearnerSection
+from impala_async.config.ranks import Place
 from impala_async.config.run import StopSection
 from impala_async.learner import learner_thread
 from impala_async.learner.handoff import Progress
@@ -13,6 +16,7 @@ from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import merge
 from impala_async.metrics.timer import TimerStat
+from impala_async.training.ranks import Ranks
 from tests.learner.fakes import FakeLoader, FakeStep, Listener, batch_of
 
 ALL = [True] * 4
@@ -24,7 +28,15 @@ class Run:
     """A learner thread over a script, and everything that came out of it."""
 
     def __init__(
-        self, script, step=None, stop=None, progress=None, listener=None, lockstep=False, **section
+        self,
+        script,
+        step=None,
+        stop=None,
+        progress=None,
+        listener=None,
+        lockstep=False,
+        ranks=None,
+        **section,
     ):
         self.listener, self.loader = listener or Listener(), FakeLoader(script)
         self.step = step or FakeStep()
@@ -38,6 +50,7 @@ class Run:
             channels=self.listener.channels,
             device=torch.device("cpu"),
             is_lockstep=lockstep,
+            ranks=ranks or Ranks(),
         )
         self.settlements = self.listener.settlements
 
@@ -547,3 +560,48 @@ def test_nothing_is_saved_between_the_passes_of_an_update():
     # The last is the capture of the end.
     assert [capture.training for capture in listener.captures] == [3, 6, 6]
     assert [capture.progress.update for capture in listener.captures] == [1, 2, 2]
+
+
+# -------------------- with another rank
+
+
+class Beside(Ranks):
+    """The first of two. The second has a batch where this has one, unless it `starves`."""
+
+    def __init__(self, *, starves=False, before=lambda number: None):
+        super().__init__(Place(0, 2))
+        self._starves, self._before, self.said = starves, before, []
+
+    def meet(self, patience_s):
+        pass
+
+    def totals(self, *shares):
+        if len(shares) == 1:
+            return shares
+        self.said.append(shares)
+        assert len(self.said) < 50, "it does not end"
+        self._before(len(self.said))
+        is_ready, *others = shares
+        return [is_ready + (is_ready and not self._starves), *others]
+
+    def least(self, number):
+        return number
+
+
+class Step(FakeStep):
+    def capture(self):
+        return SimpleNamespace(tensors={"model": {}})
+
+
+def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to():
+    listener = Listener()
+
+    def end(number):
+        if number == 3:
+            listener.channels.endings.append("interrupted")
+
+    ranks = Beside(starves=True, before=end)
+    run = Run([batch_of(1)], step=Step(), listener=listener, ranks=ranks)()
+    assert (run.step.batches, listener.stops, len(ranks.said)) == ([], ["interrupted"], 4)
+    (settled,) = run.settlements
+    assert (settled.trained, settled.dropped) == (0, {"shutdown": 4})
