@@ -93,7 +93,6 @@ class LearnerService:
         self._saving: asyncio.Task[object] | None = None
         self._is_save_due = False
         self._late_death: ServiceError | None = None
-        self._goal_return: float | None = None
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = handoff.LearnerReport(self._start)
         self._episodes = EpisodeStats()
@@ -155,6 +154,7 @@ class LearnerService:
         )
         if self._training is not None:
             self._saver.restore(self._training.state)
+            self._channels.returns[0] = self._episodes.returns
         self._evaluations = Evaluations(
             config.evaluate,
             self._saver,
@@ -275,12 +275,13 @@ class LearnerService:
     def _on_episodes(self, episodes: Episodes) -> None:
         self._episodes.take(episodes)
         if self._place.count > 1:  # the threads decide, by the episodes of all
-            self._channels.returns[0] = self._episodes.sums
+            self._channels.returns[0] = self._episodes.returns
             return
         goal, reached = self._config.stop.mean_return, self._episodes.mean_return
-        is_reached = goal is not None and reached is not None and reached >= goal
-        if is_reached and not self._ended.done():
-            self._goal_return = reached
+        if goal is None or reached is None or self._ended.done():
+            return
+        if reached >= goal:
+            self._channels.goals.append(reached)
             self.stop("mean_return")
 
     def _on_evaluated(self, mean_return: float) -> None:
@@ -380,7 +381,6 @@ class LearnerService:
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading, first = self._reading, self._reading.first_update
-        goal_return = self._goal_return
         summary = summarise(
             self._config,
             report,
@@ -389,7 +389,7 @@ class LearnerService:
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
             env_steps_since=reading.progress.env_steps_trained - (first[1] if first else 0),
             lag_histogram=reading.lag_histogram,
-            mean_return=self._episodes.mean_return if goal_return is None else goal_return,
+            mean_return=(*self._channels.goals, self._episodes.mean_return)[0],
             best_evaluated=self._saver.best_evaluated,
             verdict=self._reporter.verdict(report),
         )

@@ -605,3 +605,17 @@ def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to
     assert (run.step.batches, listener.stops, len(ranks.said)) == ([], ["interrupted"], 4)
     (settled,) = run.settlements
     assert (settled.trained, settled.dropped) == (0, {"shutdown": 4})
+
+
+def test_in_lockstep_a_goal_is_that_of_what_is_trained_whatever_is_counted_by_then():
+    def count(number):  # as the loop does, some time before or after the word
+        listener.channels.returns[0] = [9.0] * 100
+
+    listener = Listener()
+    listener.channels.returns[0] = [1.0] * 60  # a resumed run has some
+    script = [batch_of(n, returns=[2.0] * 30) for n in range(1, 6)]
+    how = {"stop": {"mean_return": 1.6}, "lockstep": True, "num_passes": 2}
+    run = Run(script, Step(), listener=listener, ranks=Beside(before=count), **how)()
+    # 60 of 1 and 30 of 2 are too few, then 40 and 60 are the last hundred.
+    assert run.step.batches == [1, 1, 2, 2]
+    assert (listener.stops, listener.channels.goals) == (["mean_return"], [1.6])
