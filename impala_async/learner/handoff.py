@@ -128,6 +128,8 @@ class Captured(NamedTuple):
 
     progress: Progress
     training: "TrainingState"
+    is_save_due: bool = False
+    """All ranks save it, where there are some."""
 
 
 @dataclass(frozen=True)

@@ -111,8 +111,9 @@ class LearnerThread:
                 word = self._word = self._agree()
                 if self._is_between_updates and word.is_capture_due:
                     channels.is_capture_due.clear()
-                    channels.is_save_due.clear()
-                    self._capture(is_kept=word.is_save_due or self.ranks.place.is_first)
+                    if word.is_save_due:
+                        channels.is_save_due.clear()
+                    self._capture(is_save_due=word.is_save_due)
                 if word.reason is not None if self.ranks.are_many else self._is_over():
                     break
                 if word.is_ready:
@@ -132,12 +133,13 @@ class LearnerThread:
         channels.reports.post(self._report())
         self._capture()
 
-    def _capture(self, *, is_kept: bool = True) -> None:
+    def _capture(self, *, is_save_due: bool = True) -> None:
         training = self.step.capture()
         if self.ranks.are_many:
             self.ranks.check_equal(training.tensors["model"], "the weights")
-        if is_kept:
-            self.channels.captures.post(handoff.Captured(self.progress, training))
+        if is_save_due or self.ranks.place.is_first:
+            captured = handoff.Captured(self.progress, training, is_save_due)
+            self.channels.captures.post(captured)
 
     def _agree(self) -> Word:
         """The word of all ranks. One alone need not wait for a batch to say it."""
@@ -155,10 +157,13 @@ class LearnerThread:
         is_over = self._is_over() or (bool(channels.endings) and self._is_between_updates)
         returns = self._returns if self.is_lockstep else channels.returns[0]
         reason = self._stop_reason or (*channels.endings, "terminated")[0]
+        is_save_due = channels.is_save_due.is_set()
         own = own._replace(
             is_ready=self._held is not None,
             num_rows=num_rows,
-            is_save_due=channels.is_save_due.is_set(),
+            # The loop may have asked for more since it was looked at.
+            is_capture_due=own.is_capture_due or is_save_due,
+            is_save_due=is_save_due,
             reason=reason if is_over else None,
             returns=(math.fsum(returns), len(returns)),
         )

@@ -299,7 +299,7 @@ class LearnerService:
         if self._ended.done():
             return
         self._evaluations.take(captured)
-        is_due = self._is_save_due or not self._place.is_first
+        is_due = captured.is_save_due if self._place.count > 1 else self._is_save_due
         if is_due and (self._saving is None or self._saving.done()):
             self._is_save_due = False
             self._saving = self._begin("a save", self._saver.save(captured))

@@ -619,3 +619,17 @@ def test_in_lockstep_a_goal_is_that_of_what_is_trained_whatever_is_counted_by_th
     # 60 of 1 and 30 of 2 are too few, then 40 and 60 are the last hundred.
     assert run.step.batches == [1, 1, 2, 2]
     assert (listener.stops, listener.channels.goals) == (["mean_return"], [1.6])
+
+
+def test_all_save_the_same_update_though_a_save_is_due_while_they_agree_on_another_capture():
+    def ask(number):
+        if number == 1:  # of a capture that rank 0 evaluates
+            listener.channels.is_save_due.set()
+            listener.channels.is_capture_due.set()
+
+    listener = Listener()
+    listener.channels.is_capture_due.set()
+    script = [batch_of(1), batch_of(2)]
+    run = Run(script, Step(), listener=listener, ranks=Beside(before=ask))()
+    captured = [(each.progress.update, each.is_save_due) for each in run.listener.captures]
+    assert captured == [(0, False), (1, True), (2, True)]
