@@ -180,6 +180,14 @@ def test_a_signal_to_a_run_that_is_over_ends_the_seeds_too(number, code, monkeyp
     assert train.main(["--seeds", "0", "--run-dir", "last"]) == 0
 
 
+def test_ranks_do_not_train_several_seeds(monkeypatch, capsys):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert train.main(["--seeds", "0,5", "--run-dir", "all"]) == 2
+    assert "--seeds: does not go with 2 ranks" in capsys.readouterr().err
+    assert not FakeRun.made
+
+
 @pytest.mark.parametrize("cut", ["before it began", "in its midst"])
 def test_seeds_that_were_cut_short_say_the_command_that_goes_on(cut, monkeypatch, caplog):
     def during(folder):
