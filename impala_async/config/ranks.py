@@ -39,6 +39,10 @@ class Place:
         """The run folder of this rank; rank 0 has that of the run."""
         return run if self.is_first else run / FOLDER / str(self.number)
 
+    def run_of(self, folder: Path) -> Path:
+        """The folder of rank 0, from that of this rank."""
+        return folder if self.is_first else folder.parent.parent
+
     def check_all_there(self, run: Path) -> None:
         """ConfigError where the run had more ranks, whose accounts would be lost."""
         with suppress(OSError):  # its reader says so
