@@ -99,7 +99,10 @@ def share_of(config: RunConfig, place: Place) -> RunConfig:
             f"learner.batch_columns ({learner.batch_columns}) on {place.count} ranks are {columns} "
             f"each, and must be at least actor.num_envs ({config.actor.least_envs})"
         )
+    # One that is killed lacks the newest that the others have, who must have the one before.
+    keep = max(2, config.checkpoint.keep)
     shared = {
+        "checkpoint": config.checkpoint.model_copy(update={"keep": keep}),
         "learner": learner.model_copy(update={"batch_columns": columns}),
         "train": train.model_copy(update={"num_actors": actors}),
         "bind": bind.model_copy(

@@ -55,11 +55,14 @@ def test_shares_are_equal_and_ports_and_seeds_are_not():
         bind={"data": "tcp://0.0.0.0:6000", "weights": "tcp://0.0.0.0:*"},
         evaluate={"every_s": 10.0},
         stop={"eval_return": 100.0, "mean_return": 200.0},
+        checkpoint={"keep": 1},
     )
     assert share_of(config, Place()) is config
     first, second = (share_of(config, Place(n, 2, n)) for n in (0, 1))
     for share in (first, second):
         assert (share.learner.batch_columns, share.train.num_actors) == (16, 2)
+        # When one is killed while all save, they have another in common.
+        assert share.checkpoint.keep == 2
         assert (share.seed, share.algorithm, share.bind.weights) == (
             *(7, config.algorithm, "tcp://0.0.0.0:*"),
         )
