@@ -435,9 +435,9 @@ def test_a_command_that_is_run_again_ends_well_where_the_run_is_over(again):
 
 
 def test_a_run_of_ranks_is_over_for_all_of_them_or_for_none(again, monkeypatch):
-    alone = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     for number, reached in ((0, 470.0), (1, 480.0)):
-        for name, value in {**alone, "RANK": str(number)}.items():
+        for name, value in {**shared, "RANK": str(number), "LOCAL_RANK": "0"}.items():
             monkeypatch.setenv(name, value)
         _, config, folder = again()
         folder.begin(config)

@@ -16,6 +16,7 @@ from impala_async.errors import ConfigError
 
 FOLDER = "ranks"
 """The other ranks have their run folders there, in that of rank 0."""
+NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # So far apart that ranks of a host may listen on a port and the next one.
 PORTS = 2
 # No two ranks step the same environments. A prime, so that seeds of a series of runs differ too.
@@ -68,6 +69,11 @@ def place_in(environ: Mapping[str, str] = os.environ) -> Place:
     place = Place(found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"])
     if place.number >= place.count:
         raise ConfigError(f"RANK ({place.number}) must be below WORLD_SIZE ({place.count})")
+    if place.count > 1 and (missing := [name for name in NEEDED if name not in environ]):
+        raise ConfigError(
+            f"{missing[0]} is not set, and WORLD_SIZE is {place.count}: start ranks by torchrun, "
+            "which sets both, or drop WORLD_SIZE"
+        )
     return place
 
 
