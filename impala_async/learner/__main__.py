@@ -100,7 +100,7 @@ def _serve(
         from impala_async.training.ranks import Ranks, joined
 
         stack.enter_context(joined(place))
-        (ranks := Ranks(place)).check_settings(settings.model_dump_json(by_alias=True))
+        (ranks := Ranks(place)).check_settings(settings)
         restored = restore(ranks, folder) if args.resume or ranks.are_many else None
         if restored is not None:
             tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
