@@ -91,6 +91,5 @@ def restore(ranks: Ranks, folder: RunFolder) -> Captured | None:
 def _number_of(checkpoint: TrainingState) -> int:
     """By its update, and then by its weights: behind an older checkpoint that they went on from,
     ranks may come to an update once more."""
-    return checkpoint.version.update << DIGEST_BITS | digest_of(
-        checkpoint.tensors["model"], DIGEST_BITS
-    )
+    model = checkpoint.tensors.get("model", {})
+    return checkpoint.version.update << DIGEST_BITS | digest_of(model, DIGEST_BITS)
