@@ -83,7 +83,7 @@ def train(settings, place):
         if number == 3 and nan:
             batch.rewards_BT[nan] = float("nan")
         if number == 3 and steep is not None:  # its loss and its gradient are finite
-            batch.rewards_BT[steep, 0] = 1.5e19
+            batch.rewards_BT[steep, 0] = 1e19
         columns_N = torch.arange(COLUMNS)[own]
         alive_B = torch.ones(len(columns_N), dtype=torch.bool)
         alive_B[0] = number % 4 != 1
