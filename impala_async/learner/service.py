@@ -92,7 +92,7 @@ class LearnerService:
         self._last_words: handoff.Captured | None = None
         self._saving: asyncio.Task[object] | None = None
         self._is_save_due = False
-        self._late_death: ServiceError | None = None
+        self._late_death: ServiceError | RankError | None = None
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = handoff.LearnerReport(self._start)
         self._episodes = EpisodeStats()
@@ -312,8 +312,10 @@ class LearnerService:
         death = ServiceError(f"{what} died: {cause!r}")
         death.__cause__ = cause
         if self._ended.done():
-            logger.error("%s died while the run was ending", what, exc_info=cause)
-            self._late_death = self._late_death or death
+            late = cause if isinstance(cause, RankError) else death
+            trace = None if late is cause else cause
+            logger.error("%s died while the run was ending", what, exc_info=trace)
+            self._late_death = self._late_death or late
         else:
             is_told = isinstance(cause, ConfigError | CheckpointError | RankError)
             self._ended.set_exception(cause if is_told else death)
