@@ -122,6 +122,11 @@ def share_of(config: RunConfig, place: Place) -> RunConfig:
     return config.model_copy(update=shared)
 
 
+def in_common(config: RunConfig) -> str:
+    """The settings that all ranks have: hosts have addresses of their own."""
+    return config.model_dump_json(by_alias=True, exclude={"bind"})
+
+
 def _divide(key: str, number: int, place: Place) -> None:
     if number % place.count:
         raise ConfigError(

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from impala_async.config.ranks import Place
-from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError, RankError, ServiceError
 
 # Some ranks may build for longer than any update takes.
@@ -105,9 +104,8 @@ class Ranks:
             parameter.grad = gradient.view_as(parameter) if has else None
         return told[len(parameters) :]
 
-    def check_settings(self, config: RunConfig) -> None:
-        """ConfigError where the ranks do not have the same, but for their addresses."""
-        text = config.model_dump_json(by_alias=True, exclude={"bind"})
+    def check_settings(self, text: str) -> None:
+        """ConfigError where the ranks do not have the same."""
         try:
             self.check_equal({"": torch.tensor(list(text.encode()))}, "the settings")
         except ServiceError as error:

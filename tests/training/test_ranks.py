@@ -12,7 +12,7 @@ import torch
 
 from impala_async.config.load import validate_config
 from impala_async.config.policies import PoliciesSection
-from impala_async.config.ranks import Place, place_in
+from impala_async.config.ranks import Place, in_common, place_in
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.errors import ConfigError, RankError, ServiceError
 from impala_async.policy import Policy, Team
@@ -119,8 +119,9 @@ def rank(number, port, path):
             except ServiceError as error:
                 kinds.append(str(error))
         for changes in ({"bind": {"host": f"host-{number}", **ANY}}, {"seed": number, "bind": ANY}):
+            config = validate_config({"env": {"id": "E-v1"}, **changes}, {})
             try:
-                ranks.check_settings(validate_config({"env": {"id": "E-v1"}, **changes}, {}))
+                ranks.check_settings(in_common(config))
                 kinds.append(None)
             except ConfigError as error:
                 kinds.append(str(error))
