@@ -227,6 +227,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     """Settings and folder of a new or a resumed run, before anything is written."""
     from impala_async.config.load import load_config, merge_overrides, validate_config
     from impala_async.config.mistakes import shown
+    from impala_async.config.ranks import place_in
     from impala_async.runs.folder import UNSAVED, RunFolder, default_run_path
 
     if not args.resume:
@@ -252,7 +253,9 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     ]
     if changed:
         raise errors.ConfigError("\n".join(changed))
-    summary = folder.read_json("summary.json") or {}
+    # All do as rank 0: their returns differ, and one may have been killed at the end.
+    first = RunFolder(place_in().run_of(args.run_dir))
+    summary = (first if first.exists() else folder).read_json("summary.json") or {}
     if summary.get("exit_reason") != UNSAVED:
         check_not_over(config, summary)
     return config, folder

@@ -37,8 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train_each(args: argparse.Namespace) -> int:
     """Train with one seed after the other; the first that does not end by itself is the last."""
     from impala_async.config.load import load_config
+    from impala_async.config.ranks import place_in
     from impala_async.runs.folder import RunFolder, default_run_path
 
+    if (count := place_in().count) > 1:
+        raise ConfigError(f"--seeds: does not go with {count} ranks: start them for each seed")
     if args.resume or args.record is not None:
         raise ConfigError("--seeds: wants new runs, without a recording: drop --resume, --record")
     flags = [] if (config := _choose_config(args)) is None else ["--config", str(config)]

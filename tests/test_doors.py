@@ -434,6 +434,22 @@ def test_a_command_that_is_run_again_ends_well_where_the_run_is_over(again):
         again()
 
 
+def test_a_run_of_ranks_is_over_for_all_of_them_or_for_none(again, monkeypatch):
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for number, reached in ((0, 470.0), (1, 480.0)):
+        for name, value in {**shared, "RANK": str(number), "LOCAL_RANK": "0"}.items():
+            monkeypatch.setenv(name, value)
+        _, config, folder = again()
+        folder.begin(config)
+        folder.write_json("summary.json", {"mean_return_100": reached})
+        folder.let_go()
+    # This is rank 1, which has come further, and then no further than the other.
+    again("--set", "stop.mean_return=475")
+    RunFolder(folder.path.parent.parent).write_json("summary.json", DONE)
+    with pytest.raises(RunOver):
+        again()
+
+
 def test_a_command_that_is_run_again_too_early_is_to_be_run_once_more(again):
     """A resume by hand is refused as a mistake: somebody is there to see it."""
     _, config, folder = again()

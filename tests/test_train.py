@@ -9,6 +9,7 @@ import pytest
 from impala_async import train
 from impala_async.config.load import load_config
 from impala_async.config.packaged import packaged_configs
+from impala_async.config.ranks import Place
 from impala_async.errors import how_it_ended
 from impala_async.runs.folder import RunFolder
 
@@ -178,6 +179,13 @@ def test_a_signal_to_a_run_that_is_over_ends_the_seeds_too(number, code, monkeyp
     assert len(FakeRun.made) == 1
     # There was no seed to come.
     assert train.main(["--seeds", "0", "--run-dir", "last"]) == 0
+
+
+def test_ranks_do_not_train_several_seeds(monkeypatch, capsys):
+    monkeypatch.setattr("impala_async.config.ranks.place_in", lambda: Place(1, 2, 1))
+    assert train.main(["--seeds", "0,5", "--run-dir", "all"]) == 2
+    assert "--seeds: does not go with 2 ranks" in capsys.readouterr().err
+    assert not FakeRun.made
 
 
 @pytest.mark.parametrize("cut", ["before it began", "in its midst"])

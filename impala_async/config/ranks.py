@@ -16,6 +16,7 @@ from impala_async.errors import ConfigError
 
 FOLDER = "ranks"
 """The other ranks have their run folders there, in that of rank 0."""
+NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # So far apart that ranks of a host may listen on a port and the next one.
 PORTS = 2
 # No two ranks step the same environments. A prime, so that seeds of a series of runs differ too.
@@ -38,6 +39,10 @@ class Place:
     def folder(self, run: Path) -> Path:
         """The run folder of this rank; rank 0 has that of the run."""
         return run if self.is_first else run / FOLDER / str(self.number)
+
+    def run_of(self, folder: Path) -> Path:
+        """The folder of rank 0, from that of this rank."""
+        return folder if self.is_first else folder.parent.parent
 
     def check_all_there(self, run: Path) -> None:
         """ConfigError where the run had more ranks, whose accounts would be lost."""
@@ -64,6 +69,11 @@ def place_in(environ: Mapping[str, str] = os.environ) -> Place:
     place = Place(found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"])
     if place.number >= place.count:
         raise ConfigError(f"RANK ({place.number}) must be below WORLD_SIZE ({place.count})")
+    if place.count > 1 and (missing := [name for name in NEEDED if name not in environ]):
+        raise ConfigError(
+            f"{missing[0]} is not set, and WORLD_SIZE is {place.count}: start ranks by torchrun, "
+            "which sets both, or drop WORLD_SIZE"
+        )
     return place
 
 
@@ -95,7 +105,10 @@ def share_of(config: RunConfig, place: Place) -> RunConfig:
             f"learner.batch_columns ({learner.batch_columns}) on {place.count} ranks are {columns} "
             f"each, and must be at least actor.num_envs ({config.actor.least_envs})"
         )
+    # One that is killed lacks the newest that the others have, who must have the one before.
+    keep = max(2, config.checkpoint.keep)
     shared = {
+        "checkpoint": config.checkpoint.model_copy(update={"keep": keep}),
         "learner": learner.model_copy(update={"batch_columns": columns}),
         "train": train.model_copy(update={"num_actors": actors}),
         "bind": bind.model_copy(
@@ -107,6 +120,11 @@ def share_of(config: RunConfig, place: Place) -> RunConfig:
         shared["evaluate"] = EvaluateSection()
         shared["stop"] = config.stop.model_copy(update={"eval_return": None})
     return config.model_copy(update=shared)
+
+
+def in_common(config: RunConfig) -> str:
+    """The settings that all ranks have: hosts have addresses of their own."""
+    return config.model_dump_json(by_alias=True, exclude={"bind"})
 
 
 def _divide(key: str, number: int, place: Place) -> None:

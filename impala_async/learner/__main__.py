@@ -95,12 +95,13 @@ def _serve(
         # The probe works while torch loads.
         import uvloop
 
+        from impala_async.config.ranks import in_common
         from impala_async.learner.agreement import restore
         from impala_async.learner.service import LearnerService
         from impala_async.training.ranks import Ranks, joined
 
         stack.enter_context(joined(place))
-        (ranks := Ranks(place)).check_settings(settings.model_dump_json(by_alias=True))
+        (ranks := Ranks(place)).check_settings(in_common(settings))
         restored = restore(ranks, folder) if args.resume or ranks.are_many else None
         if restored is not None:
             tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)

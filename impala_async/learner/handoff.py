@@ -128,6 +128,8 @@ class Captured(NamedTuple):
 
     progress: Progress
     training: "TrainingState"
+    is_save_due: bool = False
+    """All ranks save it, where there are some."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ class Channels:
     is_report_due: threading.Event = field(default_factory=threading.Event)
     is_capture_due: threading.Event = field(default_factory=threading.Event)
     is_save_due: threading.Event = field(default_factory=threading.Event)
-    # The loop knows these, and other ranks are told: why the run ends, once it does, and the sum
-    # and the number of the last returns.
+    # The loop knows these, and other ranks are told: why the run ends, once it does, and the last
+    # returns.
     endings: list[str] = field(default_factory=list)
-    returns: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
+    returns: list[Sequence[float]] = field(default_factory=lambda: [()])
+    # The mean return of all by which the goal is reached, once it is.
+    goals: list[float] = field(default_factory=list)

@@ -4,8 +4,10 @@ Runs on: learner thread
 """
 
 import logging
+import math
 import queue
 import time
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -15,7 +17,7 @@ import torch
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
 from impala_async.learner import handoff
-from impala_async.learner.agreement import Word, agree
+from impala_async.learner.agreement import NUM_EPISODES, Word, agree
 from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
@@ -70,6 +72,8 @@ class LearnerThread:
         # With other ranks: drawn, until all are ready, and the rows that all have then.
         self._held: Draw[LoadedBatch] | None = None
         self._word = Word()
+        # In lockstep those of what is trained, whatever the loop has counted by now.
+        self._returns = deque(self.channels.returns[0], maxlen=NUM_EPISODES)
         self._stop_reason: str | None = None
         self._first_update: tuple[float, int] | None = None
         self._waited_s = self._starved_total_s = 0.0
@@ -107,8 +111,9 @@ class LearnerThread:
                 word = self._word = self._agree()
                 if self._is_between_updates and word.is_capture_due:
                     channels.is_capture_due.clear()
-                    channels.is_save_due.clear()
-                    self._capture(is_kept=word.is_save_due or self.ranks.place.is_first)
+                    if word.is_save_due:
+                        channels.is_save_due.clear()
+                    self._capture(is_save_due=word.is_save_due)
                 if word.reason is not None if self.ranks.are_many else self._is_over():
                     break
                 if word.is_ready:
@@ -128,12 +133,13 @@ class LearnerThread:
         channels.reports.post(self._report())
         self._capture()
 
-    def _capture(self, *, is_kept: bool = True) -> None:
+    def _capture(self, *, is_save_due: bool = True) -> None:
         training = self.step.capture()
         if self.ranks.are_many:
             self.ranks.check_equal(training.tensors["model"], "the weights")
-        if is_kept:
-            self.channels.captures.post(handoff.Captured(self.progress, training))
+        if is_save_due or self.ranks.place.is_first:
+            captured = handoff.Captured(self.progress, training, is_save_due)
+            self.channels.captures.post(captured)
 
     def _agree(self) -> Word:
         """The word of all ranks. One alone need not wait for a batch to say it."""
@@ -147,19 +153,26 @@ class LearnerThread:
         if self._held is not None:
             self._drop_stale(self._held.item)
             num_rows = self._held.item.num_valid_rows
+        # One that holds a batch, while another has none, does not hear that no more come.
+        is_over = self._is_over() or (bool(channels.endings) and self._is_between_updates)
+        returns = self._returns if self.is_lockstep else channels.returns[0]
         reason = self._stop_reason or (*channels.endings, "terminated")[0]
+        is_save_due = channels.is_save_due.is_set()
         own = own._replace(
             is_ready=self._held is not None,
             num_rows=num_rows,
-            is_save_due=channels.is_save_due.is_set(),
-            reason=reason if self._is_over() else None,
-            returns=channels.returns[0],
+            # The loop may have asked for more since it was looked at.
+            is_capture_due=own.is_capture_due or is_save_due,
+            is_save_due=is_save_due,
+            reason=reason if is_over else None,
+            returns=(math.fsum(returns), len(returns)),
         )
         word = agree(self.ranks, own)
         goal, reached = self.stop.mean_return, word.mean_return
-        is_reached = goal is not None and reached is not None and reached >= goal
-        if word.reason is None and is_reached and self._is_between_updates:
+        is_open = word.reason is None and self._is_between_updates
+        if is_open and goal is not None and reached is not None and reached >= goal:
             word = word._replace(reason="mean_return")
+            channels.goals.append(reached)
         if word.reason is not None and self._stop_reason is None:
             self._stop_reason = word.reason
             channels.stops.post(word.reason)
@@ -183,6 +196,7 @@ class LearnerThread:
         self._is_mid_batch = not is_last_pass
         if self.is_lockstep:
             num_updates = int(is_last_pass)
+            self._returns.extend(loaded.returns if is_last_pass else ())
             # Before the version is out by which others go on: what they do then does not count.
             self._is_over()
         before, every = self.progress.update, self.section.publish_every_updates

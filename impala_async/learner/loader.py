@@ -110,6 +110,7 @@ class LoadedBatch:
         self.place, self.tensors, self.batch = place, tensors, slot.batch
         self.updates_B = slot.updates_B.copy()
         self.ranks_B = slot.ranks_B.copy()
+        self.returns = slot.returns
         self.valid_rows_B = slot.columns.mask_CT.sum(axis=1, dtype=np.int64)
         self.alive_B = slot.filled_B.copy()
         self._passes_B = np.zeros(len(self.alive_B), np.int64)

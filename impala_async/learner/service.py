@@ -92,8 +92,7 @@ class LearnerService:
         self._last_words: handoff.Captured | None = None
         self._saving: asyncio.Task[object] | None = None
         self._is_save_due = False
-        self._late_death: ServiceError | None = None
-        self._goal_return: float | None = None
+        self._late_death: ServiceError | RankError | None = None
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = handoff.LearnerReport(self._start)
         self._episodes = EpisodeStats()
@@ -155,6 +154,7 @@ class LearnerService:
         )
         if self._training is not None:
             self._saver.restore(self._training.state)
+            self._channels.returns[0] = self._episodes.returns
         self._evaluations = Evaluations(
             config.evaluate,
             self._saver,
@@ -275,12 +275,13 @@ class LearnerService:
     def _on_episodes(self, episodes: Episodes) -> None:
         self._episodes.take(episodes)
         if self._place.count > 1:  # the threads decide, by the episodes of all
-            self._channels.returns[0] = self._episodes.sums
+            self._channels.returns[0] = self._episodes.returns
             return
         goal, reached = self._config.stop.mean_return, self._episodes.mean_return
-        is_reached = goal is not None and reached is not None and reached >= goal
-        if is_reached and not self._ended.done():
-            self._goal_return = reached
+        if goal is None or reached is None or self._ended.done():
+            return
+        if reached >= goal:
+            self._channels.goals.append(reached)
             self.stop("mean_return")
 
     def _on_evaluated(self, mean_return: float) -> None:
@@ -298,7 +299,7 @@ class LearnerService:
         if self._ended.done():
             return
         self._evaluations.take(captured)
-        is_due = self._is_save_due or not self._place.is_first
+        is_due = captured.is_save_due if self._place.count > 1 else self._is_save_due
         if is_due and (self._saving is None or self._saving.done()):
             self._is_save_due = False
             self._saving = self._begin("a save", self._saver.save(captured))
@@ -311,8 +312,10 @@ class LearnerService:
         death = ServiceError(f"{what} died: {cause!r}")
         death.__cause__ = cause
         if self._ended.done():
-            logger.error("%s died while the run was ending", what, exc_info=cause)
-            self._late_death = self._late_death or death
+            late = cause if isinstance(cause, RankError) else death
+            trace = None if late is cause else cause
+            logger.error("%s died while the run was ending", what, exc_info=trace)
+            self._late_death = self._late_death or late
         else:
             is_told = isinstance(cause, ConfigError | CheckpointError | RankError)
             self._ended.set_exception(cause if is_told else death)
@@ -380,7 +383,6 @@ class LearnerService:
 
     def _summarise(self, reason: str, report: dict[str, Value]) -> None:
         reading, first = self._reading, self._reading.first_update
-        goal_return = self._goal_return
         summary = summarise(
             self._config,
             report,
@@ -389,7 +391,7 @@ class LearnerService:
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
             env_steps_since=reading.progress.env_steps_trained - (first[1] if first else 0),
             lag_histogram=reading.lag_histogram,
-            mean_return=self._episodes.mean_return if goal_return is None else goal_return,
+            mean_return=(*self._channels.goals, self._episodes.mean_return)[0],
             best_evaluated=self._saver.best_evaluated,
             verdict=self._reporter.verdict(report),
         )

@@ -49,6 +49,8 @@ class Slot:
     ranks_B: NDArray[np.int64]
     filled_B: NDArray[np.bool_]
     batch: int = 0
+    returns: Sequence[float] = ()
+    """In lockstep, those of the episodes that came with its columns, in the order of ranks."""
 
 
 def allocate_slots(

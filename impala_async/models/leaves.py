@@ -115,9 +115,10 @@ class Normalizer(nn.Module):
         `sum_up` adds the sums of others, who take in theirs."""
         is_valid_N1 = is_valid_N.unsqueeze(-1)
         sums_F = torch.where(is_valid_N1, values_NF.double(), 0.0).sum(0)
-        num_new, *_ = sums = sum_up(torch.cat((is_valid_N.sum(dtype=torch.float64)[None], sums_F)))
+        sums = sum_up(torch.cat((is_valid_N.sum(dtype=torch.float64)[None], sums_F)))
+        num_new, sums_F = sums[0], sums[1:]
         divisor = num_new.clamp(min=1)
-        mean_F = sums[1:] / divisor
+        mean_F = sums_F / divisor
         gaps_NF = torch.where(is_valid_N1, values_NF - mean_F, 0.0)
         variance_F = sum_up(gaps_NF.square().sum(0)) / divisor
         count = self.count.double()

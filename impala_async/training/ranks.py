@@ -115,13 +115,18 @@ class Ranks:
         """Raise ServiceError where the ranks' tensors are not the same to the bit."""
         if self._is_apart:
             return
-        digest = hashlib.sha256()
-        for name in sorted(tensors):
-            flat = tensors[name].detach().cpu().contiguous().view(-1)
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
-        number = int.from_bytes(digest.digest()[:7])
+        number = digest_of(tensors)
         if self.least(number) != -self.least(-number):
             raise ServiceError(f"{what} differ between the {self.place.count} ranks")
+
+
+def digest_of(tensors: Mapping[str, Tensor], num_bits: int = 56) -> int:
+    """A number so long that is the same where the tensors are, to the bit."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        flat = tensors[name].detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest()) >> (256 - num_bits)
 
 
 @contextmanager

@@ -270,7 +270,7 @@ class UpdateStep:
             self._num_valid = self.ranks.sum(batch.mask_BT.cpu()[good_N].sum())
             again = self._update(self._share(batch, good_N), this)
             # All ranks know of it, also those that had no part in it.
-            this.not_finite |= {name: None for name, x in failed.items() if not math.isfinite(x)}
+            this.not_finite |= _faults(failed)
         elif len(good_N):
             again = self._update(batch.take(good_N), this)
         if again is not None:
@@ -291,9 +291,7 @@ class UpdateStep:
     def _note_failed(self, columns_N: Tensor, stats: dict[str, float], this: _Pass) -> None:
         self._num_failed_in_a_row += 1
         this.is_failed_B[columns_N] = True
-        # Where they all are finite, the weights that a step would have given are not.
-        names = [name for name, value in stats.items() if not math.isfinite(value)]
-        this.not_finite |= dict.fromkeys(names or ["weights"])
+        this.not_finite |= _faults(stats)
 
     def _is_good(self, part: Batch, this: _Pass) -> bool:
         """Whether its loss and gradient stay finite beside those of others as good."""
@@ -387,6 +385,12 @@ class UpdateStep:
         if self.return_scale is not None:
             settings["algorithm/return_scale"] = self.return_scale.scale
         return settings
+
+
+def _faults(stats: dict[str, float]) -> dict[str, None]:
+    # Where they all are finite, the weights that a step would have given are not.
+    names = [name for name, value in stats.items() if not math.isfinite(value)]
+    return dict.fromkeys(names or ["weights"])
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:

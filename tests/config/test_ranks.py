@@ -8,6 +8,8 @@ from impala_async.config.load import validate_config
 from impala_async.config.ranks import Place, place_in, share_of
 from impala_async.errors import ConfigError
 
+MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
 
 def config_of(**sections):
     settings = {"env": {"id": "CartPole-v1"}, "actor": {"num_envs": 4}, **sections}
@@ -16,7 +18,7 @@ def config_of(**sections):
 
 def test_a_process_is_alone_unless_something_says_otherwise():
     assert place_in({}) == Place(0, 1, 0)
-    told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"} | MASTER
     assert place_in(told) == Place(3, 4, 1)
     assert not place_in(told).is_first
 
@@ -26,6 +28,8 @@ def test_a_process_is_alone_unless_something_says_otherwise():
     [
         ({"RANK": "one"}, "RANK: wants a whole number, as torchrun sets it, got 'one'"),
         ({"WORLD_SIZE": "-2"}, "WORLD_SIZE: wants a whole number"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set, and WORLD_SIZE is 2: start ranks by torchrun"),
+        ({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK \(2\) must be below WORLD_SIZE \(2\)"),
     ],
 )
@@ -55,11 +59,14 @@ def test_shares_are_equal_and_ports_and_seeds_are_not():
         bind={"data": "tcp://0.0.0.0:6000", "weights": "tcp://0.0.0.0:*"},
         evaluate={"every_s": 10.0},
         stop={"eval_return": 100.0, "mean_return": 200.0},
+        checkpoint={"keep": 1},
     )
     assert share_of(config, Place()) is config
     first, second = (share_of(config, Place(n, 2, n)) for n in (0, 1))
     for share in (first, second):
         assert (share.learner.batch_columns, share.train.num_actors) == (16, 2)
+        # When one is killed while all save, they have another in common.
+        assert share.checkpoint.keep == 2
         assert (share.seed, share.algorithm, share.bind.weights) == (
             *(7, config.algorithm, "tcp://0.0.0.0:*"),
         )

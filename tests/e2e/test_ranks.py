@@ -127,15 +127,19 @@ def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
         assert report["env_steps_trained"] > 0
 
 
-def test_a_rank_that_stands_still_is_given_up(tmp_path):
+@pytest.mark.parametrize("told", [None, signal.SIGTERM])
+def test_a_rank_that_stands_still_is_given_up(told, tmp_path):
     with ranks_in(tmp_path) as ranks:
         first, second = ranks.start(*ASYNC, "learner.stuck_end_s=8")
         ranks.wait_all("training", lambda report: report["updates"] > 20)
         learner = psutil.Process(ranks.sites[1].service["pid"])
         learner.suspend()
+        if told is not None:  # while it ends, too
+            first.tell(told)
         try:
             assert first.wait_exit(15) == 75
             assert "another rank has ended, or does not answer" in first.log
+            assert "Traceback" not in first.log
         finally:
             learner.resume()
         # It finds out as soon as it moves, by itself or by those who watch it.
@@ -232,9 +236,15 @@ def test_torchrun_starts_ranks_that_come_to_the_goal(tmp_path):
     flags = ("--config", "cartpole_ddppo", "--set", "stop.mean_return=100")
     with torchrun(tmp_path, *flags) as (process, log):
         assert process.wait(120) == 0, log.read_text()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["exit_reason"] == "mean_return"
-    assert (tmp_path / "run" / "ranks" / "1" / "summary.json").exists()
+    run = tmp_path / "run"
+    summaries = [json.loads((x / "summary.json").read_text()) for x in (run, run / "ranks" / "1")]
+    assert {summary["exit_reason"] for summary in summaries} == {"mean_return"}
+    # It is that of all.
+    (reached,) = {summary["mean_return_100"] for summary in summaries}
+    assert reached >= 100
+    with torchrun(tmp_path, "--resume", "auto", *flags) as (process, log):
+        assert process.wait(60) == 0, log.read_text()
+    assert log.read_text().count("the run is over: stop.mean_return is 100") == 2
 
 
 def test_torchrun_starts_all_again_where_one_is_killed_and_they_go_on(tmp_path):

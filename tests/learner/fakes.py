@@ -54,13 +54,14 @@ class FakeBatch:
         return "it is kept"
 
 
-def batch_of(number, updates=(0, 0, 0, 0), valid_rows=(3, 3, 3, 3)):
+def batch_of(number, updates=(0, 0, 0, 0), valid_rows=(3, 3, 3, 3), returns=()):
     """A loaded batch, told by versions and valid rows of its columns."""
     slot = SimpleNamespace(
         batch=number,
         filled_B=np.ones(len(updates), np.bool_),
         updates_B=np.array(updates, np.int64),
         ranks_B=np.zeros(len(updates), np.int64),
+        returns=returns,
         columns=SimpleNamespace(mask_CT=np.arange(9) < np.array(valid_rows)[:, None]),
     )
     tensors = FakeBatch(number)

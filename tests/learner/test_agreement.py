@@ -3,11 +3,16 @@
 import threading
 
 import pytest
+import torch
 
 from impala_async.config.ranks import Place
-from impala_async.learner.agreement import REASONS, Word, agree, newest_of_all
+from impala_async.learner import agreement
+from impala_async.learner.agreement import REASONS, Word, agree, newest_of_all, restore
 from impala_async.learner.service import EXITS
+from impala_async.runs.folder import RunFolder
+from impala_async.training.checkpoint import save_checkpoint
 from impala_async.training.ranks import Ranks
+from impala_async.weights import Version
 
 
 class Threads(Ranks):
@@ -86,3 +91,24 @@ def test_a_hundred_episodes_of_all_are_a_return():
 )
 def test_the_newest_checkpoint_is_one_that_all_have(updates, newest):
     assert at_once(newest_of_all, *updates) == [newest] * len(updates)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "restored"),
+    [
+        # Rank 0 has an update of a start from which nobody went on, that rank 1 has of the next.
+        ({(1, 10): 1.0, (1, 20): 2.0}, {(1, 10): 1.0, (2, 20): 3.0}, [(1, 10), (1, 10)]),
+        ({(1, 20): 2.0, (3, 20): 3.0}, {(2, 20): 3.0}, [(3, 20), (2, 20)]),
+    ],
+)
+def test_ranks_go_on_from_checkpoints_with_the_same_weights(
+    first, second, restored, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(agreement, "load_newest", lambda folder, version: version)
+    folders = [RunFolder(tmp_path / str(number)) for number in range(2)]
+    for folder, saved in zip(folders, (first, second), strict=True):
+        folder.path.mkdir()
+        for version, weight in saved.items():
+            tensors = {"model": {"w": torch.full((3,), weight)}}
+            save_checkpoint(folder.checkpoints, Version(*version), tensors, {})
+    assert at_once(restore, *folders) == restored

@@ -1,9 +1,12 @@
 """The learner thread, run to its end on the test's own thread: passes, lag, skips, publishing."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from impala_async.config.learner import LearnerSection
+from impala_async.config.ranks import Place
 from impala_async.config.run import StopSection
 from impala_async.learner import learner_thread
 from impala_async.learner.handoff import Progress
@@ -13,6 +16,7 @@ from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import merge
 from impala_async.metrics.timer import TimerStat
+from impala_async.training.ranks import Ranks
 from tests.learner.fakes import FakeLoader, FakeStep, Listener, batch_of
 
 ALL = [True] * 4
@@ -24,7 +28,15 @@ class Run:
     """A learner thread over a script, and everything that came out of it."""
 
     def __init__(
-        self, script, step=None, stop=None, progress=None, listener=None, lockstep=False, **section
+        self,
+        script,
+        step=None,
+        stop=None,
+        progress=None,
+        listener=None,
+        lockstep=False,
+        ranks=None,
+        **section,
     ):
         self.listener, self.loader = listener or Listener(), FakeLoader(script)
         self.step = step or FakeStep()
@@ -38,6 +50,7 @@ class Run:
             channels=self.listener.channels,
             device=torch.device("cpu"),
             is_lockstep=lockstep,
+            ranks=ranks or Ranks(),
         )
         self.settlements = self.listener.settlements
 
@@ -547,3 +560,76 @@ def test_nothing_is_saved_between_the_passes_of_an_update():
     # The last is the capture of the end.
     assert [capture.training for capture in listener.captures] == [3, 6, 6]
     assert [capture.progress.update for capture in listener.captures] == [1, 2, 2]
+
+
+# -------------------- with another rank
+
+
+class Beside(Ranks):
+    """The first of two. The second has a batch where this has one, unless it `starves`."""
+
+    def __init__(self, *, starves=False, before=lambda number: None):
+        super().__init__(Place(0, 2))
+        self._starves, self._before, self.said = starves, before, []
+
+    def meet(self, patience_s):
+        pass
+
+    def totals(self, *shares):
+        if len(shares) == 1:
+            return shares
+        self.said.append(shares)
+        assert len(self.said) < 50, "it does not end"
+        self._before(len(self.said))
+        is_ready, *others = shares
+        return [is_ready + (is_ready and not self._starves), *others]
+
+    def least(self, number):
+        return number
+
+
+class Step(FakeStep):
+    def capture(self):
+        return SimpleNamespace(tensors={"model": {}})
+
+
+def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to():
+    listener = Listener()
+
+    def end(number):
+        if number == 3:
+            listener.channels.endings.append("interrupted")
+
+    ranks = Beside(starves=True, before=end)
+    run = Run([batch_of(1)], step=Step(), listener=listener, ranks=ranks)()
+    assert (run.step.batches, listener.stops, len(ranks.said)) == ([], ["interrupted"], 4)
+    (settled,) = run.settlements
+    assert (settled.trained, settled.dropped) == (0, {"shutdown": 4})
+
+
+def test_in_lockstep_a_goal_is_that_of_what_is_trained_whatever_is_counted_by_then():
+    def count(number):  # as the loop does, some time before or after the word
+        listener.channels.returns[0] = [9.0] * 100
+
+    listener = Listener()
+    listener.channels.returns[0] = [1.0] * 60  # a resumed run has some
+    script = [batch_of(n, returns=[2.0] * 30) for n in range(1, 6)]
+    how = {"stop": {"mean_return": 1.6}, "lockstep": True, "num_passes": 2}
+    run = Run(script, Step(), listener=listener, ranks=Beside(before=count), **how)()
+    # 60 of 1 and 30 of 2 are too few, then 40 and 60 are the last hundred.
+    assert run.step.batches == [1, 1, 2, 2]
+    assert (listener.stops, listener.channels.goals) == (["mean_return"], [1.6])
+
+
+def test_all_save_the_same_update_though_a_save_is_due_while_they_agree_on_another_capture():
+    def ask(number):
+        if number == 1:  # of a capture that rank 0 evaluates
+            listener.channels.is_save_due.set()
+            listener.channels.is_capture_due.set()
+
+    listener = Listener()
+    listener.channels.is_capture_due.set()
+    script = [batch_of(1), batch_of(2)]
+    run = Run(script, Step(), listener=listener, ranks=Beside(before=ask))()
+    captured = [(each.progress.update, each.is_save_due) for each in run.listener.captures]
+    assert captured == [(0, False), (1, True), (2, True)]

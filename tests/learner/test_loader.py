@@ -176,7 +176,12 @@ def account_of(filled_B):
     counts_B = np.zeros(len(filled_B), np.int64)
     columns = SimpleNamespace(mask_CT=np.ones((len(filled_B), 3), np.bool_))
     slot = SimpleNamespace(
-        batch=7, filled_B=filled_B, updates_B=counts_B, ranks_B=counts_B, columns=columns
+        batch=7,
+        filled_B=filled_B,
+        updates_B=counts_B,
+        ranks_B=counts_B,
+        columns=columns,
+        returns=(),
     )
     return loader.LoadedBatch(0, nothing, slot)
 

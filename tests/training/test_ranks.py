@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from impala_async.config.load import validate_config
 from impala_async.config.policies import PoliciesSection
-from impala_async.config.ranks import Place, place_in
+from impala_async.config.ranks import Place, in_common, place_in
 from impala_async.config.run import AlgorithmSection, ModelSection
-from impala_async.errors import RankError, ServiceError
+from impala_async.errors import ConfigError, RankError, ServiceError
 from impala_async.policy import Policy, Team
 from impala_async.schema import POLICY, ObsSpec, policy_leaf, recurrent_state
 from impala_async.training.ranks import Ranks, joined
@@ -23,6 +24,7 @@ from tests.columns import flat_schema
 from tests.training.conftest import CORE_SIZE, PLAIN, random_batch
 
 NUM_UPDATES, COLUMNS, HALF = 20, 8, 4
+ANY = {"data": "tcp://0.0.0.0:*", "weights": "tcp://0.0.0.0:*"}
 PPO = {"name": "ppo", "clip": 0.1}
 CASES = {
     "impala": {},
@@ -41,6 +43,7 @@ CASES = {
     "a team": PPO | {"is_team": True, "num_minibatches": 2},
     "clipped": {"grad_clip": 0.05, "optimizer": "rmsprop"},
     "nan on one": {"nan": (5,), "normalize_returns": True},
+    "too steep on one": {"steep": 5, "reduction": "sum", "lr": 1e-5, "grad_clip": None},
     "nan on all of one": {"nan": range(HALF), "num_minibatches": 2},
 }
 
@@ -66,6 +69,7 @@ def train(settings, place):
     """Train with this rank's columns of each batch; what is known and told at the end."""
     settings = dict(settings)
     masked, nan = list(settings.pop("masked", ())), list(settings.pop("nan", ()))
+    steep = settings.pop("steep", None)
     schema, step = make_step(settings, Ranks(place, HALF))
     own = slice(None) if place.count == 1 else slice(place.number * HALF, (place.number + 1) * HALF)
     results = []
@@ -78,6 +82,8 @@ def train(settings, place):
         batch.mask_BT[masked] = False
         if number == 3 and nan:
             batch.rewards_BT[nan] = float("nan")
+        if number == 3 and steep is not None:  # its loss and its gradient are finite
+            batch.rewards_BT[steep, 0] = 1e19
         columns_N = torch.arange(COLUMNS)[own]
         alive_B = torch.ones(len(columns_N), dtype=torch.bool)
         alive_B[0] = number % 4 != 1
@@ -111,6 +117,13 @@ def rank(number, port, path):
                 ranks.check_equal(tensors, "weights")
                 kinds.append(None)
             except ServiceError as error:
+                kinds.append(str(error))
+        for changes in ({"bind": {"host": f"host-{number}", **ANY}}, {"seed": number, "bind": ANY}):
+            config = validate_config({"env": {"id": "E-v1"}, **changes}, {})
+            try:
+                ranks.check_settings(in_common(config))
+                kinds.append(None)
+            except ConfigError as error:
                 kinds.append(str(error))
         torch.save(kinds, path / f"checks-{number}.pt")
         if number == 1:
@@ -162,5 +175,7 @@ def test_two_on_halves_learn_what_one_learns_on_the_whole(name, of_two):
 
 
 def test_ranks_that_differ_and_one_that_is_lost_are_told(of_two):
-    assert of_two.checks[0] == of_two.checks[1] == [None, "weights differ between the 2 ranks"]
+    settings = "the settings differ between the 2 ranks: start each with the same flags"
+    told = [None, "weights differ between the 2 ranks", None, settings]
+    assert of_two.checks[0] == of_two.checks[1] == told
     assert of_two.lost.startswith("another rank has ended, or does not answer: ")

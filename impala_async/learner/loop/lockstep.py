@@ -185,8 +185,9 @@ class LockstepFiller(SlotFiller):
             # Empty columns go through the network with the rest: they must be finite there.
             slot.obs[~slot.filled_B] = 0
             slot.small[~slot.filled_B] = 0
-            by_rank = [episodes[rank] for rank in sorted(episodes)]
-            self._uncounted.append((self._num_batches, [e for e in by_rank if e is not None]))
+            brought = [e for rank in sorted(episodes) if (e := episodes[rank]) is not None]
+            self._uncounted.append((self._num_batches, brought))
+            slot.returns = [total for each in brought for total in each["total"].tolist()]
             self._send_on(slot)
         # This comes last, as a goal that is reached ends the run.
         self._count_due()

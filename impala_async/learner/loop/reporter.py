@@ -47,9 +47,9 @@ class EpisodeStats:
         self._interval = number + len(totals), total + math.fsum(totals), steps
 
     @property
-    def sums(self) -> tuple[float, float]:
-        """The sum of the last returns, and their number."""
-        return math.fsum(self._returns), len(self._returns)
+    def returns(self) -> list[float]:
+        """Those of the last hundred episodes."""
+        return list(self._returns)
 
     @property
     def mean_return(self) -> float | None:

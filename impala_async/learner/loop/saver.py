@@ -63,15 +63,15 @@ class _Saved(BaseModel):
     best: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
 
 
-def load_newest(folder: RunFolder, update: int | None = None) -> Captured | None:
-    """The newest checkpoint of a run that is sound, of this update if one is named, or None if it
+def load_newest(folder: RunFolder, version: Version | None = None) -> Captured | None:
+    """The newest checkpoint of a run that is sound, of this version if one is named, or None if it
     died before its first; or CheckpointError where there are some, and not one of them is sound."""
     fault, last = "", folder.last_saved()
     if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
         text = "%s/last_checkpoint: names %r, which is not there: the newest that is will do"
         logger.warning(text, folder.path, last)
     for checkpoint in whole_checkpoints(folder.checkpoints):
-        if update not in (None, checkpoint.version.update):
+        if version not in (None, checkpoint.version):
             continue
         try:
             restored = _restored(checkpoint)

@@ -139,7 +139,7 @@ class LockstepSimulation(PureLearner):
 
     def __init__(self, num_ranks, lag, *, first_update=0, stops_at_loss=False):
         self.num_ranks, self.lag, self.num_losses = num_ranks, lag, 0
-        self.batches, self.lags = [], []
+        self.batches, self.lags, self.returns = [], [], []
         self.actors = []
         epoch = 1 if first_update == 0 else 2
         super().__init__(
@@ -211,6 +211,7 @@ class LockstepSimulation(PureLearner):
         ]
         filled = slot.filled_B[::WIDTH]
         self.batches.append([t if here else None for t, here in zip(sent, filled, strict=True)])
+        self.returns.append([*slot.returns])
         self.lags.append([lags[p] if slot.filled_B[p] else None for p in places])
         self.update += 1
         self.publish()
@@ -284,6 +285,8 @@ def test_any_order_of_events_gives_the_same_batches(lag, num_ranks, seed):
     assert simulation.lags[:6] == [[min(lag, b)] * num_ranks for b in range(6)]
     episodes = [(float(r), b + 1) for b in range(6) for r in ranks]
     assert simulation.episodes[: len(episodes)] == episodes
+    # A batch tells of its own, however few are counted by then.
+    assert simulation.returns[:6] == [[float(r) for r in ranks]] * 6
 
 
 def test_what_is_complete_at_the_end_but_not_trained_is_not_counted():
