@@ -346,7 +346,13 @@ def start_logging() -> "Console":
 
 def tell_death(code: int, folder: "RunFolder", door: str) -> None:
     """Say how a learner ended that left no summary, and how its run goes on behind that door."""
-    resume = f"{command_of(door)} --resume --run-dir {shlex.quote(str(folder.path))}"
+    from impala_async.config.ranks import place_in
+
+    place = place_in()
+    run = shlex.quote(str(place.run_of(folder.path)))
+    resume = f"{command_of(door)} --resume --run-dir {run}"
+    if place.count > 1:
+        resume = f"torchrun as before, with --resume --run-dir {run}"
     lost = "what it trained since its last checkpoint is lost"
     go_on = f"; {lost}; to go on: {resume}" if folder.exists() else ""
     logger.error("the learner %s%s", errors.how_it_ended(code), go_on)

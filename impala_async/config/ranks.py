@@ -44,15 +44,33 @@ class Place:
         """The folder of rank 0, from that of this rank."""
         return folder if self.is_first else folder.parent.parent
 
+    def check_shared(self, folder: Path) -> None:
+        """ConfigError where rank 0 has begun, and not in the folder that this rank knows."""
+        run = self.run_of(folder)
+        if not (run / "config.json").exists():
+            raise ConfigError(
+                f"--run-dir: rank 0 has no run in {run}: give all ranks the same folder, which "
+                "their hosts share"
+            )
+
     def check_all_there(self, run: Path) -> None:
-        """ConfigError where the run had more ranks, whose accounts would be lost."""
+        """ConfigError where the run had more or fewer ranks: accounts would be lost, or weights."""
+        found = 0
         with suppress(OSError):  # its reader says so
-            found = [int(path.name) for path in (run / FOLDER).iterdir() if path.name.isdecimal()]
-            if found and max(found) >= self.count:
-                raise ConfigError(
-                    f"--resume: the run in {run} has {max(found) + 1} ranks, and is resumed with "
-                    f"{self.count}: start as many (torchrun --nproc-per-node {max(found) + 1})"
-                )
+            if any((run / "checkpoints").glob("ckpt-*")):  # all have begun
+                others = (run / FOLDER).glob("*")
+                found = 1 + max((int(p.name) for p in others if p.name.isdecimal()), default=0)
+        if found not in (0, self.count):
+            by = f"torchrun --nproc-per-node {found}" if found > 1 else "without torchrun"
+            raise ConfigError(
+                f"--resume: the run in {run} has {_ranks(found)}, and is resumed with "
+                f"{self.count}: start as many ({by})"
+            )
+        if self.count == 1 and run.parent.name == FOLDER and run.name.isdecimal():
+            raise ConfigError(
+                f"--resume: {run} is of one rank of the run in {run.parent.parent}: resume that, "
+                "by torchrun, with all its ranks"
+            )
 
     def actor_seed(self, seed: int) -> int:
         return (seed + SEED_STEP * self.number) % 2**31
@@ -77,13 +95,15 @@ def place_in(environ: Mapping[str, str] = os.environ) -> Place:
     return place
 
 
-def share_of(config: RunConfig, place: Place) -> RunConfig:
-    """The settings by which this rank serves: the numbers of a config are of all ranks together."""
+def share_of(config: RunConfig, place: Place, *, has_actors: bool = True) -> RunConfig:
+    """The settings by which this rank serves: the numbers of a config are of all ranks together.
+    A learner alone has no actors to share, but in lockstep it has their number."""
     if place.count == 1:
         return config
     learner, train, bind = config.learner, config.train, config.bind
     _divide("learner.batch_columns", learner.batch_columns, place)
-    _divide("train.num_actors", train.num_actors, place)
+    if has_actors or config.pace.is_lockstep:
+        _divide("train.num_actors", train.num_actors, place)
     if learner.num_passes == "auto":
         raise ConfigError(
             f"learner.num_passes (auto) does not go with {place.count} ranks, which idle at "
@@ -99,7 +119,7 @@ def share_of(config: RunConfig, place: Place) -> RunConfig:
             f"learner.device ({learner.device}): {place.count} ranks have a GPU each: wants cuda, "
             "auto or cpu"
         )
-    columns, actors = learner.batch_columns // place.count, train.num_actors // place.count
+    columns, actors = learner.batch_columns // place.count, -(-train.num_actors // place.count)
     if config.actor.least_envs > columns:
         raise ConfigError(
             f"learner.batch_columns ({learner.batch_columns}) on {place.count} ranks are {columns} "
@@ -125,6 +145,10 @@ def share_of(config: RunConfig, place: Place) -> RunConfig:
 def in_common(config: RunConfig) -> str:
     """The settings that all ranks have: hosts have addresses of their own."""
     return config.model_dump_json(by_alias=True, exclude={"bind"})
+
+
+def _ranks(number: int) -> str:
+    return "one rank" if number == 1 else f"{number} ranks"
 
 
 def _divide(key: str, number: int, place: Place) -> None:

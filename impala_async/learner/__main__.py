@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         doors.settle_resume(args)
         config, folder = doors.check_run(args)
-        share = share_of(config, place := place_in())
+        share = share_of(config, place := place_in(), has_actors=False)
         processes.hold()
         with processes.undone(folder.withdraw), ExitStack() as starting:
             # A start that fails leaves nothing behind, whatever the reason.
@@ -89,8 +89,7 @@ def _serve(
             recorder = Recorder(args.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(processes.undone(recorder.withdraw))
-        is_ours = config.env.probe == "learner"
-        probe = begin_probe(config, folder.keep_spaces) if is_ours else None
+        probe = begin_probe(config, folder.keep_spaces) if config.env.probe == "learner" else None
 
         # The probe works while torch loads.
         import uvloop
@@ -102,6 +101,7 @@ def _serve(
 
         stack.enter_context(joined(place))
         (ranks := Ranks(place)).check_settings(in_common(settings))
+        place.check_shared(folder.path)
         restored = restore(ranks, folder) if args.resume or ranks.are_many else None
         if restored is not None:
             tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)

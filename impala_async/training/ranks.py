@@ -6,6 +6,7 @@ valid rows of all: so the sum is exact, however unevenly the rows are spread.
 """
 
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,6 +20,7 @@ from impala_async.errors import ConfigError, RankError, ServiceError
 
 # Some ranks may build for longer than any update takes.
 START_S = 600.0
+POLL_S = 0.05
 
 
 class Ranks:
@@ -145,9 +147,23 @@ def joined(place: Place) -> Iterator[None]:
         yield
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    # Not here: a signal that asks for an end is not heard within it.
+    found: list[BaseException] = []
+    meeting = threading.Thread(target=_meet, args=(backend, found), name="meeting", daemon=True)
+    meeting.start()
+    while meeting.is_alive():
+        meeting.join(POLL_S)
     with _told():
-        dist.init_process_group(backend, timeout=timedelta(seconds=START_S))
+        for error in found:
+            raise error
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def _meet(backend: str, found: list[BaseException]) -> None:
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=START_S))
+    except RuntimeError as error:  # a thread has no caller
+        found.append(error)

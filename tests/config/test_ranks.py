@@ -44,11 +44,33 @@ def test_other_ranks_have_their_folders_in_that_of_the_run():
 
 
 def test_a_resumed_run_has_all_its_ranks(tmp_path):
-    Place().check_all_there(tmp_path)
-    Place(1, 2).folder(tmp_path).mkdir(parents=True)
     Place(0, 2).check_all_there(tmp_path)
-    with pytest.raises(ConfigError, match=r"has 2 ranks, and is resumed with 1: start as many"):
-        Place().check_all_there(tmp_path)
+    (tmp_path / "checkpoints/ckpt-1-10").mkdir(parents=True)
+    Place().check_all_there(tmp_path)
+    with pytest.raises(ConfigError, match=r"has one rank, and is resumed with 2: .*without torch"):
+        Place(1, 2).check_all_there(tmp_path)
+    (own := Place(1, 2).folder(tmp_path)).mkdir(parents=True)
+    Place(0, 2).check_all_there(tmp_path)
+    for count in (1, 3):
+        with pytest.raises(ConfigError, match=rf"has 2 ranks, and is resumed with {count}: start"):
+            Place(0, count).check_all_there(tmp_path)
+    with pytest.raises(ConfigError, match=r"is of one rank of the run in .*: resume that"):
+        Place().check_all_there(own)
+
+
+def test_ranks_that_know_another_folder_are_told(tmp_path):
+    rank = Place(1, 2)
+    with pytest.raises(ConfigError, match=r"rank 0 has no run in .*: give all ranks the same"):
+        rank.check_shared(rank.folder(tmp_path))
+    (tmp_path / "config.json").touch()
+    rank.check_shared(rank.folder(tmp_path))
+
+
+def test_a_learner_alone_needs_no_share_of_actors():
+    config = config_of(train={"num_actors": 1})
+    assert share_of(config, Place(1, 2), has_actors=False).learner.batch_columns == 32
+    with pytest.raises(ConfigError, match=r"train.num_actors \(1\) must be a multiple"):
+        share_of(config, Place(1, 2))
 
 
 def test_shares_are_equal_and_ports_and_seeds_are_not():

@@ -159,7 +159,7 @@ def test_a_run_is_resumed_with_as_many_ranks_as_it_had(tmp_path):
         *_, added = more.start("stop.updates=none", flags=["--resume"])
         # That which starts ranks ends the others then.
         assert added.wait_exit(15) == 2
-        assert "holds no run" in added.log
+        assert "has 2 ranks, and is resumed with 3" in added.log
 
 
 NAN_ENV = """
