@@ -123,7 +123,7 @@ class Ranks:
 
 
 def digest_of(tensors: Mapping[str, Tensor], num_bits: int = 56) -> int:
-    """A number so long that is the same where the tensors are, to the bit."""
+    """A number of so many bits: the same where the tensors are, to the bit."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         flat = tensors[name].detach().cpu().contiguous().view(-1)
