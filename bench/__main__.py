@@ -14,6 +14,7 @@ BENCHES = {
     "evaluations": "trainings with evaluations beside trainings without",
     "passes": "the time to a return with numbers of passes, and with auto",
     "soak": "half an hour at full speed: does anything grow",
+    "ranks": "an update that two learners take together, beside one of each alone",
     "learner": "the learner service beside a bare training loop",
     "codec": "messages to frames and back, beside msgpack and pickle",
     "digests": "whether a change has left every weight of short trainings as it was",

@@ -77,6 +77,7 @@ def figures_of(case: Case, rounds: int, turn_s: float) -> list[Figure]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     shared = {"WORLD_SIZE": str(COUNT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared["OMP_NUM_THREADS"] = "1"
     command = [sys.executable, "-m", "bench.ranks", "--only", case.name]
     command += ["--rounds", str(rounds), "--turn-s", str(turn_s)]
     with tempfile.TemporaryFile() as said:
@@ -84,7 +85,7 @@ def figures_of(case: Case, rounds: int, turn_s: float) -> list[Figure]:
             subprocess.Popen(
                 command,
                 stdout=said if number == 0 else subprocess.DEVNULL,
-                env={**os.environ, **shared, "RANK": str(number), "OMP_NUM_THREADS": "1"},
+                env=os.environ | shared | {"RANK": str(number), "LOCAL_RANK": str(number)},
                 preexec_fn=end_with_parent,
             )
             for number in range(COUNT)

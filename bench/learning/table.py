@@ -13,6 +13,7 @@ from typing import Any
 from bench.learning.cases import CASES, CONFIGS, Case
 from bench.learning.train import Outcome
 from bench.machine import about_this_machine
+from impala_async.config.load import load_config
 from impala_async.files import write_whole
 
 HEAD = (
@@ -129,7 +130,7 @@ def configs_table() -> str:
 
 def _config_row(path: Path, entry: dict[str, Any] | None) -> str:
     text = path.read_text()
-    algorithm = tomllib.loads(text).get("algorithm", {}).get("name", "impala")
+    algorithm = load_config(path).algorithm.name
     comment = " ".join(line[2:] for line in text.partition("\n\n")[0].splitlines())
     what = re.split(r"[:;,.](?: |$)", comment)[0]
     start = f"| `{path.name}` | {what} | {algorithm} |"
