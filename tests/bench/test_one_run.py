@@ -37,9 +37,12 @@ def test_a_real_run_is_timed_and_weighed(forks):
 
 
 def test_the_processes_of_a_run_are_known_by_their_command_lines():
-    wait = [sys.executable, "-c", "input()"]
+    wait = [sys.executable, "-c", "print(flush=True); input()"]
     doors = ["-m impala_async.learner", "-m impala_async.actor --learner URL", ""]
-    started = [subprocess.Popen([*wait, *door.split()], stdin=subprocess.PIPE) for door in doors]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    started = [subprocess.Popen([*wait, *door.split()], **pipes) for door in doors]
+    for process in started:
+        process.stdout.readline()  # it has begun
     held = held_by_each(os.getpid())
     for process in started:
         process.communicate(b"\n")
