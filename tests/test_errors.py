@@ -16,6 +16,7 @@ EXIT_CODES = {
     "MismatchError": 78,
     "NotAllowedError": 77,
     "UnreachableError": 75,
+    "RankError": 75,
     "InUseError": 75,
     "ServiceError": 70,
 }
