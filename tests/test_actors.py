@@ -9,7 +9,6 @@ import pytest
 from impala_async import actors as door
 from impala_async import processes
 from impala_async.launch import actors
-from impala_async.processes import REQUESTS
 from tests.e2e.zygote import children
 from tests.launch.fake_doors import ACTOR_UNTIL_KILLED, events, make_doors, signals
 
@@ -78,7 +77,7 @@ sys.exit(78)
     ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 130)]
 )
 def test_a_signal_ends_all_and_is_told_by_the_exit_code(number, code):
-    if number not in REQUESTS:
+    if number not in processes.REQUESTS:
         pytest.skip("it is ignored, as nohup has it")
     with signals(number, when=lambda n: len(events("actor")) == 2):
         assert run(ACTOR_UNTIL_KILLED, "--num", "2") == code
