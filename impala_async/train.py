@@ -129,12 +129,12 @@ def _choose_config(args: argparse.Namespace) -> Path | None:
 
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:
+    from impala_async.config.ranks import place_in, share_of
+
     doors.settle_resume(args)
     if (chosen := _choose_config(args)) != args.config:
         args.config = chosen
         flags += ["--config", str(chosen)]
-    from impala_async.config.ranks import place_in, share_of
-
     config, folder = doors.check_run(args)
     num_actors = share_of(config, place_in()).train.num_actors
     folder.check_free()

@@ -10,6 +10,7 @@ from impala_async.config.run import StopSection
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE, Captured
 from impala_async.learner.loop.saver import load_newest
+from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.training.checkpoint import TrainingState, whole_checkpoints
 from impala_async.training.ranks import Ranks, digest_of
@@ -19,7 +20,6 @@ REASONS = (
     *StopSection.model_fields,
 )
 """Those of an end. Where several ranks end at once, the first of these holds for all."""
-NUM_EPISODES = 100
 # Beside the update in 64 bits.
 DIGEST_BITS = 24
 
@@ -42,7 +42,7 @@ class Word(NamedTuple):
     @property
     def mean_return(self) -> float | None:
         total, count = self.returns
-        return total / count if count >= NUM_EPISODES else None
+        return total / count if count >= RETURN_EPISODES else None
 
 
 def agree(ranks: Ranks, own: Word) -> Word:

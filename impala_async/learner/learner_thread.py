@@ -17,10 +17,11 @@ import torch
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
 from impala_async.learner import handoff
-from impala_async.learner.agreement import NUM_EPISODES, Word, agree
+from impala_async.learner.agreement import Word, agree
 from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
+from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
 from impala_async.models.flat import Snapshot
@@ -73,7 +74,7 @@ class LearnerThread:
         self._held: Draw[LoadedBatch] | None = None
         self._word = Word()
         # In lockstep those of what is trained, whatever the loop has counted by now.
-        self._returns = deque(self.channels.returns[0], maxlen=NUM_EPISODES)
+        self._returns = deque(self.channels.returns[0], maxlen=RETURN_EPISODES)
         self._stop_reason: str | None = None
         self._first_update: tuple[float, int] | None = None
         self._waited_s = self._starved_total_s = 0.0
