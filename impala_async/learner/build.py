@@ -102,8 +102,7 @@ def build_step(
     if policies.names:
         return TeamStep(policy, algorithm, policies, seed=seed, ranks=ranks), precision
     (alone,) = policy.members.values()
-    # A sum over ranks is no part of a graph.
-    is_graphed = device.type == "cuda" and not ranks.are_many
+    is_graphed = device.type == "cuda"
     step = UpdateStep(alone, algorithm, seed=seed, is_graphed=is_graphed, ranks=ranks)
     return step, precision
 

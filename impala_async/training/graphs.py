@@ -28,6 +28,8 @@ class Coefficients(NamedTuple):
     entropy_cost: float
     reward_factor: float
     kl_coeff: float
+    num_valid: float | None = None
+    """The valid rows of all ranks; None where there is one, which counts its own."""
 
 
 class Gradients(NamedTuple):
@@ -74,9 +76,12 @@ class Graphs:
 
     def _make(self, key: tuple[int, bool], batch: Batch, of: Coefficients) -> None:
         own = batch.take(torch.arange(len(batch.mask_BT)))
-        places: list[Any] = [batch.rewards_BT.new_tensor(number) for number in of]
-        # A weight of 0 stays 0, as adapting multiplies it: the loss then has no such term.
-        own_of = Coefficients(places[0], places[1], places[2] if of.kl_coeff else 0.0)
+        new = batch.rewards_BT.new_tensor
+        places: list[Any] = [None if number is None else new(number) for number in of]
+        own_of = Coefficients(*places)
+        if not of.kl_coeff:
+            # A weight of 0 stays 0, as adapting multiplies it: the loss then has no such term.
+            own_of = own_of._replace(kl_coeff=0.0)
         try:
             found, run = make_graph(lambda: self._compute(own, own_of, with_sums=key[1]))
         except RuntimeError as error:
@@ -93,7 +98,7 @@ class _Graph(NamedTuple):
     """A graph, and the memory that it reads and writes."""
 
     batch: Batch
-    coefficients: list[Tensor]
+    coefficients: list[Tensor | None]
     held: list[tuple[nn.Parameter, Tensor | None]]
     """The parameters, and where their gradients come to lie."""
     gradients: Gradients
@@ -102,7 +107,8 @@ class _Graph(NamedTuple):
     def gradients_of(self, batch: Batch, of: Coefficients) -> Gradients:
         torch._foreach_copy_([*self.batch.tensors().values()], [*batch.tensors().values()])
         for place, number in zip(self.coefficients, of, strict=True):
-            place.fill_(number)
+            if place is not None and number is not None:
+                place.fill_(number)
         self.run()
         for parameter, gradient in self.held:
             parameter.grad = gradient

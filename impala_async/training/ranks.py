@@ -32,7 +32,7 @@ class Ranks:
         """`columns`: those of a batch that each rank has."""
         self.place = place or Place()
         self._columns = columns
-        self._is_apart = self.place.count == 1
+        self._is_apart = not self.are_many
         # Until all have met, those that build are waited for.
         self._group: dist.ProcessGroup | None = None
 
@@ -111,20 +111,19 @@ class Ranks:
         return own_N[(own_N >= 0) & (own_N < self._columns)]
 
     def sum_gradients(
-        self, parameters: Sequence[nn.Parameter], numbers: Sequence[float]
-    ) -> list[float]:
+        self, parameters: Sequence[nn.Parameter], numbers: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Sum gradients in place, and numbers, in one message: its way takes longer than its bytes.
-        A gradient that no rank has stays none."""
-        device = parameters[0].device
+        Returns the sums of the numbers, and for each parameter whether any rank has a gradient of
+        it. The host does not wait here for a device."""
         grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
-        has_any = [float(p.grad is not None) for p in parameters]
-        tail = torch.tensor([*has_any, *numbers], dtype=torch.float32, device=device)
-        bucket = self.sum(torch.cat([*(grad.flatten() for grad in grads), tail]))
-        *summed, tail = bucket.split([*(p.numel() for p in parameters), len(tail)])
-        told: list[float] = tail.tolist()
-        for parameter, gradient, has in zip(parameters, summed, told, strict=False):
-            parameter.grad = gradient.view_as(parameter) if has else None
-        return told[len(parameters) :]
+        has_any = torch.tensor([float(p.grad is not None) for p in parameters])
+        tail = [has_any.to(grads[0].device, non_blocking=True), numbers.to(grads[0].dtype)]
+        bucket = self.sum(torch.cat([*(grad.flatten() for grad in grads), *tail]))
+        *summed, has_any, shares = bucket.split([*(p.numel() for p in parameters), *map(len, tail)])
+        for parameter, gradient in zip(parameters, summed, strict=True):
+            parameter.grad = gradient.view_as(parameter)
+        return shares, has_any
 
     def check_settings(self, text: str) -> None:
         """ConfigError where the ranks do not have the same."""

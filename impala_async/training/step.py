@@ -103,8 +103,10 @@ class UpdateStep:
         self._is_ours = algorithm.name in MAKERS and self.intrinsic is None
         self._compute: ComputeGradients = self._compute_gradients
         # The valid rows of a part that all ranks have, while it is learned from.
-        self._num_valid: Tensor | None = None
-        if self.is_graphed and self._is_ours and policy.is_torso_ours:
+        self._num_valid: int | None = None
+        # A sum over ranks is no part of a graph, which another rank may not have.
+        has_sums = self.ranks.are_many and algorithm.normalize_advantages
+        if self.is_graphed and self._is_ours and policy.is_torso_ours and not has_sums:
             self._compute = Graphs(self._compute_gradients, self.parameters)
         elif is_plain(policy, algorithm):
             self._compute = ByHand(policy, algorithm, self._transitions, self.ranks)
@@ -213,7 +215,7 @@ class UpdateStep:
         rows_N = batch.mask_BT.sum(1).cpu()
         rows_B = self.ranks.join(torch.where(alive_B, rows_N, -1))
         for columns_N in deal(rows_B >= 0, num_parts, seeds):
-            own_N, self._num_valid = self.ranks.own(columns_N), rows_B[columns_N].sum()
+            own_N, self._num_valid = self.ranks.own(columns_N), int(rows_B[columns_N].sum())
             yield own_N, self._share(batch, own_N)
         self._num_valid = None
 
@@ -234,7 +236,7 @@ class UpdateStep:
         with_sums = self.return_scale is not None and this.is_first
         numbers, names = self._compute(part, self._coefficients(this), with_sums=with_sums)
         # The one place where the host waits for the device.
-        total, norm, num_valid, *more = self._sum_up(numbers.tolist(), len(names))
+        total, norm, num_valid, *more = self._sum_up(numbers, len(names))
         told = dict(zip(names, more, strict=False)) | {"loss/total": total, "grad/norm": norm}
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         (this.applied if is_applied else this.skipped).append(told)
@@ -247,15 +249,21 @@ class UpdateStep:
             self.target.note_update(self.policy.model, told["policy/kl"])
         return None
 
-    def _sum_up(self, numbers: list[float], num_stats: int) -> list[float]:
+    def _sum_up(self, numbers: Tensor, num_stats: int) -> list[float]:
         """The numbers of an update, and its gradients, of all ranks together."""
         if not self.ranks.are_many:
-            return numbers
-        end = 3 + num_stats
-        total, _, _, *stats = self.ranks.sum_gradients(self.parameters, numbers[:end])
+            return list(numbers.tolist())
+        own, sums = numbers[: 3 + num_stats], numbers[3 + num_stats :]
+        if len(sums):
+            self.ranks.sum(sums)
+        shares, has_gradient = self.ranks.sum_gradients(self.parameters, own)
         assert self._num_valid is not None
-        sums = self.ranks.totals(*numbers[end:]) if numbers[end:] else ()
-        return [total, float(global_norm(self.parameters)), float(self._num_valid), *stats, *sums]
+        shares[1], shares[2] = global_norm(self.parameters), self._num_valid
+        told: list[float] = torch.cat([shares, sums, has_gradient]).tolist()
+        for parameter, has in zip(self.parameters, told[len(numbers) :], strict=True):
+            if not has:  # an optimizer leaves it alone
+                parameter.grad = None
+        return told[: len(numbers)]
 
     def _retry(
         self, batch: Batch, columns_N: Tensor, failed: dict[str, float], this: _Pass
@@ -267,7 +275,7 @@ class UpdateStep:
         good_N = columns_N[~torch.isin(columns_N, found_N)]
         again = None
         if self.ranks.are_many:
-            self._num_valid = self.ranks.sum(batch.mask_BT.cpu()[good_N].sum())
+            self._num_valid = int(self.ranks.totals(float(batch.mask_BT.cpu()[good_N].sum()))[0])
             again = self._update(self._share(batch, good_N), this)
             # All ranks know of it, also those that had no part in it.
             this.not_finite |= _faults(failed)
@@ -329,7 +337,8 @@ class UpdateStep:
 
     def _coefficients(self, this: _Pass) -> Coefficients:
         kl_coeff = 0.0 if self.target is None else self.target.kl_coeff
-        return Coefficients(this.entropy_cost, self.section.reward_scale / this.scale, kl_coeff)
+        factor = self.section.reward_scale / this.scale
+        return Coefficients(this.entropy_cost, factor, kl_coeff, self._num_valid)
 
     def _view(self, batch: Batch, of: Coefficients) -> View:
         rows = batch.rows_of_obs()
@@ -356,14 +365,8 @@ class UpdateStep:
             "rewards_TB": (rewards_BT * of.reward_factor).t(),
             "discounts_TB": discounts_BT.t(),
             "mask_TB": batch.mask_BT.t(),
-            "num_valid": self._count(batch),
+            "num_valid": _count(batch, of),
         }
-
-    def _count(self, batch: Batch) -> Tensor:
-        """The valid rows by which sums become means: those of all ranks."""
-        if self._num_valid is None:
-            return batch.mask_BT.sum(dtype=torch.float32)
-        return self._num_valid.to(batch.mask_BT.device, torch.float32)
 
     def _scale(self, batch: Batch) -> float:
         """The divisor of rewards; for the very first batch it is the scale of its own returns."""
@@ -385,6 +388,13 @@ class UpdateStep:
         if self.return_scale is not None:
             settings["algorithm/return_scale"] = self.return_scale.scale
         return settings
+
+
+def _count(batch: Batch, of: Coefficients) -> Tensor:
+    """The valid rows by which sums become means: those of all ranks."""
+    if of.num_valid is None:
+        return batch.mask_BT.sum(dtype=torch.float32)
+    return torch.as_tensor(of.num_valid, dtype=torch.float32, device=batch.mask_BT.device)
 
 
 def _faults(stats: dict[str, float]) -> dict[str, None]:
