@@ -16,7 +16,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from bench.door import run
 from bench.learning.search import HELD_OUT, TRAINING, seeds_of
@@ -60,6 +60,7 @@ class Result(NamedTuple):
     seed: int
     curve: Curve
     commit: str = ""
+    machine: str = ""
 
     @property
     def final(self) -> float:
@@ -126,7 +127,9 @@ def result_of(turn: Turn, system: str, task: str, seed: int) -> Result:
     curve = [
         (round(each.elapsed_s, 2), each.trained, round(each.mean_return or 0.0, 3)) for each in kept
     ]
-    return Result(system, task, seed, curve, about_this_machine()["commit"])
+    about = about_this_machine()
+    machine = f"{about['cores']} cores of {about['processor']}"
+    return Result(system, task, seed, curve, about["commit"], machine)
 
 
 def _last_step(turn: Turn) -> int:
@@ -145,21 +148,30 @@ def row(task: str, results: Sequence[Result]) -> str | None:
     if not ours or not theirs:
         return None
     mine, other = (statistics.median(each.final for each in of) for of in (ours, theirs))
-    reached_s = statistics.median(each.reached_s(other) for each in ours)
-    took_s = statistics.median(each.reached_s(other) for each in theirs)
-    times = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
+    # Seconds are compared on one machine.
+    shared = [each.machine for each in ours if each.machine in {other.machine for other in theirs}]
+    times = "| | |"
+    if shared:
+        reached_s, took_s = (
+            statistics.median(
+                r.reached_s(other) for r in of if r.machine == statistics.mode(shared)
+            )
+            for of in (ours, theirs)
+        )
+        ratio = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
+        times = f"{took_s:.0f} | {reached_s:.0f} | {ratio} |"
     finals = ", ".join(f"{each.final:.4g}" for each in ours)
     return (
         f"| {task} | {TASKS[task]:,} | **{mine:.4g}** ({finals}) | {other:.4g} ({len(theirs)}) "
-        f"| {took_s:.0f} | {reached_s:.0f} | {times} |"
+        f"| {times}"
     )
 
 
 def page(results: Sequence[Result]) -> str:
     rows = [found for task in TASKS if (found := row(task, results))]
     commits = {each.commit for each in results if each.system == "ours" and each.commit}
-    machine: dict[str, Any] = about_this_machine() | {"commit": " and ".join(sorted(commits))}
-    about = ", ".join(f"{key} {value}" for key, value in machine.items())
+    about = about_this_machine()
+    machines = sorted({each.machine for each in results})
     return "\n".join(
         [
             "# With nothing set, beside SB3's PPO",
@@ -175,7 +187,8 @@ def page(results: Sequence[Result]) -> str:
             "|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"Machine: {about}.",
+            f"Date {about['date']}, commits {', '.join(sorted(commits))}, torch {about['torch']}, "
+            f"{' and '.join(machines)}: seconds are compared on the one that has most for both.",
             "",
         ]
     )

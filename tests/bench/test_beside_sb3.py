@@ -16,7 +16,7 @@ def test_a_measurement_goes_on_where_it_was_ended(tmp_path, monkeypatch):
         if len(trained) == 3:
             raise KeyboardInterrupt
         trained.append((system, task, seed))
-        return Result(system, task, seed, [(1.0, 10, 5.0)], commit=f"c{seed}")
+        return Result(system, task, seed, [(1.0, 10, 5.0)], f"c{seed}", f"machine {seed}")
 
     monkeypatch.setattr(beside_sb3, "train", train)
     flags = ["--write", str(tmp_path), "--only", "cartpole", "--seeds", "0-1"]
@@ -29,7 +29,8 @@ def test_a_measurement_goes_on_where_it_was_ended(tmp_path, monkeypatch):
     assert len(read(tmp_path / "beside_sb3.jsonl")) == 4
     page = (tmp_path / "beside_sb3.md").read_text()
     assert f"| {TASK} | 150,000 |" in page
-    assert "commit c0 and c1," in page
+    assert "commits c0, c1," in page
+    assert "machine 0 and machine 1:" in page
 
 
 def test_a_row_has_the_time_to_the_other_s_return():
@@ -38,6 +39,10 @@ def test_a_row_has_the_time_to_the_other_s_return():
     assert "**101** (100, 101, 102) | 90 (1) | 36 | 4 | 9.0 |" in row(TASK, ours + theirs)
     theirs = [Result("sb3", TASK, 0, [(36.0, 2, 200.0)])]
     assert row(TASK, ours + theirs).endswith("| inf | not reached |")
+    theirs = [Result("sb3", TASK, 0, [(36.0, 2, 90.0)], "", "another")]
+    assert row(TASK, ours + theirs).endswith("| 90 (1) | | | |")
+    theirs += [Result("sb3", TASK, 1, [(8.0, 2, 90.0)])]
+    assert row(TASK, ours + theirs).endswith("| 90 (2) | 8 | 4 | 2.0 |")
     assert row(TASK, ours) is row("Acrobot-v1", ours + theirs) is None
     assert Result("ours", TASK, 0, []).final == float("-inf")
 
