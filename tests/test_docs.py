@@ -19,6 +19,7 @@ from impala_async.config.load import load_config
 from impala_async.config.mistakes import FIELDS, is_section, wanted
 from impala_async.config.run import RunConfig
 from impala_async.doors import check_not_over
+from impala_async.metrics.merge import RULES
 from impala_async.metrics.names import ALIASES, REGISTRY, SECTIONS
 from impala_async.wire import messages
 from tests import rooms
@@ -82,8 +83,11 @@ def _default(field):
 def metrics_tables():
     """A table per section of the registry."""
     return "\n".join(
-        f"## {title}\n\n| name | unit | meaning |\n|---|---|---|\n"
-        + "".join(f"| `{name}` | {unit} | {meaning} |\n" for name, unit, meaning in metrics)
+        f"## {title}\n\n| name | unit | meaning | of several ranks |\n|---|---|---|---|\n"
+        + "".join(
+            f"| `{name}` | {unit} | {meaning} | {RULES[name]} |\n"
+            for name, unit, meaning in metrics
+        )
         for title, metrics in SECTIONS.items()
     )
 

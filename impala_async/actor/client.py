@@ -11,11 +11,12 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import psutil
 
-from impala_async.actor.address import Address
+from impala_async.actor.address import Address, check_address
 from impala_async.actor.joining import best_urls, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
@@ -26,7 +27,7 @@ from impala_async.output import AFTER_S, EVERY_S, SeldomLog
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire import messages as wire
-from impala_async.wire.actor_side import NO_RUN, ActorSide
+from impala_async.wire.actor_side import NO_RUN, ActorSide, Handshake
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.sockets import Context, Dealer
 
@@ -45,6 +46,8 @@ SPEC_POLL_S = 0.005
 # Messages between two looks at everything else.
 MAX_AT_ONCE = 100
 GIB = 1 << 30
+# A rank to which we were sent may have ended since: then its first one knows another.
+SENT_S = 3.0
 NO_CONNECTION = "there is no connection"
 NO_CREDIT = "the learner at %s has granted nothing more for %.0f s"
 
@@ -80,6 +83,8 @@ class Client:
         self.side: ActorSide[Finished] = ActorSide(os.urandom(16))
         self._context = context
         self._address = Address(learner)
+        # One that was dialled: where there are several ranks, the address may send us on.
+        self._url = self._address.url
         self._should_stop = should_stop
         self._connect_s = connect_s
         self._dealer: Dealer | None = None
@@ -106,10 +111,6 @@ class Client:
         assert self._dealer is not None, "connect comes first"
         return self._dealer
 
-    @property
-    def _url(self) -> str:
-        return self._address.url
-
     def connect(self) -> ActorSettings:
         """Say hello until a learner answers; what it wants to be run, which `settings` has too.
 
@@ -133,22 +134,35 @@ class Client:
         address.find(give_up_at, self._check_stop)
         if side.run_id == NO_RUN:
             side.run_id = address.run_id
+        sent_to = ""
         while True:
-            self._dial(address.url)
+            self._url, began = sent_to or address.url, time.monotonic()
+            self._dial(self._url)
+            handshake = side.handshake(began)
             found = find_learner(
                 self._data,
-                side.handshake(time.monotonic()),
-                url=address.url,
+                handshake,
+                url=self._url,
                 within_s=self._connect_s,
                 since=since,
-                has_moved=address.has_moved,
+                has_moved=partial(self._is_in_vain, handshake, sent_to, began),
                 check_stop=self._check_stop,
                 log=self._log,
             )
+            # Nobody is sent on twice.
+            sent_to = "" if sent_to else handshake.elsewhere
+            if sent_to:
+                check_address(sent_to, f"the learner at {self._url} sends us to another rank")
+                self._log.info("the learner at %s sends us to %s", self._url, sent_to)
             if found and address.run_id in (NO_RUN, found[0].run_id):
                 return found
             if found:
                 address.leave_other(give_up_at, self._check_stop)
+
+    def _is_in_vain(self, handshake: Handshake, sent_to: str, since: float) -> bool:
+        """Whether to say hello somewhere else."""
+        is_silent = bool(sent_to) and time.monotonic() - since > SENT_S
+        return is_silent or bool(handshake.elsewhere) or self._address.has_moved()
 
     def _dial(self, url: str) -> None:
         if self._dealer is not None:

@@ -112,7 +112,7 @@ def find_learner(
         welcome = handshake.take(message, now)
         if frames and welcome is not None:
             return welcome, _read_settings(frames)
-        if isinstance(message, wire.Reject):
+        if isinstance(message, wire.Reject) and not handshake.elsewhere:
             log.warning("the learner refuses us for now: %s", message.text)
             wait = Wait(logger.warning)
         elif isinstance(message, wire.Welcome):

@@ -95,13 +95,12 @@ def _serve(
         import uvloop
 
         from impala_async.config.ranks import in_common
-        from impala_async.learner.agreement import restore
+        from impala_async.learner.agreement import join_run, restore
         from impala_async.learner.service import LearnerService
         from impala_async.training.ranks import Ranks, joined
 
         stack.enter_context(joined(place))
-        (ranks := Ranks(place)).check_settings(in_common(settings))
-        place.check_shared(folder.path)
+        nonce = join_run(ranks := Ranks(place), folder, in_common(settings))
         restored = restore(ranks, folder) if args.resume or ranks.are_many else None
         if restored is not None:
             tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
@@ -118,6 +117,7 @@ def _serve(
                 recorder=recorder,
                 is_watched=True,
                 place=place,
+                nonce=nonce,
                 settings=settings,
                 on_ready=starting.close,
             ).run()

@@ -14,6 +14,7 @@ from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.training.checkpoint import TrainingState, whole_checkpoints
 from impala_async.training.ranks import Ranks, digest_of
+from impala_async.wire.local_link import new_nonce
 
 REASONS = (
     *(NOT_FINITE, UNSAVED, ACTOR_LOST, "actor_failed", "interrupted", "terminated"),
@@ -38,6 +39,10 @@ class Word(NamedTuple):
     """The reason of its end."""
     returns: tuple[float, float] = 0.0, 0.0
     """The sum of those of its last episodes, and their number."""
+    is_report_due: bool = False
+    """Every rank says what it has reported last."""
+    num_actors: tuple[int, ...] = (0,)
+    """Its sessions; those of each rank."""
 
     @property
     def mean_return(self) -> float | None:
@@ -48,9 +53,12 @@ class Word(NamedTuple):
 def agree(ranks: Ranks, own: Word) -> Word:
     """The word of all. Each rank says one, even if it waits: nobody waits for it in silence."""
     is_reason = [float(own.reason == reason) for reason in REASONS]
-    are_due = own.is_capture_due, own.is_save_due
-    said = ranks.totals(own.is_ready, own.num_rows, *are_due, *own.returns, *is_reason)
-    num_ready, num_rows, num_captures, num_saves, total, count, *of_reasons = said
+    are_due = own.is_capture_due, own.is_save_due, own.is_report_due
+    actors = [0] * ranks.place.count
+    (actors[ranks.place.number],) = own.num_actors
+    said = ranks.totals(own.is_ready, own.num_rows, *are_due, *own.returns, *is_reason, *actors)
+    num_ready, num_rows, num_captures, num_saves, num_reports, total, count, *more = said
+    of_reasons, actors_of_all = more[: len(REASONS)], more[len(REASONS) :]
     return Word(
         num_ready == ranks.place.count,
         round(num_rows),
@@ -58,7 +66,21 @@ def agree(ranks: Ranks, own: Word) -> Word:
         num_saves > 0,
         next((reason for reason, n in zip(REASONS, of_reasons, strict=True) if n), None),
         (total, count),
+        num_reports > 0,
+        tuple(map(round, actors_of_all)),
     )
+
+
+def join_run(ranks: Ranks, folder: RunFolder, settings: str) -> bytes:
+    """Give the folder of this rank the run of all, and return the nonce of this start: actors know
+    all ranks by the same, and go from one to another. ConfigError where ranks do not belong
+    together."""
+    ranks.check_settings(settings)
+    ranks.place.check_shared(folder.path)
+    said = ranks.gather(folder.run_id + new_nonce() + folder.last_epoch.to_bytes(8))
+    first = said[0]
+    folder.join_run(first[:16], max(int.from_bytes(each[32:]) for each in said))
+    return first[16:32]
 
 
 def newest_of_all(ranks: Ranks, numbers: Iterable[int]) -> int | None:

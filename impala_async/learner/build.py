@@ -44,12 +44,12 @@ def build_learner(
     training: TrainingState | None,
     channels: Channels,
     release: Callable[[int], None],
-    place: Place | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[LearnerThread, WeightsLayout]:
     """Everything behind the full slots, and the layout of the weights that come out of it; or
     ConfigError, which is a SpacesError where other spaces would do."""
-    section, ranks = config.learner, Ranks(place, config.learner.batch_columns)
-    device = pick_device(section.device, place)
+    section, ranks = config.learner, ranks or Ranks()
+    device = pick_device(section.device, ranks.place)
     num_host_slots, num_device_slots = num_slots(section, device)
     check_memory(config, schema, num_host_slots)
     torch.set_num_threads(section.threads)

@@ -121,6 +121,8 @@ class LearnerReport(NamedTuple):
     """Where the clock of a start begins, and the env steps that were trained by then."""
     metrics: Mapping[str, object] = MappingProxyType({})
     lag_histogram: Sequence[int] = ()
+    others: Sequence[bytes] = ()
+    """The newest reports of the other ranks, as JSON."""
 
 
 class Captured(NamedTuple):
@@ -139,6 +141,8 @@ class Channels:
     settlements: "Inbox[Settlement]"
     weights: Mailbox[Weights] | Inbox[Weights]
     reports: Inbox[LearnerReport]
+    counts: Mailbox[tuple[int, ...]]
+    """How many actors each rank has."""
     captures: Inbox[Captured]
     stops: Inbox[str]
     run_path: Path
@@ -152,5 +156,8 @@ class Channels:
     # returns.
     endings: list[str] = field(default_factory=list)
     returns: list[Sequence[float]] = field(default_factory=lambda: [()])
+    count_actors: Callable[[], int] = lambda: 0
+    # The newest report of this rank, for rank 0 to merge.
+    reported: list[bytes] = field(default_factory=lambda: [b"{}"])
     # The mean return of all by which the goal is reached, once it is.
     goals: list[float] = field(default_factory=list)

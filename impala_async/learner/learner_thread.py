@@ -8,6 +8,7 @@ import math
 import queue
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -72,6 +73,7 @@ class LearnerThread:
         self._is_closed = self._is_mid_batch = False
         # With other ranks: drawn, until all are ready, and the rows that all have then.
         self._held: Draw[LoadedBatch] | None = None
+        self._held_at = 0.0
         self._word = Word()
         # In lockstep those of what is trained, whatever the loop has counted by now.
         self._returns = deque(self.channels.returns[0], maxlen=RETURN_EPISODES)
@@ -89,6 +91,7 @@ class LearnerThread:
         # The first pass of a batch has all its waits.
         num_timings = TIMED_BATCHES * (1 if self._is_eager else section.most_passes)
         self._dequeue_timer, self._copy_timer = TimerStat(num_timings), TimerStat(num_timings)
+        self._rank_timer = TimerStat(num_timings)
         self._copied_s = 0.0
         self._queue_size = WindowStat("learner_queue/size")
         self._valid_rows = WindowStat("valid_rows")
@@ -106,10 +109,13 @@ class LearnerThread:
         try:
             while True:
                 channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)
-                if channels.is_report_due.is_set():
+                if is_asked := channels.is_report_due.is_set():
                     channels.is_report_due.clear()
-                    channels.reports.post(self._report())
-                word = self._word = self._agree()
+                word = self._word = self._agree(is_asked=is_asked)
+                said = self.ranks.gather(channels.reported[0]) if word.is_report_due else ()
+                if is_asked:
+                    others = said[1:] if self.ranks.place.is_first else ()
+                    channels.reports.post(self._report(others))
                 if self._is_between_updates and word.is_capture_due:
                     channels.is_capture_due.clear()
                     if word.is_save_due:
@@ -142,14 +148,14 @@ class LearnerThread:
             captured = handoff.Captured(self.progress, training, is_save_due)
             self.channels.captures.post(captured)
 
-    def _agree(self) -> Word:
+    def _agree(self, *, is_asked: bool) -> Word:
         """The word of all ranks. One alone need not wait for a batch to say it."""
         channels = self.channels
         own = Word(is_capture_due=channels.is_capture_due.is_set())
         if not self.ranks.are_many:
             return own
         if self._held is None and not self._is_over():
-            self._held = self._draw()
+            self._held, self._held_at = self._draw(), time.perf_counter()
         num_rows = 0
         if self._held is not None:
             self._drop_stale(self._held.item)
@@ -167,8 +173,14 @@ class LearnerThread:
             is_save_due=is_save_due,
             reason=reason if is_over else None,
             returns=(math.fsum(returns), len(returns)),
+            is_report_due=is_asked and self.ranks.place.is_first,
+            num_actors=(channels.count_actors(),),
         )
         word = agree(self.ranks, own)
+        if word.num_actors != self._word.num_actors:
+            channels.counts.post(word.num_actors)
+        if word.is_ready:
+            self._rank_timer.push(time.perf_counter() - self._held_at)
         goal, reached = self.stop.mean_return, word.mean_return
         is_open = word.reason is None and self._is_between_updates
         if is_open and goal is not None and reached is not None and reached >= goal:
@@ -349,7 +361,7 @@ class LearnerThread:
                     self.channels.stops.post(name)
         return self._is_closed or self._stop_reason is not None
 
-    def _report(self) -> handoff.LearnerReport:
+    def _report(self, others: Sequence[bytes] = ()) -> handoff.LearnerReport:
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
         metrics: dict[str, object] = {
             "learner/starved_total_s": self._starved_total_s + starved_s,
@@ -364,8 +376,9 @@ class LearnerThread:
             "timing_breakdown/learner_load_time_ms": self.loader.load_timer.mean_ms,
             "timing_breakdown/learner_load_wait_time_ms": self._copy_timer.mean_ms,
             "timing_breakdown/learner_dequeue_time_ms": self._dequeue_timer.mean_ms,
+            "timing_breakdown/learner_rank_wait_time_ms": self._rank_timer.mean_ms,
             **self._queue_size.stats(),
             **self._stats,
         }
         lags, first = self._lag_histogram.tolist(), self._first_update
-        return handoff.LearnerReport(self.progress, self._starved_at, first, metrics, lags)
+        return handoff.LearnerReport(self.progress, self._starved_at, first, metrics, lags, others)

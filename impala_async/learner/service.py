@@ -27,6 +27,7 @@ from impala_async.learner import handoff
 from impala_async.learner.build import build_learner, find_layout
 from impala_async.learner.loader import HostLoader
 from impala_async.learner.loop.evaluations import Evaluations
+from impala_async.learner.loop.others import OtherRanks
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
 from impala_async.learner.loop.saver import Saver, begin_epoch
 from impala_async.learner.loop.server import ActorServer
@@ -41,6 +42,7 @@ from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.runs.summary import summarise
 from impala_async.schema import Schema
 from impala_async.training.checkpoint import read_digests
+from impala_async.training.ranks import Ranks
 from impala_async.weights import Lineage
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class LearnerService:
         recorder: Recorder | None = None,
         is_watched: bool = False,
         place: Place | None = None,
+        nonce: bytes | None = None,
         settings: RunConfig | None = None,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -79,6 +82,8 @@ class LearnerService:
         self._settings = settings or config
         self._config, self._folder, self._recorder = config, folder, recorder
         self._place = place or Place()
+        self._ranks = Ranks(self._place, config.learner.batch_columns)
+        self._others = OtherRanks(self._ranks)
         self._schema, self._on_ready, self._is_watched = schema, on_ready, is_watched
         self._training = restored.training if restored else None
         self._loop = asyncio.get_running_loop()
@@ -109,6 +114,8 @@ class LearnerService:
             accounts=state,
             recorder=recorder,
             actor_seed=self._place.actor_seed(config.seed),
+            place=self._place,
+            nonce=nonce,
         )
         self._make_reporter(sinks, state["run_s"] if state else 0.0)
         self._make_saver(lineage)
@@ -120,6 +127,9 @@ class LearnerService:
             settlements=handoff.Inbox(self._loop, self._server.settle),
             weights=weights(self._loop, self._server.publish),
             reports=handoff.Inbox(self._loop, self._on_reading),
+            counts=handoff.Mailbox(self._loop, self._server.placement.note),
+            count_actors=self._server.table.__len__,
+            reported=self._others.newest,
             captures=handoff.Inbox(self._loop, self._on_captured),
             stops=handoff.Inbox(self._loop, self.stop),
             run_path=self._folder.whole,
@@ -127,7 +137,7 @@ class LearnerService:
         )
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,
-            sinks=sinks,
+            sinks=[*sinks, self._others] if self._others.are_some else sinks,
             parts=[
                 *(self._report_learner, self._server.report, self._episodes.report),
                 lambda: self._evaluations.report(),
@@ -135,6 +145,7 @@ class LearnerService:
             env_steps=lambda: self._reading.progress.env_steps_trained,
             frames_per_step=self._config.env.frames_per_step,
             ask=self._channels.is_report_due.set,
+            others=lambda: self._others.reports,
             earlier_s=earlier_s,
             earlier_updates=self._start.update,
             earlier_counts=self._server.ledger.report(),
@@ -166,6 +177,9 @@ class LearnerService:
         """Serve until the run ends; returns its exit code. A death is raised as ServiceError."""
         self._watchdog.start(self._loop.call_later, has_child=self._is_watched)
         try:
+            if self._others.are_some:
+                urls = await self._others.addresses(self._server.data_url)
+                self._server.placement.open(urls)
             if self._schema is not None:
                 try:
                     self._open(self._schema)
@@ -236,7 +250,7 @@ class LearnerService:
             training=self._training,
             channels=self._channels,
             release=handoff.Inbox(self._loop, self._server.release).post,
-            place=self._place,
+            ranks=self._ranks,
         )
         loader = self._loader = thread.loader
         self._folder.confirm(self._settings)
@@ -291,6 +305,7 @@ class LearnerService:
 
     def _on_reading(self, reading: handoff.LearnerReport) -> None:
         self._reading = reading
+        self._others.take(reading.others)
         self._reporter.answered.set()
 
     def _on_captured(self, captured: handoff.Captured) -> None:
@@ -348,7 +363,11 @@ class LearnerService:
         if self._loader is not None:
             with told_of("ending: waiting for the last updates", logger.info):
                 await self._end_threads(self._loader)
-        report = self._reporter.report()
+        # Others may not have come as far, where this rank has no thread yet.
+        if self._others.are_some and self._loader is not None:
+            report = await self._others.report_last(self._reporter.report)
+        else:
+            report = self._reporter.report()
         is_goal = reason in StopSection.model_fields
         if is_goal:
             # Nobody need wait for our disk. Who is to come back must not look for us before.

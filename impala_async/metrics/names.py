@@ -74,6 +74,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("timing_breakdown/learner_load_time_ms", "ms", "loader: one copy to the device"),
         ("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for it, mean of all passes"),
         ("timing_breakdown/learner_dequeue_time_ms", "ms", "wait for a batch, mean"),
+        ("timing_breakdown/learner_rank_wait_time_ms", "ms", "wait for other ranks, with a batch"),
         ("batch/valid_rows_mean", "rows", "that count, in batches that have any"),
     ),
     "Queues": (
@@ -164,6 +165,10 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("lockstep/waits_for", "text", "actors whose part is not: the first few of them"),
         ("actor/hang", "text", "the environment that has hung for longest; null: none"),
         ("actor/last_death", "text", "what the last actor that said so died of"),
+    ),
+    "Ranks": (
+        ("ranks/num_actors", "actors", "of each rank"),
+        ("ranks/batch_wait_ms", "ms", "learner_dequeue_time_ms of each rank"),
     ),
     "Process": (
         ("loop/lag_ms_mean", "ms", "how late the event loop runs a timer, mean"),

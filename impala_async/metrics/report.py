@@ -36,6 +36,7 @@ ADVICE = {
 UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
 BATCH_WAIT_MS = "timing_breakdown/learner_dequeue_time_ms"
 COPY_WAIT_MS = "timing_breakdown/learner_load_wait_time_ms"
+RANK_WAIT_MS = "timing_breakdown/learner_rank_wait_time_ms"
 _LOOP_LAG_MS = "loop/lag_ms_mean"
 _ENV_MS, _ACT_MS, _SEND_WAIT_MS, _WEIGHTS_WAIT_MS = (f"actor/{name}" for name in ACTOR_TIMERS)
 _ACTOR_STAGES = {
@@ -43,7 +44,10 @@ _ACTOR_STAGES = {
     _ACT_MS: ("inference", "in the policy"),
     _SEND_WAIT_MS: ("network", "waiting to send"),
 }
-_TIMES = {UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS, *_ACTOR_STAGES}
+TIMES = {
+    *(UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, RANK_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS),
+    *_ACTOR_STAGES,
+}
 _REJECTED = "rejected/"
 # Nothing is lost by these two: it comes again, or has come before. And anybody may send them.
 _NO_LOSS = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
@@ -131,12 +135,17 @@ def _judge_waits(report: Mapping[str, Value]) -> str:
     if not update_ms:
         return "unknown: no update has been measured yet"
     batch_wait_ms, copy_wait_ms = get(BATCH_WAIT_MS, 0.0), get(COPY_WAIT_MS, 0.0)
-    whole_ms = update_ms + batch_wait_ms + copy_wait_ms
-    if batch_wait_ms + copy_wait_ms <= WAIT_SHARE_THAT_LIMITS * whole_ms:
+    rank_wait_ms = get(RANK_WAIT_MS, 0.0)
+    wait_ms = batch_wait_ms + copy_wait_ms + rank_wait_ms
+    whole_ms = update_ms + wait_ms
+    if wait_ms <= WAIT_SHARE_THAT_LIMITS * whole_ms:
         return f"learner: updates take {_percent(update_ms / whole_ms)} of its time"
-    share = _percent(max(batch_wait_ms, copy_wait_ms) / whole_ms)
-    finding = f"the learner waits {share} of its time for batches"
-    if copy_wait_ms > batch_wait_ms:
+    most_ms = max(batch_wait_ms, copy_wait_ms, rank_wait_ms)
+    finding = f"the learner waits {_percent(most_ms / whole_ms)} of its time for"
+    if rank_wait_ms == most_ms:
+        return f"ranks: {finding} other ranks"
+    finding += " batches"
+    if copy_wait_ms == most_ms > batch_wait_ms:
         return f"copy: {finding} to be copied"
     return _blame_actors(report, finding)
 
@@ -202,7 +211,7 @@ class RunTimes:
         self._had_actors |= found.get("num_actors", 0) > 0
         weight = found.get("updates", self._num_updates) - self._num_updates
         self._num_updates += weight
-        for name in found.keys() & _TIMES:
+        for name in found.keys() & TIMES:
             self._sums[name] += weight * found[name]
             self._weights[name] += weight
 

@@ -188,9 +188,19 @@ class RunFolder:
     def run_id(self) -> bytes:
         return bytes.fromhex(self._read_config()["run_id"])
 
+    def join_run(self, run_id: bytes, last_epoch: int) -> None:
+        """This is the folder of one rank of a run: it has the id of that, and its starts."""
+        content = self._read_config()
+        if content["run_id"] != run_id.hex():
+            with writing(self.path):
+                self.write_json("config.json", {**content, "run_id": run_id.hex()}, mode=PRIVATE)
+        if last_epoch > self.last_epoch:
+            with writing(self.path):
+                write_whole(self._epoch, str(last_epoch).encode())
+
     def next_epoch(self, saved: int = 0) -> int:
         """Count this start, durably: no two share an epoch. `saved` is that of its checkpoints."""
-        last = self._last_epoch()
+        last = self.last_epoch
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
         epoch = max(last, saved) + 1
@@ -198,7 +208,9 @@ class RunFolder:
             write_whole(self._epoch, str(epoch).encode())
         return epoch
 
-    def _last_epoch(self) -> int:
+    @property
+    def last_epoch(self) -> int:
+        """How often the run was started; CheckpointError where that cannot be read."""
         written = find_bytes(self._epoch)
         if written is None:
             return 0
@@ -224,7 +236,7 @@ class RunFolder:
         if find_bytes(self._config) is None:
             why = f"{self.path} holds no run (there is no config.json in it)"
             raise CheckpointError(f"--run-dir: {why}")
-        self._last_epoch()
+        _ = self.last_epoch
         had_some = self.last_saved() is not None or not self.checkpoints.is_dir()
         if had_some and not any(self.checkpoints.glob("ckpt-*")):
             raise CheckpointError(

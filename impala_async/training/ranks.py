@@ -96,6 +96,19 @@ class Ranks:
                 dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
         return int(found)
 
+    def gather(self, own: bytes) -> list[bytes]:
+        """The words of all ranks, in their order."""
+        if self._is_apart:
+            return [own]
+        number, sizes = self.place.number, torch.zeros(self.place.count, dtype=torch.int64)
+        sizes[number] = len(own)
+        lengths: list[int] = self.sum(sizes).tolist()
+        # Beside zeros a sum is a copy.
+        words = torch.zeros(self.place.count, max(lengths), dtype=torch.uint8)
+        words[number, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
+        self.sum(words)
+        return [words[rank, :length].numpy().tobytes() for rank, length in enumerate(lengths)]
+
     def join(self, own_N: Tensor) -> Tensor:
         """The numbers of all ranks' columns, one rank behind the other; -1 for what a rank has
         not: it may have fewer than there is room for."""

@@ -39,6 +39,8 @@ class Handshake:
         self.refusal = ""
         self.is_refused = False
         """Whether a refusal is all that the last hello came to."""
+        self.elsewhere = ""
+        """The address of another rank of the same learner, if that is to be worked for."""
         self.say_at = self._greet_at = now
         self._chance = chance
         self._pauses = new_pauses()
@@ -56,7 +58,9 @@ class Handshake:
     def take(self, message: wire.Message | None, now: float) -> wire.Welcome | None:
         """Return a welcome, unless its learner should be dead: its epoch is lower than the run's.
         A learner that refuses for good is a MismatchError or a NotAllowedError."""
-        if isinstance(message, wire.Reject):
+        if isinstance(message, wire.Reject) and wire.code_of(message) == "elsewhere":
+            self.elsewhere = message.text
+        elif isinstance(message, wire.Reject):
             raise_if_final(message, is_joined=False)
             self.refusal, self.is_refused = message.text, True
             self.say_at = max(self.say_at, now + message.retry_after_s)

@@ -26,7 +26,7 @@ _MAX_NONCE_BYTES = 64
 class LocalLink:
     """Owns a folder of mode 0700 for as long as its process serves, and holds it meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, nonce: bytes | None = None) -> None:
         root = os.environ.get("XDG_RUNTIME_DIR")
         usable = root if root and os.access(root, os.W_OK) else None
         try:
@@ -39,7 +39,7 @@ class LocalLink:
             with contextlib.suppress(OSError):
                 fcntl.flock(self._hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.nonce_path = str(self._folder / "nonce")
-            self.nonce = secrets.token_bytes(16)
+            self.nonce = nonce or new_nonce()
             Path(self.nonce_path).write_bytes(self.nonce)
         except OSError as error:
             where = "XDG_RUNTIME_DIR" if usable else "TMPDIR"
@@ -56,6 +56,10 @@ class LocalLink:
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._hold)
             self._hold = -1
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(16)
 
 
 def read_nonce(path: str) -> bytes | None:

@@ -45,9 +45,9 @@ VERDICTS = ("duplicate", "invalid", "nonfinite", "unknown_session", "stale", "de
 # Why a session was refused, and whether the actor should come again.
 REJECT_CODES = (
     *("hello_again", "full", "protocol", "mismatch", "not_allowed", "bad_message"),
-    "wrong_port",
+    *("wrong_port", "elsewhere"),
 )
-BYE_REASONS = ("finished", "restarting", "leaving")
+BYE_REASONS = ("finished", "restarting", "leaving", "moving")
 
 Frame = bytes | memoryview
 Check = Callable[[Any], bool]

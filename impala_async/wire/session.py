@@ -74,8 +74,7 @@ class SessionTable:
             )
         known = self._known.get(hello.actor)
         limit = self.num_ranks or MAX_SESSIONS
-        is_here = known is not None and self.peer_of(known.session) is not None
-        if not is_here and len(self._peers) >= limit:
+        if not self.is_here(hello.actor) and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
         if known is not None and known.session in self._strangers:
             # The same hello again, because our answer was slow: one session is enough.
@@ -101,6 +100,10 @@ class SessionTable:
         if self._strangers.pop(peer.session, None) is not None:
             self._peers[peer.session] = peer
         return True
+
+    def is_here(self, actor: bytes) -> bool:
+        known = self._known.get(actor)
+        return known is not None and self.peer_of(known.session) is not None
 
     def peer_of(self, session: bytes) -> Peer | None:
         return self._peers.get(session) or self._strangers.get(session)

@@ -232,6 +232,52 @@ def test_a_folder_that_has_another_run_by_now_is_of_that_one(scene, folder):
         pumped.result(WITHIN_S)
 
 
+# -------------------- its address is that of several ranks
+
+
+def test_it_works_for_the_rank_to_which_it_is_sent_until_that_lets_it_go(scene, successor, lines):
+    actor = scene.actor()
+    connected = actor.begin_connect()
+    scene.learner.data.hear(Hello).answer(reject("elsewhere", successor.url, 0.0))
+    # Both are of one run and one start.
+    welcome = successor.welcome(successor.data.hear(Hello), settings_of())
+    assert connected.result(WITHIN_S) == settings_of()
+    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
+    session = Session(successor.data.hear(Spec), welcome)
+    joined.result(WITHIN_S)
+    assert lines("sends us to") == [
+        f"the learner at {scene.learner.url} sends us to {successor.url}"
+    ]
+    assert not lines("refuses us")
+    session.grant(1)
+    actor.do(actor.unroll, 0)
+    with actor.pumping():
+        assert seq_of(successor.data.find(Data)) == 0
+        session.bye("moving")
+        hello = scene.learner.data.find(Hello).message
+        # It was not settled there, and goes to another one.
+        assert (hello.actor, hello.lowest_unsettled) == (actor.client.side.actor, 0)
+        scene.welcome_back()
+
+
+def test_a_rank_that_is_silent_is_left_for_the_address_that_was_given(
+    scene, successor, monkeypatch
+):
+    monkeypatch.setattr("impala_async.actor.client.SENT_S", 0.2)
+    connected = scene.actor().begin_connect()
+    scene.learner.data.hear(Hello).answer(reject("elsewhere", successor.url, 0.0))
+    successor.data.hear(Hello)
+    scene.learner.welcome(scene.learner.data.find(Hello), settings_of())
+    assert connected.result(WITHIN_S) == settings_of()
+
+
+def test_a_place_that_nobody_can_dial_is_told(scene):
+    connected = scene.actor().begin_connect()
+    scene.learner.data.hear(Hello).answer(reject("elsewhere", "ipc:///tmp/x", 0.0))
+    with pytest.raises(ConfigError, match="sends us to another rank, got 'ipc:///tmp/x'"):
+        connected.result(WITHIN_S)
+
+
 # -------------------- connections break beneath a session: nothing waits out a lease
 
 

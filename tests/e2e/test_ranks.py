@@ -34,14 +34,14 @@ class Ranks:
             each.folder.mkdir(exist_ok=True)
             each.run_dir = self.run_dir if number == 0 else self.run_dir / "ranks" / str(number)
 
-    def start(self, *settings, flags=(), **environment):
-        """Start all of them; `environment` of one is under its number."""
+    def start(self, *settings, door="train", flags=(), **environment):
+        """Start all of them."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": str(self._count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         return [
             site.open(
-                "train",
+                door,
                 *("--run-dir", str(self.run_dir), *flags, *given(settings)),
                 **{key: str(value) for key, value in shared.items()},
                 RANK=str(number),
@@ -85,12 +85,13 @@ def test_lockstep_over_ranks_gives_the_same_weights_twice(count, tmp_path):
             ranks.trained(*LOCKSTEP, f"train.num_actors={count}")
             found += ranks.weights()
             reports = [site.reports()[-1] for site in ranks.sites]
-            # Progress is that of all, and accounts are each one's own.
+            # Rank 0 reports the accounts of all, to the last column.
             assert {report["updates"] for report in reports} == {30}
             assert len({report["env_steps_trained"] for report in reports}) == 1
             summary = ranks.sites[0].summary
-            columns = sum(report["trajectories/trained"] for report in reports)
+            columns = reports[0]["trajectories/trained"]
             assert columns == 30 * 4 * count
+            assert reports[1]["trajectories/trained"] == 30 * 4
             assert summary["env_steps_trained"] <= columns * 20
     assert len(set(found)) == 1
 
@@ -125,6 +126,37 @@ def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
         report = ranks.sites[0].reports()[-1]
         assert report["updates"] >= common + 30
         assert report["env_steps_trained"] > 0
+
+
+LEARNERS = (
+    *("env.id=CartPole-v1", "algorithm.num_minibatches=2", "learner.report_every_s=0.2"),
+    *("bind.data=tcp://127.0.0.1:*", "bind.weights=tcp://127.0.0.1:*", "learner.lease_s=2"),
+)
+
+
+def test_one_address_is_enough_and_a_rank_without_actors_gets_one(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*LEARNERS, door="learner")
+        first = ranks.sites[0]
+        first.wait_report("a start", lambda report: True)
+        actors = [first.open("actor", "--learner", str(ranks.run_dir)) for _ in range(3)]
+        first.wait_report("three", lambda report: report["ranks/num_actors"] == [2, 1])
+        first.wait_report("training", lambda report: report["updates"] > 10)
+        (sent,) = [actor for actor in actors if "sends us to" in actor.log]
+        sent.kill()
+        lost = time.monotonic()
+        first.wait_report("a loss", lambda report: report["ranks/num_actors"] == [2, 0])
+        first.wait_report("one moved", lambda report: report["ranks/num_actors"] == [1, 1])
+        updates = first.reports()[-1]["updates"]
+        first.wait_report("training again", lambda report: report["updates"] > updates + 10)
+        assert time.monotonic() - lost < 20
+        doors[1].tell(signal.SIGTERM)
+        assert [door.wait_exit(20) for door in doors] == [0, 0]
+        merged, other = (site.reports()[-1] for site in ranks.sites)
+        assert all(identities_hold(report) for site in ranks.sites for report in site.reports())
+        assert merged["trajectories/received"] > other["trajectories/received"] > 0
+        assert other["ranks/num_actors"] is None
+        assert len(set(ranks.weights())) == 1
 
 
 @pytest.mark.parametrize("told", [None, signal.SIGTERM])
@@ -191,9 +223,9 @@ def test_rows_of_one_that_make_no_number_are_left_out_by_all(tmp_path):
     with ranks_in(tmp_path) as ranks:
         ranks.trained(*LOCKSTEP, *OVERFLOW, **path)
         assert len(set(ranks.weights())) == 1
-        own, other = (site.reports()[-1] for site in ranks.sites)
-        assert own["learner/skipped_updates"] == other["learner/skipped_updates"] > 0
-        assert own["dropped/nonfinite_update"] == 0 < other["dropped/nonfinite_update"]
+        merged, other = (site.reports()[-1] for site in ranks.sites)
+        assert merged["learner/skipped_updates"] == other["learner/skipped_updates"] > 0
+        assert merged["dropped/nonfinite_update"] == other["dropped/nonfinite_update"] > 0
 
 
 def test_bad_settings_are_a_line_at_each_rank(tmp_path):

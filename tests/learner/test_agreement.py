@@ -1,13 +1,22 @@
 """The word of all ranks, and the checkpoint that all of them have."""
 
 import threading
+import uuid
 
 import pytest
 import torch
 
+from impala_async.config.load import validate_config
 from impala_async.config.ranks import Place
 from impala_async.learner import agreement
-from impala_async.learner.agreement import REASONS, Word, agree, newest_of_all, restore
+from impala_async.learner.agreement import (
+    REASONS,
+    Word,
+    agree,
+    join_run,
+    newest_of_all,
+    restore,
+)
 from impala_async.learner.service import EXITS
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import save_checkpoint
@@ -35,6 +44,12 @@ class Threads(Ranks):
     def least(self, number):
         return min(self._all(number))
 
+    def gather(self, own):
+        return self._all(own)
+
+    def check_settings(self, text):
+        assert set(self._all(text)) == {text}
+
 
 def at_once(function, *each):
     """The result of each rank, which has one of these arguments."""
@@ -56,12 +71,12 @@ def test_all_are_ready_or_nobody_is_and_one_word_is_enough_for_the_rest():
     ready = Word(is_ready=True, num_rows=30, returns=(50.0, 60))
     waits = Word(is_ready=False, returns=(150.0, 40))
     first, second = at_once(agree, ready, waits)
-    assert first == second == Word(False, 30, False, False, None, (200.0, 100))
+    assert first == second == Word(False, 30, returns=(200.0, 100), num_actors=(0, 0))
     assert first.mean_return == 2.0
-    first, second = at_once(
-        agree, ready, ready._replace(num_rows=5, is_capture_due=True, is_save_due=True)
-    )
-    assert first == second == Word(True, 35, True, True, None, (100.0, 120))
+    due = {"is_capture_due": True, "is_save_due": True, "is_report_due": True}
+    own = ready._replace(num_actors=(7,))
+    first, second = at_once(agree, own, ready._replace(num_rows=5, num_actors=(3,), **due))
+    assert first == second == Word(True, 35, returns=(100.0, 120), num_actors=(7, 3), **due)
     first, second, third = at_once(agree, ready, ready, ready._replace(reason="wall_s"))
     assert first == second == third
     assert (third.reason, third.num_rows) == ("wall_s", 90)
@@ -91,6 +106,28 @@ def test_a_hundred_episodes_of_all_are_a_return():
 )
 def test_the_newest_checkpoint_is_one_that_all_have(updates, newest):
     assert at_once(newest_of_all, *updates) == [newest] * len(updates)
+
+
+def join(ranks, folder):
+    return join_run(ranks, folder, "the settings")
+
+
+def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(tmp_path):
+    config = validate_config({"env": {"id": "E-v1"}}, {})
+    places = [Place(number, 3) for number in range(3)]
+    folders = [RunFolder(place.folder(tmp_path)) for place in places]
+    for folder in folders:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write_settings(config, run_id=uuid.uuid4().hex)
+    folders[2].next_epoch()
+    first = folders[0].run_id
+    nonces = at_once(join, *folders)
+    assert len(set(nonces)) == 1
+    assert len(nonces[0]) == 16
+    assert {folder.run_id for folder in folders} == {first}
+    assert [folder.next_epoch() for folder in folders] == [2, 2, 2]
+    assert folders[1].load_config() == config
+    assert at_once(join, *folders)[0] != nonces[0]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The learner thread, run to its end on the test's own thread: passes, lag, skips, publishing."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -587,6 +588,9 @@ class Beside(Ranks):
     def least(self, number):
         return number
 
+    def gather(self, own):
+        return [own, b'{"updates": 1}']
+
 
 class Step(FakeStep):
     def capture(self):
@@ -633,3 +637,25 @@ def test_all_save_the_same_update_though_a_save_is_due_while_they_agree_on_anoth
     run = Run(script, Step(), listener=listener, ranks=Beside(before=ask))()
     captured = [(each.progress.update, each.is_save_due) for each in run.listener.captures]
     assert captured == [(0, False), (1, True), (2, True)]
+
+
+def test_rank_0_reports_with_the_newest_of_the_others_and_hears_of_their_actors():
+    listener = Listener()
+    channels = listener.channels = dataclasses.replace(listener.channels, count_actors=lambda: 2)
+    channels.is_report_due.set()
+
+    def ask(number):
+        if number == 2:
+            channels.is_report_due.set()
+
+    run = Run(
+        [batch_of(n) for n in range(1, 4)], Step(), listener=listener, ranks=Beside(before=ask)
+    )()
+    first, second, last = run.listener.reports
+    assert first.others == second.others == [b'{"updates": 1}']
+    # The loop asks for what belongs to the last one.
+    assert last.others == ()
+    wait_ms = second.metrics["timing_breakdown/learner_rank_wait_time_ms"]
+    assert 0 <= wait_ms < 1000
+    # It is told once, as nothing changes: the fake adds nobody's actors to our two.
+    assert listener.counts == [(2, 0)]

@@ -112,6 +112,8 @@ def rank(number, port, path):
         found = {name: train(settings, place) for name, settings in CASES.items()}
         torch.save(found, path / f"{number}.pt")
         ranks, kinds = Ranks(place, HALF), []
+        words = ranks.gather(b"a word" if number else b"")
+        (path / f"words-{number}").write_text(repr(words))
         for tensors in ({"a": torch.ones(3)}, {"a": torch.ones(3) * (1 + number * 1e-7)}):
             try:
                 ranks.check_equal(tensors, "weights")
@@ -151,6 +153,7 @@ def of_two(tmp_path_factory):
     return SimpleNamespace(
         found=[load(f"{n}.pt") for n in range(2)],
         checks=[load(f"checks-{n}.pt") for n in range(2)],
+        words=[(path / f"words-{n}").read_text() for n in range(2)],
         lost=(path / "lost").read_text(),
     )
 
@@ -178,4 +181,8 @@ def test_ranks_that_differ_and_one_that_is_lost_are_told(of_two):
     settings = "the settings differ between the 2 ranks: start each with the same flags"
     told = [None, "weights differ between the 2 ranks", None, settings]
     assert of_two.checks[0] == of_two.checks[1] == told
+
+
+def test_all_hear_the_word_of_each(of_two):
+    assert of_two.words == ["[b'', b'a word']"] * 2
     assert of_two.lost.startswith("another rank has ended, or does not answer: ")

@@ -74,6 +74,8 @@ def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over():
     assert [handshake.is_due(now, is_greeted=True) for now in (20.9, 21.0)] == [False, True]
     handshake.said(21.0)
     assert not handshake.is_refused
+    assert handshake.take(reject("elsewhere", "tcp://b:2", 0.0), 21.5) is None
+    assert (handshake.elsewhere, handshake.is_refused) == ("tcp://b:2", False)
     for other in (welcome_of(epoch=1), grant_of(1)):
         assert handshake.take(other, 22.0) is None
     for welcome in (welcome_of(epoch=1, run_id=b"o" * 16), welcome_of(), welcome_of(epoch=3)):

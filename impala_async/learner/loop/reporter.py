@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from impala_async.learner.slots import Episodes
+from impala_async.metrics.merge import merge_ranks
 from impala_async.metrics.names import Value
 from impala_async.metrics.report import RETURN_EPISODES, RunTimes, assemble, judge
 from impala_async.metrics.sinks import Sink
@@ -96,6 +97,8 @@ class Reporter:
     frames_per_step: int
     ask: Callable[[], None]
     """Ask the learner thread for a reading."""
+    others: Callable[[], Sequence[Mapping[str, Value]]] = tuple
+    """The newest reports of the other ranks, at rank 0."""
     earlier_s: float = 0.0
     earlier_updates: int = 0
     earlier_counts: Mapping[str, Value] = field(default_factory=dict)
@@ -169,6 +172,8 @@ class Reporter:
             "loop/lag_ms_max": self._lag.max,
         }
         report = assemble(own, *(part() for part in self.parts), before=self._before[0])
+        if others := self.others():
+            report = merge_ranks([report, *others], self._before[0])
         self._before.append(report)
         self._times.add(report)
         # Who is cut off leaves a hundred megabytes behind, which ZeroMQ frees a while later.

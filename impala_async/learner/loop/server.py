@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from impala_async.config.ranks import Place
 from impala_async.config.run import ActorSettings, RunConfig
 from impala_async.errors import ConfigError
 from impala_async.learner.loop.admission import Admission
 from impala_async.learner.loop.delay import SlotDelay
 from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
 from impala_async.learner.loop.lockstep import LockstepFiller
+from impala_async.learner.loop.placement import Placement
 from impala_async.learner.loop.sessions import Publisher, Sessions
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller
@@ -58,10 +60,13 @@ class ActorServer:
         accounts: Mapping[str, Any] | None = None,
         recorder: Recorder | None = None,
         actor_seed: int | None = None,
+        place: Place | None = None,
+        nonce: bytes | None = None,
     ) -> None:
         """Without a schema `on_schema` takes that of the first actor, and `find_layout` may tell
         the digest of its weights before anything is built. `on_loss` is called when a session has
-        ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint."""
+        ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint.
+        Actors know this start by the `nonce`, which all ranks have."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
         settings_frame = _told(ActorSettings.of(config, actor_seed))
         self._filler = self._make_filler(on_episodes, on_loss)
@@ -71,7 +76,9 @@ class ActorServer:
         if accounts is not None:
             self.ledger.restore(accounts["ledger"])
             self.table.restore_watermarks(accounts["watermarks"], time.monotonic())
-        self._link = LocalLink()
+        self._link = LocalLink(nonce)
+        most = config.train.num_actors if config.pace.is_lockstep else None
+        self.placement = Placement(place, most)
         data, weights = both = self._bind(schema)
         self.data_url, self.weights_url = (x.connectable_url(config.bind.host) for x in both)
         self.sessions = Sessions(
@@ -84,6 +91,7 @@ class ActorServer:
             rows=config.trajectory.rows,
             on_schema=on_schema,
             find_layout=find_layout,
+            placement=self.placement,
         )
         self.admission = Admission(self.sessions, recorder)
         # From now on it notices if we stand still, as a learner does that builds a large model.
@@ -188,8 +196,11 @@ class ActorServer:
                 weights[peer.weights_route] = SPARE_BYTES
         lease_s = self._config.learner.lease_s
         doubts = self._data.look(data, lease_s), self._weights.look(weights, lease_s)
-        if self.table.take_back(time.monotonic()):
+        if self.table.take_back(now := time.monotonic()):
             self._answer()
+        if self.placement.is_to_let_go(now):
+            self.admission.decide(now)
+            self._data.say(self.sessions.let_one_go())
         return any(doubts)
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:

@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from impala_async import __version__
 from impala_async.envs.faults import WHERES, say_hang
 from impala_async.errors import CheckpointError, ProtocolError, SpacesError
+from impala_async.learner.loop.placement import Placement
 from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS
 from impala_async.metrics.report import Counters
@@ -136,6 +137,7 @@ class Sessions:
     """Builds what the first actor's schema asks for, where there was none before."""
     find_layout: Callable[[Schema], bytes | None]
     """Tells the digest of the weights of a schema, if that can be told unbuilt."""
+    placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
         self.schema: Schema | None = None
@@ -154,8 +156,10 @@ class Sessions:
 
     def hear(self, route: bytes, message: wire.Message, rest: Router, now: float) -> list[Answer]:
         if isinstance(message, wire.Hello):
-            if self.is_closing:
+            if self.is_closing or not self.placement.is_known:
                 return []  # the actor asks again, and then another learner may be here
+            if (url := self._place(message, now)) is not None:
+                return [Answer(route, [wire.pack(reject("elsewhere", url, 0.0))])]
             opened = self.table.hello(message, route, now)
             if isinstance(opened, wire.Reject):
                 return self._refuse(route, opened)
@@ -214,6 +218,19 @@ class Sessions:
         byes = [(peer.data_route, wire.Bye(peer.session, code)) for peer in self.table]
         return [Answer(route, [wire.pack(bye)]) for route, bye in byes]
 
+    def let_one_go(self) -> list[Answer]:
+        """Another rank has no actor: end the newest session of one that may go, which is told first
+        what became of all that it sent."""
+        free = [peer for peer in self.table.joined if not peer.is_numbered]
+        if not free:
+            return []
+        peer = max(free, key=lambda peer: peer.opened_at)
+        self.table.end(peer)
+        self._counters.add("sessions/closed")
+        self._log.say(logging.INFO, "actor %d goes to another rank, which has none", peer.rank)
+        bye = wire.Bye(peer.session, wire.BYE_REASONS.index("moving"))
+        return [self.grant(peer), Answer(peer.data_route, [wire.pack(bye)])]
+
     def expire(self, now: float) -> None:
         for peer in self.table.expire(now):
             self.lose(peer, "its lease is over")
@@ -246,6 +263,13 @@ class Sessions:
             since, line, _ = min(hangs, key=lambda hang: hang[0])
             report["actor/hang"] = line(now - since)
         return report
+
+    def _place(self, hello: wire.Hello, now: float) -> str | None:
+        """The address of the rank that it is to work for, unless that is this one."""
+        is_free = hello.protocol == wire.PROTOCOL and hello.number == wire.NO_NUMBER
+        if not is_free or self.table.is_here(hello.actor):
+            return None
+        return self.placement.send(hello.actor, len(self.table), now)
 
     def _agree(self, peer: Peer, spec: wire.Spec, rest: Router, now: float) -> list[Answer]:
         size = rest.receive_into(self._schema_buffer)

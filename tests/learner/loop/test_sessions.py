@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from impala_async import __version__
+from impala_async.config.ranks import Place
 from impala_async.errors import CheckpointError, SpacesError
+from impala_async.learner.loop.placement import Placement
 from impala_async.learner.loop.sessions import MAX_LINES_PER_S, MAX_SCHEMA_BYTES, PeerLog, Publisher
 from impala_async.metrics.report import merge
 from impala_async.schema import ArraySpec, ObsSpec
@@ -45,6 +47,55 @@ def test_a_welcome_says_what_an_actor_must_know():
     # A hello that is said again opens nothing, and nobody has joined before its Spec came.
     report = learner.report()
     assert (report["sessions/opened"], report["num_actors"], len(learner.table)) == (2, 0, 2)
+
+
+def ranks_of(learner, *urls):
+    """Rank 0 of several; the others listen at these."""
+    placement = learner.sessions.placement = Placement(Place(0, 1 + len(urls)))
+    placement.open(("tcp://a:1", *urls))
+    return placement
+
+
+def test_actors_are_sent_to_other_ranks_but_those_with_a_number_and_those_who_are_here():
+    learner = learner_of()
+    ranks_of(learner, "tcp://b:2")
+    actors = [HandActor(learner) for _ in range(4)]
+    for actor in actors:
+        actor.hello()
+    assert [bool(actor.welcome) for actor in actors] == [True, False, True, False]
+    assert refusal(actors[1], "elsewhere") == "tcp://b:2"
+    assert refusal(actors[3], "elsewhere") == "tcp://b:2"
+    assert (learner.report()["sessions/refused"], len(learner.table)) == (0, 2)
+    numbered = HandActor(learner)
+    numbered.hello(number=3)
+    assert numbered.welcome.rank == 3
+    actors[0].spec()
+    actors[0].hello()
+    assert not actors[0].rejects
+
+
+def test_nobody_is_answered_before_it_is_known_where_other_ranks_listen():
+    learner = learner_of()
+    learner.sessions.placement = Placement(Place(0, 2))
+    actor = HandActor(learner)
+    assert (actor.hello(), actor.rejects, len(learner.table)) == ("", [], 0)
+
+
+def test_the_newest_is_let_go_with_all_that_it_sent_settled():
+    learner = learner_of(columns=2)
+    ranks_of(learner, "tcp://b:2").note((0, 9))
+    numbered = HandActor(learner)
+    numbered.hello(number=0)
+    numbered.spec()
+    assert learner.sessions.let_one_go() == []
+    actor = HandActor(learner).join()
+    actor.send()
+    grant, bye = learner.sessions.let_one_go()
+    assert wire.unpack(grant.frames[0]).settled == 1
+    said = wire.unpack(bye.frames[0])
+    assert (said.session, wire.BYE_REASONS[said.reason]) == (actor.session, "moving")
+    assert len(learner.table) == 1
+    assert learner.report()["sessions/closed"] == 1
 
 
 def test_goodbyes_end_sessions_and_say_why(caplog):

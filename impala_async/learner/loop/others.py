@@ -1,0 +1,57 @@
+"""The other ranks of a learner, as the event loop knows them: where they listen, what they report.
+
+Runs on: event loop; what ranks say to each other is said by another thread
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from impala_async.errors import RankError
+from impala_async.learner.handoff import on_thread
+from impala_async.metrics.names import Value
+from impala_async.training.ranks import Ranks
+
+logger = logging.getLogger(__name__)
+
+
+class OtherRanks:
+    """A sink of the reports of this rank too, of which the learner thread tells rank 0."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.are_some = ranks.are_many
+        self.newest: list[bytes] = [b"{}"]
+        self.reports: Sequence[Mapping[str, Value]] = ()
+        """Those of the other ranks, at rank 0: the last that it knows."""
+        self._ranks = ranks
+
+    def write(self, report: Mapping[str, Value]) -> None:
+        self.newest[0] = json.dumps(report, allow_nan=False).encode()
+
+    def close(self) -> None:
+        pass
+
+    def take(self, said: Sequence[bytes]) -> None:
+        if said:
+            self.reports = [json.loads(each) for each in said]
+
+    async def addresses(self, own: str) -> list[str]:
+        """Where each rank listens."""
+        return [url.decode() for url in await self._gather(own.encode())]
+
+    async def report_last(self, report: Callable[[], dict[str, Value]]) -> dict[str, Value]:
+        """Write the last report: rank 0 when it has those of all the others."""
+        found = None if self._ranks.place.is_first else report()
+        try:
+            said = await self._gather(self.newest[0])
+            self.take(said[1:] if self._ranks.place.is_first else ())
+        except RankError as error:
+            logger.warning("the last report lacks what other ranks did at the end: %s", error)
+        return report() if found is None else found
+
+    async def _gather(self, own: bytes) -> list[bytes]:
+        """The words of all ranks. The learner thread must not say anything meanwhile."""
+        found: list[Any] = []
+        await on_thread("ranks", lambda: found.extend(self._ranks.gather(own)))
+        return found
