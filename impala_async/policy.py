@@ -310,7 +310,7 @@ def build_policy(
     seed: int,
     device: torch.device | str = "cpu",
 ) -> AnyPolicy:
-    """The one policy of a run, or its team; ConfigError if there is no memory for it."""
+    """The one policy of a run, or its team; SpacesError if there is no memory for it."""
     if schema.policies != policies.names:
         raise SpacesError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
     try:
@@ -321,7 +321,7 @@ def build_policy(
         what = str(error).partition("\n")[0]
         if not isinstance(error, MemoryError) and TOO_LARGE.search(what) is None:
             raise
-        raise ConfigError(f"model: there is no memory here for its network: {what}") from error
+        raise SpacesError(f"model: there is no memory here for its network: {what}") from error
 
 
 def check_default_dtype(env_id: str) -> None:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # Weights, gradients, two moments of the optimizer, and snapshots that are being sent.
 MODEL_COPIES = 7
+# For each choice in each row: what a network says of it, its logarithms and gradients.
+CHOICE_BYTES = 32
 GIB = 1 << 30
 
 
@@ -137,6 +139,10 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
     slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
     weights_bytes = sum(tensor.nbytes for tensor in _shapes(config.model, schema).values())
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
+    # A part of a batch at a time.
+    num_columns = -(-config.learner.batch_columns // config.algorithm.num_minibatches)
+    num_choices = num_columns * (schema.rows + 1) * schema.action.num_choices
+    model_bytes += CHOICE_BYTES * num_choices
     free_bytes = psutil.virtual_memory().available
     if slot_bytes + model_bytes > free_bytes:
         raise SpacesError(

@@ -38,6 +38,7 @@ SENT_TOO_MUCH = "sent more than credit allows"
 SENT_BEFORE = "sent much and had not joined"
 CLAIMED_MUCH = "claimed a routing id longer than 255 bytes"
 NEVER_JOINED = "never joined, as too many did not"
+SHUT_OUT = "had not joined while the port was shut"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
@@ -199,7 +200,10 @@ class Connections:
         since = time.monotonic() - LONGEST_LEAVE_S
         self.num_new *= not is_drained
         num_leaving = sum(at > since for at in self._leaving.values())
-        is_held = time.monotonic() < self._shut_until
+        if is_held := time.monotonic() < self._shut_until:
+            # A port that is shut keeps out nobody who is in: they could keep it so, one by one.
+            for fd in under_way.keys() & self._strangers.keys():
+                self._cut(fd, SHUT_OUT)
         self._shut(is_held or max(num_leaving, self.num_new) > MAX_LEAVING)
         return bool(self._doubtful)
 

@@ -105,7 +105,7 @@ class Hello(NamedTuple):
     run_id: Id
     epoch: Epoch
     # This limit is lower: the seqs that a learner grants from there on must still be seqs.
-    lowest_unsettled: Annotated[int, _uint(2**61)]
+    lowest_unsettled: Annotated[int, _uint(2**60)]
     number: Annotated[int, _uint(MAX_COLUMNS, NO_NUMBER)] = NO_NUMBER
 
 

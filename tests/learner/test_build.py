@@ -178,6 +178,8 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
     for too_large, model in (
         (flat_schema(2, 10**8, rows=3), {}),
         (flat_schema(2, 2**31 - 1, rows=3), {}),
+        # The weights have 1.8 GiB. The rest is for each choice in each row.
+        (flat_schema(2, 10**6, rows=100), {"hidden_sizes": [64, 64]}),
         (wide_core, {"core": "lstm", "core_size": 10**5}),
         # Each of several policies wants weights.
         (several, wide_model),

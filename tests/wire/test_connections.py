@@ -227,6 +227,22 @@ def test_a_port_is_held_shut_for_a_while(router, monkeypatch):
     until(lambda: watched.look({}, is_drained=True) or not watched._is_shut)
 
 
+def test_while_a_port_is_shut_those_are_ended_who_came_before_and_have_not_joined(ends, router):
+    watched, actor = router.connections, ends.dealer(router.url)
+    route = greeted(router, actor)
+    with raw_peer.connect(router.url) as raw:
+        until(lambda: watched.read() or len(watched._open) == 2)
+        watched.look({route: 100})
+        assert watched.cut_off.total() == 0
+        watched.hold_shut(10.0)
+        watched.look({route: 100})
+        assert watched.cut_off == {module.SHUT_OUT: 1}
+        raw.settimeout(5.0)
+        while raw.recv(100):
+            pass
+    until(lambda: watched.read() or [*watched._routes] == [route])
+
+
 def test_who_went_is_forgotten_and_not_cut_in_the_shape_of_its_successor(ends, router, monkeypatch):
     watched = router.connections
     for _ in range(10):

@@ -64,10 +64,10 @@ def test_every_kind_has_golden_bytes_and_every_number_its_meaning():
     assert all(len(FIELDS[name]) == len(message) for name, message in EXAMPLES.items())
     assert wire.PROTOCOL == 1
     verdicts = "duplicate invalid nonfinite unknown_session stale dead_branch"
-    codes = "hello_again full protocol mismatch not_allowed bad_message wrong_port"
+    codes = "hello_again full protocol mismatch not_allowed bad_message wrong_port elsewhere"
     assert " ".join(wire.VERDICTS) == verdicts
     assert " ".join(wire.REJECT_CODES) == codes
-    assert wire.BYE_REASONS == ("finished", "restarting", "leaving")
+    assert wire.BYE_REASONS == ("finished", "restarting", "leaving", "moving")
     assert (wire.MAX_HEADER_BYTES, wire.MAX_INLINE_BYTES) == (4096, 8192)
     assert (wire.MAX_SETTINGS_BYTES, wire.MAX_TEXT_BYTES) == (65536, 2000)
     assert (wire.MAX_COLUMNS, wire.MAX_TIMERS, wire.MAX_VERDICTS) == (4096, 16, 64)
@@ -148,7 +148,7 @@ TIMERS = Field(
 )
 
 FIELDS = {
-    "Hello": [uint(255), ID, text(64), ID, EPOCH, uint(2**61), uint(4096, wire.NO_NUMBER)],
+    "Hello": [uint(255), ID, text(64), ID, EPOCH, uint(2**60), uint(4096, wire.NO_NUMBER)],
     "Welcome": [
         *(ID, EPOCH, ID, uint(2**31), uint(65535, 1), PATH, PATH, PATH, ID),
         *(SPAN, SPAN, COLUMNS),
@@ -161,7 +161,7 @@ FIELDS = {
     "WeightsReply": [EPOCH, COUNT, ID, ID],
     "NotModified": [EPOCH, COUNT],
     "Heartbeat": [ID, TIMERS],
-    "Bye": [ID, uint(2), text(wire.MAX_WHY)],
+    "Bye": [ID, uint(3), text(wire.MAX_WHY)],
     "ByeOk": [ID],
 }
 EACH_FIELD = [(name, i) for name, fields in FIELDS.items() for i in range(len(fields))]

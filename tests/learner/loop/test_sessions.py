@@ -216,6 +216,7 @@ def test_a_first_schema_that_comes_to_nothing_is_refused():
     for fault, says in (
         (SpacesError("no recurrent state"), "no recurrent state"),
         (CheckpointError("ckpt-1-70 does not fit"), "ckpt-1-70 does not fit"),
+        (MemoryError(), "no memory"),
         (None, "the model differs"),
     ):
         learner = learner_of(is_open=False)
