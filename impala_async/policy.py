@@ -20,7 +20,7 @@ from torch import Tensor
 from impala_async.algo.distributions import Joint, joint_of, sample_by_numpy
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
-from impala_async.errors import ConfigError, EnvError, SpacesError
+from impala_async.errors import EnvError, SpacesError
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import unflatten
 from impala_async.models.leaves import Normalizer

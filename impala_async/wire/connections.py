@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -197,14 +197,8 @@ class Connections:
         for fd in self._doubtful & doubtful:
             self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
         self._doubtful = doubtful & self._open.keys()
-        since = time.monotonic() - LONGEST_LEAVE_S
         self.num_new *= not is_drained
-        num_leaving = sum(at > since for at in self._leaving.values())
-        if is_held := time.monotonic() < self._shut_until:
-            # A port that is shut keeps out nobody who is in: they could keep it so, one by one.
-            for fd in under_way.keys() & self._strangers.keys():
-                self._cut(fd, SHUT_OUT)
-        self._shut(is_held or max(num_leaving, self.num_new) > MAX_LEAVING)
+        self._open_or_shut(under_way.keys() & self._strangers.keys())
         return bool(self._doubtful)
 
     def hold_shut(self, seconds: float) -> None:
@@ -222,6 +216,15 @@ class Connections:
 
     def close(self) -> None:
         self._monitor.close()
+
+    def _open_or_shut(self, strangers: Set[int]) -> None:
+        is_held = time.monotonic() < self._shut_until
+        # A port that is shut keeps out nobody who is in: they could keep it so, one by one.
+        for fd in strangers if is_held else ():
+            self._cut(fd, SHUT_OUT)
+        since = time.monotonic() - LONGEST_LEAVE_S
+        num_leaving = sum(at > since for at in self._leaving.values())
+        self._shut(is_held or max(num_leaving, self.num_new) > MAX_LEAVING)
 
     def _forget(self, fd: int) -> None:
         self._strangers.pop(fd, None)

@@ -335,7 +335,7 @@ class Sessions:
                 return fault
             self.on_schema(schema)
         except (SpacesError, CheckpointError, MemoryError) as error:
-            return f"this learner cannot train on such an environment: {error or 'no memory'}"
+            return f"this learner cannot train on such an environment: {str(error) or 'no memory'}"
         self.schema = self.schema or schema
         self._log.say(logging.INFO, "actor %d, the first, has decided what is trained", peer.rank)
         # The layout of some models is known only now.
