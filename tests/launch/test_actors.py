@@ -49,9 +49,10 @@ def test_actors_of_several_hosts_have_no_numbers_but_count_their_lives(begin, ha
     look_until(actors, lambda: len(events("actor")) >= 4)
     flags = [e["flags"] for e in events("actor")]
     assert all(each[:4] == ["--learner", "tcp://host:1", "--connect-s", "inf"] for each in flags)
-    starts = {tuple(each[each.index("--start") + 1 :][:2]) for each in flags}
-    numbers = ("0", "1") if has_numbers else ("-1",)
-    assert starts >= {(number, life) for number in numbers for life in ("0", "1")}
+    starts = {tuple(each[each.index("--start") + 1 :][:3]) for each in flags}
+    # That among those of its host each one has.
+    numbers = [("0", "0"), ("1", "1")] if has_numbers else [("-1", "0"), ("-1", "1")]
+    assert starts >= {(number, life, local) for number, local in numbers for life in ("0", "1")}
 
 
 def test_nobody_is_started_again_once_one_was_told_that_the_run_is_over(begin, capsys):
