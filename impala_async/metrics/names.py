@@ -24,7 +24,7 @@ _QUANTILES = "percentiles 0, 10, 50, 90, 100"
 SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Run": (
         ("time_s", "s", "of the whole run, earlier starts included"),
-        ("env_steps_trained", "rows", "valid rows at their first pass"),
+        ("env_steps_trained", "rows", "valid rows at their first pass, of each agent"),
         ("updates", "updates", "optimizer steps taken; in lockstep, batches"),
         ("env_steps_per_s", "rows/s", "trained over this report's interval"),
         ("frames_per_s", "frames/s", "the same times the frames that an action lasts"),
