@@ -2,6 +2,7 @@
 
 import os
 
+import psutil
 import pytest
 import torch
 
@@ -103,6 +104,19 @@ def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, exp
     assert count_cores() == expected
     (machine / "own").unlink()
     assert count_cores() == (expected if group == "." else 8)
+
+
+def test_workers_keep_to_the_cores_that_somebody_gave_the_actor():
+    given, others = os.sched_getaffinity(0), {*psutil.Process().children()}
+    core = {max(given)}
+    os.sched_setaffinity(0, core)
+    try:
+        envs = set_for("parallel").envs
+    finally:
+        os.sched_setaffinity(0, given)
+    (worker,) = {*psutil.Process().children()} - others
+    assert os.sched_getaffinity(worker.pid) == core
+    envs.close()
 
 
 SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
