@@ -500,8 +500,8 @@ def test_an_actor_is_told_its_number_and_says_where_it_is_asked_that_the_run_is_
     url, over = "tcp://127.0.0.1:9", os.eventfd(0, os.EFD_NONBLOCK)
     flags = ["--learner", url, "--over-fd", str(over)]
     assert actor_door.main(flags[:2]) == 0
-    assert actor_door.main([*flags, "--start", "7", "2"]) == 0
-    assert done == [(url, (-1, 0)), (url, (7, 2))]
+    assert actor_door.main([*flags, "--start", "7", "2", "3"]) == 0
+    assert done == [(url, (-1, 0, 0)), (url, (7, 2, 3))]
     assert os.eventfd_read(over) == 1
     monkeypatch.setattr(FakeService, "is_finished", False)
     assert actor_door.main(flags) == 0

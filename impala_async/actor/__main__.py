@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="how long to look for the learner at the start (default: 60); with inf it looks for "
         "ever, also for one that is lost later",
     )
-    # These are for whoever starts an actor again: its number, how often it was started before, and
-    # where it says that the run is over.
-    parser.add_argument("--start", type=int, nargs=2, default=(-1, 0), help=argparse.SUPPRESS)
+    # These are for whoever starts an actor again: its number, how often it was started before and
+    # its number among those of this host; and where it says that the run is over.
+    parser.add_argument("--start", type=int, nargs=3, default=(-1, 0, 0), help=argparse.SUPPRESS)
     parser.add_argument("--over-fd", type=int, help=argparse.SUPPRESS)
     flags = sys.argv[1:] if argv is None else argv
     args = parser.parse_args(flags)

@@ -48,10 +48,10 @@ class ActorService:
         *,
         num_envs: int | None,
         connect_s: float,
-        start: tuple[int, int],
+        start: tuple[int, int, int],
     ) -> None:
-        """`learner`: its address or its run folder. `start`: the number of this actor, and how
-        often it was started before."""
+        """`learner`: its address or its run folder. `start`: the number of this actor, how often
+        it was started before, and its number among those of this host."""
         self._num_envs = num_envs
         self._signal = 0
         self._is_sampling = False
@@ -59,7 +59,7 @@ class ActorService:
         self._client = Client(
             self._context, learner, should_stop=lambda: self._signal != 0, connect_s=connect_s
         )
-        self._client.side.number, self._life = start
+        self._client.side.number, self._life, self._local = start
         self._watch = Watch(logger.warning, whose=self._whose)
         self._stopper = Stopper(logger.warning, self._whose)
 
@@ -153,7 +153,7 @@ class ActorService:
         wanted, most = self._num_envs or actor.num_envs, self._client.side.welcome.max_columns
         num_envs = min(FIRST_COLUMNS, most) if wanted == "auto" else wanted
         try:
-            setup = make_setup(actor, env, num_envs, policies, self._look_up)
+            setup = make_setup(actor, env, num_envs, policies, self._look_up, self._local)
         except errors.EnvError as error:
             if error.is_death:
                 raise
@@ -172,8 +172,8 @@ class ActorService:
             logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
         elif "auto" in (actor.sampler, wanted):
             make_policy, most = partial(_build_policy, schema, settings), most * (wanted == "auto")
-            trials = Trials(setup, settings, schema, make_policy, self._look_up, most)
-            setup = trials.choose(num_envs)
+            of = setup, settings, schema, make_policy, self._look_up, most, self._local
+            setup = Trials(*of).choose(num_envs)
         return setup, schema
 
     def _look_up(self) -> None:

@@ -88,10 +88,12 @@ def make_setup(
     num_envs: int,
     policies: PoliciesSection = ONE_POLICY,
     look_up: LookUp = lambda: None,
+    local: int = 0,
 ) -> Setup:
     """The setup of `actor.sampler`; for `auto` that of `envs.make`, unmeasured. EnvError if the
-    environment cannot be made so, MismatchError if this host has no such device."""
-    sampler, device = actor.sampler, pick_device(actor.device)
+    environment cannot be made so, MismatchError if this host has no such device. `local` is the
+    number of this actor among those of its host."""
+    sampler, device = actor.sampler, pick_device(actor.device, local)
     if sampler == "auto":
         return Setup(*build_usual(env, num_envs, policies), device)
     if sampler == "parallel":
@@ -100,8 +102,9 @@ def make_setup(
     return Setup(sampler, build_envs(sampler, env, num_envs, policies), device)
 
 
-def pick_device(name: str) -> str:
-    """The device that `actor.device` names, `auto` unmeasured; MismatchError if it is not here."""
+def pick_device(name: str, local: int = 0) -> str:
+    """The device that `actor.device` names, `auto` unmeasured; MismatchError if it is not here.
+    Without a number, the actors of a host take its GPUs in turn."""
     if name in ("auto", CPU):
         return CPU
     if int(name.partition(":")[2] or 0) >= (num_gpus := count_gpus()):
@@ -109,7 +112,7 @@ def pick_device(name: str) -> str:
             f"actor.device: {name} is not on this machine, which has {num_gpus} GPUs that torch "
             "can use: set it to cpu or auto"
         )
-    return name
+    return f"{name}:{local % num_gpus}" if name == "cuda" else name
 
 
 def count_cores() -> int:
@@ -190,6 +193,8 @@ class Trials:
     look_up: LookUp
     most: int = 0
     """Where columns may become more, they are at most so many."""
+    local: int = 0
+    """The number of this actor among those of its host."""
 
     def __post_init__(self) -> None:
         self.opened, self.told = [self.best.envs], list[str]()
@@ -262,7 +267,7 @@ class Trials:
         """Try a GPU, and workers, where they may win."""
         actor, settings = self.settings.actor, self.settings
         if actor.device == "auto" and self._found.act_s > QUICK_ACT_S and count_gpus():
-            self.enter(self.best._replace(device="cuda"))
+            self.enter(self.best._replace(device=pick_device("cuda", self.local)))
         round_s, env_s, act_s = (self._growth * seconds for seconds in self._found[:3])
         found = Measured(round_s, env_s, act_s, self._found.is_waiting)
         if num_workers := _count_worthwhile(found, actor, num_envs, self.told):

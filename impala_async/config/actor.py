@@ -40,8 +40,9 @@ class ActorSection(Section):
     num_workers: int | None = Field(None, ge=1, le=1024)
     """Processes that step environments; none: one for each core that the actor may use."""
     device: Device = "auto"
-    """Where the policy acts, with any sampler: auto, cpu, cuda or cuda:N. auto: the CPU, or with
-    sampler auto a GPU if that is found to be faster."""
+    """Where the policy acts, with any sampler: auto, cpu, cuda or cuda:N. cuda: actors of one
+    host take its GPUs in turn. auto: the CPU, or with sampler auto such a GPU if that is found to
+    be faster."""
     threads: int = Field(1, ge=1, le=1024)
     """torch threads of an actor."""
     compress: Literal["auto", "on", "off"] = "auto"

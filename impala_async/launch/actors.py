@@ -138,7 +138,8 @@ class Actors:
             logger.warning(told, actor.number, actor.how_it_was_lost, actor.log.where)
             actor.how_it_was_lost = ""
         number = actor.number if self._has_numbers else -1
-        flags = [*self._flags, "--start", str(number), str(actor.num_starts)]
+        start = map(str, (number, actor.num_starts, actor.number))
+        flags = [*self._flags, "--start", *start]
         try:
             actor.start(flags, self._lifeline, self._over_fd)
         except ConfigError as error:

@@ -22,6 +22,7 @@ from impala_async.learner.agreement import Word, agree
 from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
+from impala_async.metrics.means import UpdateMeans
 from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
@@ -87,6 +88,7 @@ class LearnerThread:
         self._num_skipped = 0
         # These are of the newest update, whatever became of it.
         self._stats: dict[str, float] = {}
+        self._means = UpdateMeans()
         self._grad_timer = DeviceTimer() if self.device.type == "cuda" else TimerStat()
         # The first pass of a batch has all its waits.
         num_timings = TIMED_BATCHES * (1 if self._is_eager else section.most_passes)
@@ -137,7 +139,7 @@ class LearnerThread:
         for loaded in left:
             loaded.drop(loaded.alive_B.copy(), "shutdown")
             channels.settlements.post(loaded.settle(most, most))
-        channels.reports.post(self._report())
+        channels.reports.post(self._report(is_last=True))
         self._capture()
 
     def _capture(self, *, is_save_due: bool = True) -> None:
@@ -275,6 +277,7 @@ class LearnerThread:
                 is_first_pass=is_first,
             )
         self._stats = result.stats
+        self._means.add(result.stats, result.num_updates)
         if result.not_finite:
             self._skip(loaded, result)
         if result.num_updates:
@@ -361,7 +364,11 @@ class LearnerThread:
                     self.channels.stops.post(name)
         return self._is_closed or self._stop_reason is not None
 
-    def _report(self, others: Sequence[bytes] = ()) -> handoff.LearnerReport:
+    def _report(
+        self, others: Sequence[bytes] = (), *, is_last: bool = False
+    ) -> handoff.LearnerReport:
+        # Two runs in lockstep end alike, but the clock has cut their last intervals.
+        is_newest = is_last and self.is_lockstep
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
         metrics: dict[str, object] = {
             "learner/starved_total_s": self._starved_total_s + starved_s,
@@ -378,7 +385,7 @@ class LearnerThread:
             "timing_breakdown/learner_dequeue_time_ms": self._dequeue_timer.mean_ms,
             "timing_breakdown/learner_rank_wait_time_ms": self._rank_timer.mean_ms,
             **self._queue_size.stats(),
-            **self._stats,
+            **(self._stats if is_newest else self._means.take()),
         }
         lags, first = self._lag_histogram.tolist(), self._first_update
         return handoff.LearnerReport(self.progress, self._starved_at, first, metrics, lags, others)

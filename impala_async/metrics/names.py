@@ -1,7 +1,8 @@
 """The one registry of metric names: every key that a report line may hold, its unit, its meaning.
 
-`docs/metrics.md` is rendered from here. Only a user's own algorithm adds to them, under `user/`.
-Every report has every name; its value is null where there is none.
+`docs/metrics.md` is rendered from here. Only a user's own algorithm adds to them, under `user/`,
+and several policies, each under `policies/<its name>/`. Every report has every name; its value is
+null where there is none.
 """
 
 import re
@@ -23,7 +24,7 @@ _QUANTILES = "percentiles 0, 10, 50, 90, 100"
 SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Run": (
         ("time_s", "s", "of the whole run, earlier starts included"),
-        ("env_steps_trained", "rows", "valid rows at their first pass"),
+        ("env_steps_trained", "rows", "valid rows at their first pass, of each agent"),
         ("updates", "updates", "optimizer steps taken; in lockstep, batches"),
         ("env_steps_per_s", "rows/s", "trained over this report's interval"),
         ("frames_per_s", "frames/s", "the same times the frames that an action lasts"),
@@ -180,6 +181,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
 OWN_PREFIX = "user/"
 """The prefix of a user's own metrics, which are declared nowhere."""
 _OWN_NAME = re.compile(rf"{OWN_PREFIX}[a-z][a-z0-9_]*")
+_OF_POLICY = re.compile(r"^policies/[A-Za-z0-9_-]+/")
 
 REGISTRY = {
     name: (unit, meaning) for metrics in SECTIONS.values() for name, unit, meaning in metrics
@@ -211,9 +213,20 @@ def numbers(report: Mapping[str, Value]) -> dict[str, float]:
 
 def undeclared(report: Iterable[str]) -> set[str]:
     """The keys of a report, or any names, that neither the registry knows nor a user has named."""
-    return {name for name in set(report) - REGISTRY.keys() if not _OWN_NAME.fullmatch(name)}
+    rest = set(report) - REGISTRY.keys()
+    return {name for name in rest if not is_of_update(_OF_POLICY.sub("", name))}
 
 
 def is_of_update(name: str) -> bool:
     """Whether an algorithm may report it: a metric of an update, or one of a user's own."""
     return name in _OF_UPDATE or _OWN_NAME.fullmatch(name) is not None
+
+
+def of_policy(policy: str, name: str) -> str:
+    """The name of a metric of an update where it is that of one policy among several."""
+    return f"policies/{policy}/{name}"
+
+
+def is_setting(name: str) -> bool:
+    """Whether a metric of an update, of one policy or of all, is a setting: as it is now."""
+    return name.split("/")[-2] == "algorithm"

@@ -8,6 +8,7 @@ the member's episode began.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.policies import PoliciesSection
+from impala_async.metrics.names import of_policy
 from impala_async.policy import AnyPolicy, member_seed_of, split_off
 from impala_async.schema import POLICY
 from impala_async.training.batch import Batch
@@ -58,7 +60,7 @@ class TeamStep:
     ) -> StepResult:
         """Train each member on its rows; a column fails with any of its members."""
         is_failed_B = torch.zeros_like(alive_B)
-        results = []
+        results: dict[str, StepResult] = {}
         for name, step in self.steps.items():
             number = self.policies.names.index(name)
             is_own_BT = batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
@@ -81,7 +83,7 @@ class TeamStep:
             for copied, source in self.policies.copies.items() if is_due else ():
                 if source == name:
                     members[copied].load_tensors(members[name].named_tensors())
-            results.append(result)
+            results[name] = result
         self._num_batches += 1
         idle = [name for name, step in self.steps.items() if not step.num_updates]
         if idle and self._num_batches == WARN_AT_BATCH:
@@ -91,13 +93,21 @@ class TeamStep:
                 ", ".join(idle),
                 self._num_batches,
             )
-        told = [result for result in results if result.num_updates] or results
+        return self._join(results, is_failed_B)
+
+    def _join(self, results: Mapping[str, StepResult], is_failed_B: Tensor) -> StepResult:
+        """The result of the team; its statistics are those of each member, and means over them."""
+        of_all = results.values()
+        told = {name: each for name, each in results.items() if each.num_updates} or results
+        stats = means_of([result.stats for result in told.values()])
+        for member, result in told.items():
+            stats |= {of_policy(member, name): value for name, value in result.stats.items()}
         return StepResult(
-            max((result.num_updates for result in results), default=0),
+            max((result.num_updates for result in of_all), default=0),
             is_failed_B,
-            means_of([result.stats for result in told]) if told else {},
-            max((result.num_failed_in_a_row for result in results), default=0),
-            tuple(dict.fromkeys(name for result in results for name in result.not_finite)),
+            stats,
+            max((result.num_failed_in_a_row for result in of_all), default=0),
+            tuple(dict.fromkeys(name for result in of_all for name in result.not_finite)),
         )
 
     def prepare(self, batch: Batch) -> None:

@@ -78,7 +78,7 @@ def at_work(scene, settings, version=FIRST, **welcome):
 
 def run(scene, serve, **more):
     """The service on this thread, the learner on another; exit code and what the learner saw."""
-    settings = {"num_envs": 2, "connect_s": WITHIN_S, "start": (wire.NO_NUMBER, 0), **more}
+    settings = {"num_envs": 2, "connect_s": WITHIN_S, "start": (wire.NO_NUMBER, 0, 0), **more}
     service = ActorService(scene.learner.url, **settings)
     with ThreadPoolExecutor(1) as thread:
         served = thread.submit(serve, scene)

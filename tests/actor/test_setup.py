@@ -2,6 +2,7 @@
 
 import os
 
+import psutil
 import pytest
 import torch
 
@@ -31,8 +32,8 @@ def schema_for(envs):
 POLE = section("CartPole-v1")
 
 
-def set_for(sampler, num_envs=4, env=POLE, **actor):
-    return make_setup(ActorSection(sampler=sampler, **actor), env, num_envs)
+def set_for(sampler, num_envs=4, env=POLE, local=0, **actor):
+    return make_setup(ActorSection(sampler=sampler, **actor), env, num_envs, local=local)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,10 @@ def test_a_device_that_is_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     names = ("auto", "cpu", "cuda", "cuda:0", "cuda:1")
-    assert [pick_device(name) for name in names] == ["cpu", "cpu", "cuda", "cuda:0", "cuda:1"]
+    assert [pick_device(name) for name in names] == ["cpu", "cpu", "cuda:0", "cuda:0", "cuda:1"]
+    # The actors of a host share out its GPUs, unless a number says which.
+    assert [pick_device("cuda", local) for local in range(4)] == ["cuda:0", "cuda:1"] * 2
+    assert [pick_device(name, 3) for name in names] == ["cpu", "cpu", "cuda:1", "cuda:0", "cuda:1"]
     with pytest.raises(MismatchError, match=r"actor\.device: cuda:2 .* has 2 GPUs"):
         pick_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -102,6 +106,19 @@ def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, exp
     assert count_cores() == (expected if group == "." else 8)
 
 
+def test_workers_keep_to_the_cores_that_somebody_gave_the_actor():
+    given, others = os.sched_getaffinity(0), {*psutil.Process().children()}
+    core = {max(given)}
+    os.sched_setaffinity(0, core)
+    try:
+        envs = set_for("parallel").envs
+    finally:
+        os.sched_setaffinity(0, given)
+    (worker,) = {*psutil.Process().children()} - others
+    assert os.sched_getaffinity(worker.pid) == core
+    envs.close()
+
+
 SLOW = section("bench.probes:Slow", kwargs={"step_s": 0.01})
 
 
@@ -124,15 +141,15 @@ def test_steps_that_wait_are_told_from_those_that_compute():
 
 @pytest.fixture
 def choose(monkeypatch):
-    """`auto` for four environments on two cores; what it gave is closed."""
+    """`auto` for four environments on two cores, in the second actor; what it gave is closed."""
     made = []
 
     def run(env, num_cores=2, most=0, **actor):
         monkeypatch.setattr(making, "count_cores", lambda: num_cores)
-        usual = set_for(**{"sampler": "auto", "num_envs": 4, "env": env} | actor)
+        usual = set_for(**{"sampler": "auto", "num_envs": 4, "env": env, "local": 1} | actor)
         settings = settings_of().model_copy(update={"env": env, "actor": ActorSection(**actor)})
         schema, policy = schema_for(usual.envs), policy_for(usual.envs)
-        trials = Trials(usual, settings, schema, lambda _: policy, lambda: None, most)
+        trials = Trials(usual, settings, schema, lambda _: policy, lambda: None, most, local=1)
         chosen = trials.choose(4)
         made.append(chosen)
         return chosen
@@ -191,17 +208,17 @@ HERE, SLOW_ACT = Measured(1.0, 0.8, 0.0005), Measured(1.0, 0.1, 0.9)
         (
             {
                 "serial": SLOW_ACT,
-                "serial on cuda": Measured(0.2, 0.1, 0.1),
-                "parallel on cuda": Measured(0.15, 0.05, 0.1),
+                "serial on cuda:1": Measured(0.2, 0.1, 0.1),
+                "parallel on cuda:1": Measured(0.15, 0.05, 0.1),
             },
             {},
-            "parallel on cuda",
+            "parallel on cuda:1",
         ),
-        ({"serial": SLOW_ACT, "serial on cuda": SLOW_ACT}, {}, "serial"),
+        ({"serial": SLOW_ACT, "serial on cuda:1": SLOW_ACT}, {}, "serial"),
         (
-            {"serial on cuda": HERE, "parallel on cuda": Measured(0.5, 0.4, 0.1)},
+            {"serial on cuda:1": HERE, "parallel on cuda:1": Measured(0.5, 0.4, 0.1)},
             {"device": "cuda"},
-            "parallel on cuda",
+            "parallel on cuda:1",
         ),
         # Those that fail are not taken.
         ({"serial": HERE, "parallel": EnvError("a worker died")}, {"device": "cpu"}, "serial"),
@@ -220,7 +237,7 @@ def test_the_fastest_is_taken(choose, told, monkeypatch, times, keys, taken):
             raise found
         return found
 
-    monkeypatch.setattr(making, "count_gpus", lambda: 1)
+    monkeypatch.setattr(making, "count_gpus", lambda: 2)
     monkeypatch.setattr(making, "measure", measure)
     monkeypatch.setattr(making, "WorkerEnvs", FakeWorkers)
     monkeypatch.setattr(SerialEnvs, "close", lambda self: closed.append(self))

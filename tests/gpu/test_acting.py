@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 def test_it_acts_there_as_the_same_policy_would_here(device, sampler, num_workers):
     actor = ActorSection(sampler=sampler, device=str(device), num_workers=num_workers)
     setup = make_setup(actor, section("Masked"), 6)
-    assert setup.device == str(device)
+    assert setup.device == f"{device}:0"
     schema = Schema(setup.envs.obs_spec, setup.envs.action_spec, 8)
     there = Policy(schema, ModelSection(), seed=1, device=setup.device)
     here = Policy(schema, ModelSection(), seed=1)

@@ -66,7 +66,7 @@ note(
     # As long as there is a learner to wait for, an actor waits.
     flags = "--learner run --connect-s inf --over-fd FD --start"
     found = sorted(re.sub(r"(?<=-fd )\d+", "FD", " ".join(each["flags"])) for each in given)
-    assert found == ["--flag 1", *(f"{flags} {number} 0" for number in range(3))]
+    assert found == ["--flag 1", *(f"{flags} {number} 0 {number}" for number in range(3))]
     logs = sorted(Path("run/actors").iterdir())
     assert [log.name for log in logs] == ["actor-0.log", "actor-1.log", "actor-2.log"]
     assert [log.read_text() for log in logs] == ["heard\n"] * 3
@@ -103,7 +103,7 @@ def test_what_cannot_begin_is_told_in_a_line(monkeypatch):
 def test_a_dead_actor_is_started_again_after_a_pause(monkeypatch, caplog):
     monkeypatch.setattr(actors, "RESTART_AFTER_S", 0.2)
     actor = """
-note(began=" ".join(sys.argv[-2:]))
+note(began=" ".join(sys.argv[-3:-1]))
 try:
     open("victim", "x").close()
 except FileExistsError:

@@ -26,12 +26,25 @@ def test_promised_names_are_declared_and_others_are_found():
     for pattern in PROMISED.split():
         assert names.undeclared(spell_out(pattern)) == set()
     odd = {"loss/totl", "rejected/*", "user/", "user/a/b", "user/Loss", "user", "user/2x"}
-    assert names.undeclared({"updates", "user/surprise", "user/x2", *odd}) == odd
+    odd |= {"policies/a/loss/totl", "policies/loss/total", "policies/a/updates", "policies/a/user/"}
+    odd |= {"policies/a/b/loss/total", "policies/a/policies/b/loss/total"}
+    own = {"updates", "user/surprise", "user/x2", "policies/a_B-1/loss/total", "policies/a/user/x2"}
+    assert names.undeclared(own | odd) == odd
 
 
 def test_an_algorithm_may_report_what_is_of_an_update():
     assert all(map(names.is_of_update, ("loss/policy", "policy/kl", "user/surprise")))
-    assert not any(map(names.is_of_update, ("updates", "lag/mean", "mine/kl", "user/")))
+    not_his = ("updates", "lag/mean", "mine/kl", "user/", "policies/a/loss/policy")
+    assert not any(map(names.is_of_update, not_his))
+
+
+def test_settings_are_told_from_what_has_a_mean():
+    """Though somebody may call a policy so."""
+    for policy in ("main", "algorithm"):
+        for name, is_setting in (("algorithm/lr", True), ("loss/total", False), ("user/x", False)):
+            assert names.is_setting(name) == is_setting
+            assert names.is_setting(names.of_policy(policy, name)) == is_setting
+            assert names.undeclared([names.of_policy(policy, name)]) == set()
 
 
 def test_numbers_go_by_the_names_of_others_too():
