@@ -200,6 +200,7 @@ def settle_resume(args: argparse.Namespace) -> None:
     ConfigError for what goes not with it, and InUseError where the learner before still has the
     folder: on a file system of several hosts it may seem to, for a while, when its host has died.
     """
+    from impala_async.config.ranks import place_in
     from impala_async.runs.folder import RunFolder
 
     _choose_rank(args)
@@ -214,7 +215,9 @@ def settle_resume(args: argparse.Namespace) -> None:
         )
     folder = RunFolder(args.run_dir)
     if not folder.exists():
-        args.resume = False
+        # A rank that the run did not have before goes on with it, too.
+        if not RunFolder(place_in().run_of(args.run_dir)).exists():
+            args.resume = False
         return
     try:
         folder.hold()
@@ -240,9 +243,12 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     if args.run_dir is None:
         raise errors.ConfigError("--resume needs --run-dir, the folder of the run to continue")
     folder = RunFolder(args.run_dir)
-    folder.check_resumable()
-    before = _fixed(folder.load_config())
-    config = validate_config(*merge_overrides(folder.load_settings(), args.overrides))
+    first = RunFolder(place_in().run_of(args.run_dir))
+    # A rank that the run did not have before has the settings of the others.
+    known = folder if folder.exists() or not first.exists() else first
+    known.check_resumable()
+    before = _fixed(known.load_config())
+    config = validate_config(*merge_overrides(known.load_settings(), args.overrides))
     if args.config is not None:
         _check_same(args.config, load_config(args.config, args.overrides), config)
     changed = [
@@ -254,7 +260,6 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     if changed:
         raise errors.ConfigError("\n".join(changed))
     # All do as rank 0: their returns differ, and one may have been killed at the end.
-    first = RunFolder(place_in().run_of(args.run_dir))
     summary = (first if first.exists() else folder).read_json("summary.json") or {}
     if summary.get("exit_reason") != UNSAVED:
         check_not_over(config, summary)
@@ -267,7 +272,7 @@ def _choose_rank(args: argparse.Namespace) -> None:
 
     place = place_in()
     if args.resume and args.run_dir is not None:
-        place.check_all_there(args.run_dir)
+        place.check_whole(args.run_dir)
     if place.count == 1:
         return
     if args.run_dir is None:

@@ -6,7 +6,6 @@ all of them together train one policy, each on its own columns of every batch.
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,23 +52,11 @@ class Place:
                 "their hosts share"
             )
 
-    def check_all_there(self, run: Path) -> None:
-        """ConfigError where the run had more or fewer ranks: accounts would be lost, or weights."""
-        found = 0
-        with suppress(OSError):  # its reader says so
-            if any((run / "checkpoints").glob("ckpt-*")):  # all have begun
-                others = (run / FOLDER).glob("*")
-                found = 1 + max((int(p.name) for p in others if p.name.isdecimal()), default=0)
-        if found not in (0, self.count):
-            by = f"torchrun --nproc-per-node {found}" if found > 1 else "without torchrun"
-            raise ConfigError(
-                f"--resume: the run in {run} has {_ranks(found)}, and is resumed with "
-                f"{self.count}: start as many ({by})"
-            )
+    def check_whole(self, run: Path) -> None:
+        """ConfigError where a part of a run is named for the run."""
         if self.count == 1 and run.parent.name == FOLDER and run.name.isdecimal():
             raise ConfigError(
-                f"--resume: {run} is of one rank of the run in {run.parent.parent}: resume that, "
-                "by torchrun, with all its ranks"
+                f"--resume: {run} is of one rank of the run in {run.parent.parent}: name that one"
             )
 
     def actor_seed(self, seed: int) -> int:
@@ -145,10 +132,6 @@ def share_of(config: RunConfig, place: Place, *, has_actors: bool = True) -> Run
 def in_common(config: RunConfig) -> str:
     """The settings that all ranks have: hosts have addresses of their own."""
     return config.model_dump_json(by_alias=True, exclude={"bind"})
-
-
-def _ranks(number: int) -> str:
-    return "one rank" if number == 1 else f"{number} ranks"
 
 
 def _divide(key: str, number: int, place: Place) -> None:

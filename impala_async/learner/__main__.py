@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
     from impala_async.schema import Schema
+    from impala_async.training.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -95,15 +96,15 @@ def _serve(
         import uvloop
 
         from impala_async.config.ranks import in_common
-        from impala_async.learner.agreement import join_run, restore
+        from impala_async.learner.agreement import join_run
         from impala_async.learner.service import LearnerService
         from impala_async.training.ranks import Ranks, joined
 
         stack.enter_context(joined(place))
         nonce = join_run(ranks := Ranks(place), folder, in_common(settings))
-        restored = restore(ranks, folder) if args.resume or ranks.are_many else None
-        if restored is not None:
-            tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
+        restored = None
+        if args.resume or ranks.are_many:
+            restored = _restored(ranks, folder, config)
         schema = probe() if probe else None
         sinks = _sinks(config, folder, console, restored, place)
 
@@ -128,6 +129,15 @@ def _serve(
         if summary is not None and summary != earlier and place.is_first:
             _show(summary, folder, config.stop, code, is_resumed=bool(args.resume))
         return code
+
+
+def _restored(ranks: "Ranks", folder: "RunFolder", config: "RunConfig") -> "Captured | None":
+    from impala_async.learner.restoring import restore
+
+    restored = restore(ranks, folder)
+    if restored is not None:
+        tell_rate(folder.load_config(), config, restored.progress.env_steps_trained)
+    return restored
 
 
 def tell_rate(before: "RunConfig", now: "RunConfig", env_steps: int) -> None:

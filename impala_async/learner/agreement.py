@@ -3,17 +3,13 @@
 Runs on: learner thread
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from impala_async.config.run import StopSection
-from impala_async.errors import CheckpointError
-from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE, Captured
-from impala_async.learner.loop.saver import load_newest
+from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE
 from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.runs.folder import UNSAVED, RunFolder
-from impala_async.training.checkpoint import TrainingState, whole_checkpoints
-from impala_async.training.ranks import Ranks, digest_of
+from impala_async.training.ranks import Ranks
 from impala_async.wire.local_link import new_nonce
 
 REASONS = (
@@ -21,8 +17,6 @@ REASONS = (
     *StopSection.model_fields,
 )
 """Those of an end. Where several ranks end at once, the first of these holds for all."""
-# Beside the update in 64 bits.
-DIGEST_BITS = 24
 
 
 class Word(NamedTuple):
@@ -81,37 +75,3 @@ def join_run(ranks: Ranks, folder: RunFolder, settings: str) -> bytes:
     first = said[0]
     folder.join_run(first[:16], max(int.from_bytes(each[32:]) for each in said))
     return first[16:32]
-
-
-def newest_of_all(ranks: Ranks, numbers: Iterable[int]) -> int | None:
-    """The highest of the numbers of checkpoints that all ranks have: one that was killed may lack
-    some."""
-    own = sorted(numbers)
-    while True:
-        newest = own[-1] if own else -1
-        least = ranks.least(newest)
-        if least == -ranks.least(-newest):
-            return None if newest < 0 else newest
-        own = [number for number in own if number <= least]
-
-
-def restore(ranks: Ranks, folder: RunFolder) -> Captured | None:
-    """The newest checkpoint that all ranks have, or None before the first one; CheckpointError
-    where only some have any, as those of a run that had fewer ranks."""
-    if not ranks.are_many:
-        return load_newest(folder)
-    own = {_number_of(each): each.version for each in whole_checkpoints(folder.checkpoints)}
-    newest = newest_of_all(ranks, own)
-    if newest is None and own:
-        raise CheckpointError(
-            f"{folder.checkpoints}: not all of the {ranks.place.count} ranks have one of these: "
-            "resume with as many ranks as the run had, or start a new run"
-        )
-    return None if newest is None else load_newest(folder, own[newest])
-
-
-def _number_of(checkpoint: TrainingState) -> int:
-    """By its update, and then by its weights: behind an older checkpoint that they went on from,
-    ranks may come to an update once more."""
-    model = checkpoint.tensors.get("model", {})
-    return checkpoint.version.update << DIGEST_BITS | digest_of(model, DIGEST_BITS)

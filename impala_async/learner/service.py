@@ -162,6 +162,7 @@ class LearnerService:
             episodes=self._episodes,
             run_s=lambda: self._reporter.run_s(time.monotonic()),
             evaluate=config.evaluate,
+            num_ranks=self._place.count,
         )
         if self._training is not None:
             self._saver.restore(self._training.state)

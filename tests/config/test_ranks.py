@@ -43,19 +43,12 @@ def test_other_ranks_have_their_folders_in_that_of_the_run():
     assert [Place(n, 2).folder(run) for n in (0, 1)] == [run, run / "ranks" / "1"]
 
 
-def test_a_resumed_run_has_all_its_ranks(tmp_path):
-    Place(0, 2).check_all_there(tmp_path)
-    (tmp_path / "checkpoints/ckpt-1-10").mkdir(parents=True)
-    Place().check_all_there(tmp_path)
-    with pytest.raises(ConfigError, match=r"has one rank, and is resumed with 2: .*without torch"):
-        Place(1, 2).check_all_there(tmp_path)
-    (own := Place(1, 2).folder(tmp_path)).mkdir(parents=True)
-    Place(0, 2).check_all_there(tmp_path)
-    for count in (1, 3):
-        with pytest.raises(ConfigError, match=rf"has 2 ranks, and is resumed with {count}: start"):
-            Place(0, count).check_all_there(tmp_path)
-    with pytest.raises(ConfigError, match=r"is of one rank of the run in .*: resume that"):
-        Place().check_all_there(own)
+def test_a_part_of_a_run_is_not_resumed_alone(tmp_path):
+    own = Place(1, 2).folder(tmp_path)
+    Place(0, 2).check_whole(tmp_path)
+    Place().check_whole(tmp_path)
+    with pytest.raises(ConfigError, match=r"is of one rank of the run in .*: name that one"):
+        Place().check_whole(own)
 
 
 def test_ranks_that_know_another_folder_are_told(tmp_path):

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
+from impala_async.config.ranks import Place
 from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, module, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -178,20 +179,23 @@ def test_a_rank_that_stands_still_is_given_up(told, tmp_path):
         assert second.wait_exit(15) in (70, 75)
 
 
-def test_a_run_is_resumed_with_as_many_ranks_as_it_had(tmp_path):
-    with ranks_in(tmp_path) as ranks:
-        ranks.trained(*ASYNC, "stop.updates=20")
-        fewer = Site(tmp_path)
-        fewer.run_dir = ranks.run_dir
-        door = fewer.open("train", "--resume", "--run-dir", str(ranks.run_dir))
-        assert door.wait_exit(15) == 2
-        assert "has 2 ranks, and is resumed with 1" in door.log
-        fewer.close()
-    with ranks_in(tmp_path, count=3) as more:
-        *_, added = more.start("stop.updates=none", flags=["--resume"])
-        # That which starts ranks ends the others then.
-        assert added.wait_exit(15) == 2
-        assert "has 2 ranks, and is resumed with 3" in added.log
+def test_a_run_goes_on_with_more_and_with_fewer_ranks_and_loses_no_account(tmp_path):
+    lasting = *ASYNC[:-2], "learner.batch_columns=12"
+    received = 0
+    for number, count in enumerate((2, 3, 1)):
+        with ranks_in(tmp_path / str(count), count=count) as ranks:
+            ranks.run_dir = tmp_path / "run"
+            for rank, site in enumerate(ranks.sites):
+                site.run_dir = Place(rank, count).folder(ranks.run_dir)
+            flags = ["--resume"] if number else []
+            changes = (*lasting, f"train.num_actors={count}", f"stop.updates={20 + 20 * number}")
+            ranks.trained(*changes, flags=flags)
+            report = ranks.sites[0].reports()[-1]
+            assert identities_hold(report)
+            # They are those of all, and of all starts.
+            assert report["trajectories/received"] > received
+            received = report["trajectories/received"]
+            assert len(set(ranks.weights())) == 1
 
 
 NAN_ENV = """

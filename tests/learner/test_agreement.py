@@ -3,25 +3,17 @@
 import threading
 import uuid
 
-import pytest
-import torch
-
 from impala_async.config.load import validate_config
 from impala_async.config.ranks import Place
-from impala_async.learner import agreement
 from impala_async.learner.agreement import (
     REASONS,
     Word,
     agree,
     join_run,
-    newest_of_all,
-    restore,
 )
 from impala_async.learner.service import EXITS
 from impala_async.runs.folder import RunFolder
-from impala_async.training.checkpoint import save_checkpoint
 from impala_async.training.ranks import Ranks
-from impala_async.weights import Version
 
 
 class Threads(Ranks):
@@ -93,21 +85,6 @@ def test_a_hundred_episodes_of_all_are_a_return():
     assert Word(returns=(50.0, 100)).mean_return == 0.5
 
 
-@pytest.mark.parametrize(
-    ("updates", "newest"),
-    [
-        (([10, 20, 30], [10, 20, 30]), 30),
-        (([10, 20, 30], [10, 20]), 20),
-        (([10, 30, 40], [20, 30], [5, 10, 30, 35]), 30),
-        (([10, 30], [20, 40]), None),
-        (([], [10]), None),
-        (([], []), None),
-    ],
-)
-def test_the_newest_checkpoint_is_one_that_all_have(updates, newest):
-    assert at_once(newest_of_all, *updates) == [newest] * len(updates)
-
-
 def join(ranks, folder):
     return join_run(ranks, folder, "the settings")
 
@@ -128,24 +105,3 @@ def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(
     assert [folder.next_epoch() for folder in folders] == [2, 2, 2]
     assert folders[1].load_config() == config
     assert at_once(join, *folders)[0] != nonces[0]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "restored"),
-    [
-        # Rank 0 has an update of a start from which nobody went on, that rank 1 has of the next.
-        ({(1, 10): 1.0, (1, 20): 2.0}, {(1, 10): 1.0, (2, 20): 3.0}, [(1, 10), (1, 10)]),
-        ({(1, 20): 2.0, (3, 20): 3.0}, {(2, 20): 3.0}, [(3, 20), (2, 20)]),
-    ],
-)
-def test_ranks_go_on_from_checkpoints_with_the_same_weights(
-    first, second, restored, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(agreement, "load_newest", lambda folder, version: version)
-    folders = [RunFolder(tmp_path / str(number)) for number in range(2)]
-    for folder, saved in zip(folders, (first, second), strict=True):
-        folder.path.mkdir()
-        for version, weight in saved.items():
-            tensors = {"model": {"w": torch.full((3,), weight)}}
-            save_checkpoint(folder.checkpoints, Version(*version), tensors, {})
-    assert at_once(restore, *folders) == restored

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 EVAL_RETURN, EVAL_ACTIONS = "eval_return", "eval_actions"
 """The keys of a best checkpoint's return, and of its kind, in its `state.json`."""
+NUM_RANKS = "num_ranks"
+"""The key of their number, where there are several."""
 Best = tuple[float, Version]
 Count = Annotated[int, Field(ge=0)]
 
@@ -135,6 +137,7 @@ class Saver:
     episodes: EpisodeStats
     run_s: Callable[[], float]
     evaluate: EvaluateSection
+    num_ranks: int = 1
     _best: Best | None = field(default=None, init=False)
     best_evaluated: tuple[float, str] | None = field(default=None, init=False)
     """The largest return of an evaluation, and where its weights are in the run folder."""
@@ -162,6 +165,7 @@ class Saver:
             "run_s": self.run_s(),
             "forks": self.lineage.forks,
             "episodes": self.episodes.save(),
+            **({NUM_RANKS: self.num_ranks} if self.num_ranks > 1 else {}),
             **self.accounts(),
         }
 

@@ -1,0 +1,134 @@
+"""The checkpoint that all ranks have, and what becomes of accounts where their number changes."""
+
+import json
+
+import pytest
+import torch
+
+from impala_async.config.ranks import Place
+from impala_async.errors import CheckpointError
+from impala_async.learner.restoring import merge_watermarks, newest_of_all, num_ranks_of, restore
+from impala_async.learner.slots import Ledger
+from impala_async.runs.folder import RunFolder
+from impala_async.training.checkpoint import save_checkpoint
+from impala_async.weights import Version
+from tests.learner.test_agreement import at_once
+
+ACTOR = "ab" * 16
+
+
+def folders_of(path, count):
+    return [RunFolder(Place(number, count).folder(path)) for number in range(count)]
+
+
+def save(folder, version, *, weight=1.0, count=1, columns=0, marks=None):
+    """A checkpoint of a rank that has trained so many columns."""
+    ledger = Ledger().save()
+    for name in ("received", "admitted", "trained"):
+        ledger["counts"][name] = columns
+    state = {
+        "env_steps_trained": 100 * version[1],
+        "run_s": 1.0,
+        "forks": {"1": 0},
+        "episodes": {"count": columns, "returns": []},
+        "ledger": ledger,
+        "watermarks": marks or {},
+        "optimizer": {},
+        "algorithm": {"num_updates": version[1]},
+        **({"num_ranks": count} if count > 1 else {}),
+    }
+    tensors = {"model": {"w": torch.full((3,), weight)}, "optimizer": {}}
+    folder.path.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(folder.checkpoints, Version(*version), tensors, state)
+
+
+def restored(path, count):
+    """All of so many ranks go on with what is there."""
+    return at_once(restore, *folders_of(path, count))
+
+
+def trained(found):
+    return [each.training.state["ledger"]["counts"]["trained"] for each in found]
+
+
+@pytest.mark.parametrize(
+    ("updates", "newest"),
+    [
+        (([10, 20, 30], [10, 20, 30]), 30),
+        (([10, 20, 30], [10, 20]), 20),
+        (([10, 30, 40], [20, 30], [5, 10, 30, 35]), 30),
+        (([10, 30], [20, 40]), None),
+        (([], [10]), None),
+        (([], []), None),
+    ],
+)
+def test_the_newest_checkpoint_is_one_that_all_have(updates, newest):
+    assert at_once(newest_of_all, *updates) == [newest] * len(updates)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "versions"),
+    [
+        # Rank 0 has an update of a start from which nobody went on, that rank 1 has of the next.
+        ({(1, 10): 1.0, (1, 20): 2.0}, {(1, 10): 1.0, (2, 20): 3.0}, [(1, 10), (1, 10)]),
+        ({(1, 20): 2.0, (3, 20): 3.0}, {(2, 20): 3.0}, [(3, 20), (2, 20)]),
+    ],
+)
+def test_ranks_go_on_from_checkpoints_with_the_same_weights(first, second, versions, tmp_path):
+    for folder, saved in zip(folders_of(tmp_path, 2), (first, second), strict=True):
+        for version, weight in saved.items():
+            save(folder, version, weight=weight, count=2)
+    found = restored(tmp_path, 2)
+    assert [each.progress.version for each in found] == versions
+
+
+@pytest.mark.parametrize(("count", "accounts"), [(1, [12]), (2, [5, 7]), (3, [5, 7, 0])])
+def test_no_account_is_lost_where_the_number_of_ranks_changes(count, accounts, tmp_path):
+    first, second = folders_of(tmp_path, 2)
+    save(first, (1, 10), count=2, columns=5, marks={ACTOR: [0, 3, 5]})
+    save(second, (1, 10), count=2, columns=7, marks={ACTOR: [4, 6], "cd" * 16: [1, 2]})
+    # This one was not written everywhere.
+    save(first, (1, 20), count=2, columns=99, weight=2.0)
+    found = restored(tmp_path, count)
+    assert trained(found) == accounts
+    assert [each.training.state["episodes"]["count"] for each in found] == accounts
+    assert {each.progress.version for each in found} == {(1, 10)}
+    for each in found:
+        # An actor may come to any of them now.
+        assert each.training.state["watermarks"] == {ACTOR: [0, 6], "cd" * 16: [1, 2]}
+        Ledger().restore(each.training.state["ledger"])
+
+
+def test_folders_of_ranks_that_a_run_no_longer_has_do_not_count_again(tmp_path):
+    ranks = folders_of(tmp_path, 3)
+    for folder in ranks:
+        save(folder, (1, 10), count=3, columns=5)
+    # Two went on, and saved what all three had.
+    for folder, columns in zip(ranks, (10, 5), strict=False):
+        save(folder, (2, 20), count=2, columns=columns, weight=2.0)
+    assert num_ranks_of(tmp_path) == 2
+    assert trained(restored(tmp_path, 3)) == [10, 5, 0]
+    assert trained(restored(tmp_path, 1)) == [15]
+
+
+def test_before_the_first_checkpoint_there_is_none_and_one_that_lacks_some_is_no_run(tmp_path):
+    first, second = folders_of(tmp_path, 2)
+    for folder in (first, second):
+        folder.path.mkdir(parents=True, exist_ok=True)
+    assert restored(tmp_path, 2) == [None, None]
+    save(first, (1, 10), count=2)
+
+    def told(ranks, folder):
+        with pytest.raises(CheckpointError, match="none of these is at all 2 ranks of the run"):
+            restore(ranks, folder)
+
+    at_once(told, first, second)
+    assert num_ranks_of(tmp_path) == 2
+    (path,) = first.checkpoints.glob("ckpt-*")
+    (path / "state.json").write_text(json.dumps({"num_ranks": "two"}))
+    assert num_ranks_of(tmp_path) == 1
+
+
+def test_what_any_rank_has_settled_is_settled_for_all():
+    merged = merge_watermarks([{ACTOR: [3, 2, 4, 9]}, {}, {ACTOR: [1, 5, 7]}])
+    assert merged == {ACTOR: [3, 5, 7, 9]}
