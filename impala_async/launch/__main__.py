@@ -54,7 +54,9 @@ def _slurm(args: argparse.Namespace, sbatch_flags: list[str]) -> int:
     _check_number("--nodes", args.nodes)
     config, folder = _check(args, args.nodes * args.actors)
     if not (args.is_shown or shutil.which("sbatch")):
-        raise ConfigError("there is no sbatch on this host, which submits jobs: --print shows one")
+        raise ConfigError(
+            "there is no sbatch here, which submits jobs: use --print to see this one"
+        )
     is_set = config.bind.model_fields_set
     binds = [f"bind.{key}={url}" for key, url in _binds(config).items() if key not in is_set]
     script = slurm.job_script(

@@ -58,7 +58,10 @@ def test_a_run_that_another_job_works_at_gets_one_more_and_one_that_is_over_none
     [
         (["slurm", *RUN, "--nodes", "0"], "--nodes: wants a whole number from 1 to 1024, got"),
         (["slurm", *RUN, "--actors", "0"], "--actors: wants a whole number from 1 to 1024"),
-        (["slurm", *RUN], "there is no sbatch on this host, which submits jobs: --print shows"),
+        (
+            ["slurm", *RUN],
+            "there is no sbatch here, which submits jobs: use --print to see this one",
+        ),
         (["slurm", "--print"], "config: env.id: required (for example --set env.id="),
         (["ray", *RUN, "--", "-p"], "launch ray: takes no flags behind --, got -p"),
     ],
