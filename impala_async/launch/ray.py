@@ -84,7 +84,6 @@ class PlacedActors:
         self._holders: list[Any] = []
         self._placing: list[Any] = []
         self._holding: list[Any] = []
-        self._wait = Wait(logger.warning)
         self.verdict: tuple[int, str] | None = None
         self.is_ending = False
 
@@ -122,6 +121,7 @@ class PlacedActors:
 
         if (service := find_object(self._service)) is None:
             return False
+        self._wait = Wait(logger.warning)
         again = {"max_restarts": -1, "max_task_retries": -1}
         make = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", **again)(Holder).remote
         self._holders = [make(number, os.getcwd()) for number in range(self._num_actors)]
@@ -138,11 +138,14 @@ class RayRun(LocalRun):
         super().__init__([*flags, *_at_ports(binds, {})], run_dir)
         self._flags, self._binds = flags, binds
         self._start_at = math.inf
+        # Actors were told an address, and nobody could tell them another one.
+        self._service: dict[str, Any] = {}
 
     def _make_actors(self, num_actors: int) -> Supervision:
         return PlacedActors(num_actors, self._run_dir)
 
     def _has_learner(self) -> bool:
+        self._service = self._service or find_object(self._run_dir / "service.json") or {}
         code = self._learner.poll()
         if code is None:
             return True
@@ -154,9 +157,7 @@ class RayRun(LocalRun):
             logger.warning(told, how_it_ended(code), LEARNER_RESTART_S)
         elif time.monotonic() >= self._start_at:
             self._start_at = math.inf
-            # Actors were told an address, and nobody could tell them another one.
-            service = find_object(self._run_dir / "service.json") or {}
-            flags = [*self._flags, *_at_ports(self._binds, service)]
+            flags = [*self._flags, *_at_ports(self._binds, self._service)]
             self._learner = spawn("learner", flags, self._lifeline)
         return True
 

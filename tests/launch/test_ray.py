@@ -208,14 +208,24 @@ def run(learner, monkeypatch):
 
 
 def test_a_learner_that_dies_is_started_again_at_its_ports(monkeypatch, caplog):
-    learner = f"note(flags=sys.argv[1:])\n{SERVES}\nif count('learner') < 3: os.abort()"
+    # The second ends in good order, and takes its address back.
+    learner = f"""
+note(flags=sys.argv[1:])
+{SERVES}
+if count("learner") == 1:
+    os.abort()
+Path("run/service.json").unlink()
+sys.exit(75 if count("learner") == 2 else 0)
+"""
     assert run(learner, monkeypatch) == 0
-    first, *again = (
-        ["--set bind.data=tcp://0.0.0.0:* --set bind.weights=tcp://0.0.0.0:7000"],
-        *[["--set bind.data=tcp://0.0.0.0:7001 --set bind.weights=tcp://0.0.0.0:7002"]] * 2,
-    )
-    assert [[" ".join(e["flags"][2:])] for e in events("learner")] == [first, *again]
-    assert caplog.messages == ["the learner died of SIGABRT: starting it again in 0 s"] * 2
+    first, *again = (" ".join(e["flags"][2:]) for e in events("learner"))
+    assert first == "--set bind.data=tcp://0.0.0.0:* --set bind.weights=tcp://0.0.0.0:7000"
+    same = "--set bind.data=tcp://0.0.0.0:7001 --set bind.weights=tcp://0.0.0.0:7002"
+    assert again == [same] * 2
+    assert caplog.messages == [
+        f"the learner {how}: starting it again in 0 s"
+        for how in ("died of SIGABRT", "ended with exit code 75")
+    ]
 
 
 @pytest.mark.parametrize("code", [0, 2])
