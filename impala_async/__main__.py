@@ -18,6 +18,7 @@ DOORS = {
     "learner": ("impala_async.learner.__main__", "a learner for actors anywhere"),
     "actor": ("impala_async.actor.__main__", "an actor, for a learner anywhere"),
     "actors": ("impala_async.actors", "some actors of this host, started again when they die"),
+    "launch": ("impala_async.launch.__main__", "a learner and its actors, by Slurm or Ray"),
     "replay": ("impala_async.replay.__main__", "a recording into a learner, without environments"),
     "evaluate": ("impala_async.evaluate", "greedy episodes with a trained policy"),
     "export": ("impala_async.export", "a trained policy as ONNX, or as torch.export saves it"),

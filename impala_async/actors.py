@@ -2,9 +2,11 @@
 
 import argparse
 import logging
+import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from impala_async import doors
 from impala_async.errors import ConfigError, Exit
@@ -18,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 LOG_DIR = "--log-dir"
 MOST_ACTORS = 1024
+# So long a learner that goes on with a run after its end may load, and try the environment.
+LATER_END_S = 180.0
+LOOK_EVERY_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,6 +52,9 @@ def _watch(args: argparse.Namespace) -> int:
         with writing(args.log_dir, LOG_DIR):
             args.log_dir.mkdir(parents=True, exist_ok=True)
     doors.start_logging()
+    many = "1 actor" if args.num == 1 else f"{args.num} actors"
+    logger.info("starting %s for the learner at %s", many, args.learner)
+    is_over = _watched(args.learner)
     logs = [_log_of(number, args) for number in range(args.num)]
     heard = list[int]()
     lifeline = Lifeline()
@@ -54,7 +62,7 @@ def _watch(args: argparse.Namespace) -> int:
     actors = Actors(args.learner, logs, lifeline, has_numbers=False)
     answer_requests(without_echo(lambda number, frame: heard.append(number)))
     try:
-        while not (heard or actors.verdict or actors.is_over):
+        while not (heard or actors.verdict or actors.is_over or is_over()):
             actors.look()
             time.sleep(POLL_S)
     finally:
@@ -64,8 +72,33 @@ def _watch(args: argparse.Namespace) -> int:
         code, reason = actors.verdict
         logger.error("%s", reason)
         return code
-    logger.info("the run is over" if actors.is_over else "told to end: all actors have ended")
+    logger.info("told to end: all actors have ended" if heard else "the run is over")
     return Exit.INTERRUPTED if signal.SIGINT in heard else Exit.DONE
+
+
+def _watched(learner: str) -> Callable[[], bool]:
+    """Whether the run in this folder is over, and nobody has gone on with it for a while since."""
+    from impala_async.actor.address import is_folder
+    from impala_async.runs.folder import RunFolder
+
+    # An address says nothing of a run.
+    folder = RunFolder(Path(learner)) if is_folder(learner) else None
+    look_at, over_since = 0.0, math.inf
+
+    def is_over() -> bool:
+        nonlocal look_at, over_since
+        if folder is None or (now := time.monotonic()) < look_at:
+            return False
+        look_at = now + LOOK_EVERY_S
+        if not doors.is_over(folder):
+            over_since = math.inf
+        elif over_since == math.inf:
+            over_since = now
+            told = "the run in %s is over: ending in %.0f s, unless a learner goes on with it"
+            logger.info(told, folder.path, LATER_END_S)
+        return now - over_since >= LATER_END_S
+
+    return is_over
 
 
 def _log_of(number: int, args: argparse.Namespace) -> Log:

@@ -105,8 +105,8 @@ def new_parser(door: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of `learner` and `train`."""
+def add_settings_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what a run is, and where: those of `launch` too."""
     parser.add_argument(
         "--config",
         type=_config_file,
@@ -116,6 +116,11 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
     change = "change one setting; may be repeated (config.json in a run folder has them all)"
     add_common_flags(parser, change, "the run folder")
+
+
+def add_run_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of `learner` and `train`."""
+    add_settings_flags(parser)
     parser.add_argument(
         "--resume",
         nargs="?",
@@ -231,7 +236,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     from impala_async.config.load import load_config, merge_overrides, validate_config
     from impala_async.config.mistakes import shown
     from impala_async.config.ranks import place_in
-    from impala_async.runs.folder import UNSAVED, RunFolder, default_run_path
+    from impala_async.runs.folder import RunFolder, default_run_path
 
     if not args.resume:
         config = load_config(args.config, args.overrides)
@@ -261,8 +266,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         raise errors.ConfigError("\n".join(changed))
     # All do as rank 0: their returns differ, and one may have been killed at the end.
     summary = (first if first.exists() else folder).read_json("summary.json") or {}
-    if summary.get("exit_reason") != UNSAVED:
-        check_not_over(config, summary)
+    check_not_over(config, summary)
     return config, folder
 
 
@@ -322,6 +326,10 @@ def _settings(config: "RunConfig", *, exclude_unset: bool = False) -> dict[str, 
 
 def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
     """Raise RunOver for a run that has had all it was to have: it would only go on too long."""
+    from impala_async.runs.folder import UNSAVED
+
+    if summary.get("exit_reason") == UNSAVED:
+        return
     for key, done in REACHED.items():
         limit, made = getattr(config.stop, key), summary.get(done)
         if limit is not None and isinstance(made, int | float) and made >= limit:
@@ -330,6 +338,22 @@ def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
                 "on set more or none of it by --set, a later end of its schedules "
                 "(algorithm.schedule_env_steps) if they have come to theirs, or evaluate the run"
             )
+
+
+def is_over(folder: "RunFolder") -> bool:
+    """Whether no learner serves this run, and one that is started with the settings in its folder
+    would only say that it is over. One that has a later end removes the summary when it is built.
+    """
+    summary = folder.peek_json("summary.json")
+    if summary is None or folder.peek_json("service.json") is not None:
+        return False
+    try:
+        check_not_over(folder.load_config(), summary)
+    except errors.RunOver:
+        return True
+    except (errors.CheckpointError, errors.ConfigError):  # its learner says so
+        return False
+    return False
 
 
 def start_logging() -> "Console":

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from impala_async import actors as door
-from impala_async import processes
+from impala_async import doors, processes
+from impala_async.config.load import validate_config
 from impala_async.launch import actors
+from impala_async.runs.folder import RunFolder
 from tests.e2e.zygote import children
 from tests.launch.fake_doors import ACTOR_UNTIL_KILLED, events, make_doors, signals
 
@@ -21,12 +23,13 @@ def quick(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(actors, "RESTART_AFTER_S", 0.02)
     monkeypatch.setattr(processes, "ECHO_S", 0.0)
+    monkeypatch.setattr(door, "POLL_S", 0.005)
     Path("events").touch()
 
 
-def run(actor, *flags):
+def run(actor, *flags, learner="tcp://host:1"):
     make_doors(actor=actor)
-    code = door.main(["--learner", "tcp://host:1", *flags])
+    code = door.main(["--learner", learner, *flags])
     assert children() == []
     return code
 
@@ -90,6 +93,65 @@ def test_a_second_signal_waits_for_nobody(monkeypatch):
     with signals(*[signal.SIGTERM] * 2, when=lambda n: len(events("actor")) == n + 1):
         assert run(STUBBORN) == 0
     assert time.monotonic() - started < 15.0
+
+
+def test_it_says_at_once_how_many_it_starts_and_for_whom(caplog):
+    caplog.set_level("INFO")
+    assert run(IS_OVER, "--num", "3") == 0
+    assert caplog.messages[0] == "starting 3 actors for the learner at tcp://host:1"
+
+
+@pytest.fixture
+def make_run():
+    """Makes a run folder whose last learner came to so many of ten updates."""
+
+    def make(updates):
+        folder = RunFolder(Path("run").absolute())
+        folder.path.mkdir(exist_ok=True)
+        config = validate_config({"env": {"id": "CartPole-v1"}, "stop": {"updates": 10}}, {})
+        folder.write_settings(config, run_id="0" * 32)
+        folder.write_json("summary.json", {"updates": updates, "exit_reason": "updates"})
+        return folder
+
+    return make
+
+
+def test_where_the_run_is_over_it_says_so_and_ends_well(make_run, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr(door, "LATER_END_S", 0.2)
+    make_run(updates=10)
+    assert run(ACTOR_UNTIL_KILLED, learner="./run") == 0
+    assert caplog.messages[1:] == [
+        "the run in run is over: ending in 0 s, unless a learner goes on with it",
+        "the run is over",
+    ]
+
+
+@pytest.mark.parametrize("how", ["it was ended early", "a later end", "a learner serves"])
+def test_a_run_that_goes_on_is_waited_for(how, make_run, monkeypatch):
+    monkeypatch.setattr(door, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(door, "LATER_END_S", 0.0 if how == "it was ended early" else 0.5)
+    folder = make_run(updates=9 if how == "it was ended early" else 10)
+    asked = []
+
+    def is_over(folder):
+        asked.append(folder)
+        return look(folder)
+
+    def goes_on(n):
+        if len(asked) < 3 or not events("actor"):
+            return False
+        if how == "a later end":  # as a learner does when it is built
+            folder.remove("summary.json")
+        elif how == "a learner serves":
+            folder.write_json("service.json", {})
+        return len(asked) > 100
+
+    look = doors.is_over
+    monkeypatch.setattr(doors, "is_over", is_over)
+    with signals(signal.SIGTERM, when=goes_on):
+        assert run(ACTOR_UNTIL_KILLED, learner=str(folder.path)) == 0
+    assert len(asked) > 100
 
 
 def test_a_log_that_cannot_be_opened_is_one_line(capsys):

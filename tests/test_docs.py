@@ -7,6 +7,7 @@ import ast
 import inspect
 import re
 import shlex
+import sys
 import typing
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from impala_async.config.load import load_config
 from impala_async.config.mistakes import FIELDS, is_section, wanted
 from impala_async.config.run import RunConfig
 from impala_async.doors import check_not_over
+from impala_async.launch import __main__ as launch
 from impala_async.metrics.merge import RULES
 from impala_async.metrics.names import ALIASES, REGISTRY, SECTIONS
 from impala_async.wire import messages
@@ -194,20 +196,25 @@ def test_every_config_is_described(config):
 # -------------------- the page of many hosts
 
 
+FLEETS = (ROOT / "docs/fleets.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"(?ms)^```\n(.*?)^```", FLEETS)
+MANIFESTS = [path.read_text(encoding="utf-8") for path in ROOT.glob("deploy/kubernetes/*.yaml")]
+
+
 def fleet_commands():
-    """The words of each command of the page, also where a manifest has a line for each."""
-    text = (ROOT / "docs/fleets.md").read_text(encoding="utf-8")
-    for block in re.findall(r"(?ms)^```\n(.*?)^```", text):
+    """The words of each command of the page and its manifests, which have a line for each."""
+    for block in [*BLOCKS, *MANIFESTS]:
         whole = re.sub(r"\\\n\s*|\n +- (?=--|learner$|actors$)", " ", block, flags=re.MULTILINE)
-        for command in re.findall(r"impala-async +(\w+ +--.*)", whole):
+        lines = whole.replace(" : ", "\n")  # between those of one mpirun
+        for command in re.findall(r"impala[-_]async +((?:learner|actors) +--.*)", lines):
             yield shlex.split(command.removesuffix(" &"))
 
 
 def test_the_commands_of_the_page_of_many_hosts_are_taken_as_they_stand(monkeypatch):
     found = {"learner": [], "actors": []}
     for door, *flags in fleet_commands():
-        found[door].append([each.replace("/app/mine.toml", "mine.toml") for each in flags])
-    assert [len(each) for each in found.values()] == [5, 5]
+        found[door].append([re.sub("/(app|srv/mine)/mine.toml", "mine.toml", f) for f in flags])
+    assert [len(each) for each in found.values()] == [6, 6]
     parser = doors.new_parser("learner", "")
     doors.add_run_flags(parser)
     for flags in found["learner"]:
@@ -221,9 +228,25 @@ def test_the_commands_of_the_page_of_many_hosts_are_taken_as_they_stand(monkeypa
     begun = []
     monkeypatch.setattr(doors, "run_door", lambda body: body())
     monkeypatch.setattr(actors, "_watch", lambda args: begun.append(args) or 0)
-    assert [actors.main(flags) for flags in found["actors"]] == [0] * 5
+    assert [actors.main(flags) for flags in found["actors"]] == [0] * 6
     for args in begun:
         doors.check_learner(args.learner.replace("$run", "/shared/mine"))
+
+
+def test_the_launchers_of_the_page_are_taken_and_the_job_is_the_one_that_is_written(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_bytes((ROOT / "configs/cartpole.toml").read_bytes())
+    begun, found = [], re.findall(r"impala-async launch ((?:.*\\\n)*.*)", "".join(BLOCKS))
+    monkeypatch.setattr(launch, "_ray", lambda args, more: begun.append(args) or 0)
+    by_slurm, by_ray = (shlex.split(each.replace("\\\n", "")) for each in found)
+    assert launch.main(by_ray) == 0
+    assert begun[0].actors == 8
+    at = by_slurm.index("--")
+    assert launch.main([*by_slurm[:at], "--print", *by_slurm[at:]]) == 0
+    written = capsys.readouterr().out.replace(sys.executable, "/srv/mine/.venv/bin/python")
+    assert written.replace(str(tmp_path), "/srv/mine") in BLOCKS
 
 
 # -------------------- the protocol page

@@ -36,6 +36,7 @@ FLAGS = {
     "learner": RUN_FLAGS,
     "actor": {"--learner", "--num-envs", "--connect-s"},
     "actors": {"--learner", "--num", "--log-dir"},
+    "launch": set(),  # those of its engines: tests/launch/test_main.py
     "replay": {"--exact", "--loop", "--set", "--run-dir"},
     "evaluate": {
         *("--episodes", "--max-steps", "--seeds", "--greedy", "--sampled", "--json", "--video"),
@@ -95,6 +96,7 @@ WRONG = [
     ("actor", []),
     ("actors", ["--learner", "tcp://h:1", "--num", "0"]),
     ("actors", ["--learner", "somewhere"]),
+    ("launch", ["slurm", "--nodes", "2"]),
     ("learner", ["--record", "/proc/x", "--set", "env.id=CartPole-v1", "--run-dir", "r"]),
     ("replay", ["/nowhere"]),
     ("replay", ["/", "--exact", "--loop"]),

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Protocol
 
 from impala_async.errors import ConfigError, Exit, how_it_ended
 from impala_async.launch.children import end_in_time, exit_code, spawn
@@ -70,15 +71,37 @@ class _Actor:
         return how if code == -signal.SIGKILL else f"{how} ({said})"
 
 
+class Supervision(Protocol):
+    """Looks after the actors of a run, wherever they are."""
+
+    verdict: tuple[int, str] | None
+    """Exit code and reason, where one cannot run and all are given up."""
+    is_ending: bool
+    """Whether nobody is to be started any more."""
+
+    def look(self) -> None:
+        """Start those whose time has come, and find out who has ended."""
+
+    def end(self, grace_s: float, is_hurried: Callable[[], bool]) -> None:
+        """End all, after this time to do so by themselves."""
+
+
 class Actors:
     """Owns the processes, and looks after them whenever it is asked to."""
 
     def __init__(
-        self, learner: str, logs: Sequence[Log], lifeline: Lifeline, *, has_numbers: bool = True
+        self,
+        learner: str,
+        logs: Sequence[Log],
+        lifeline: Lifeline,
+        *,
+        first: int = 0,
+        has_numbers: bool = True,
     ) -> None:
-        """`learner` is its address or its run folder; there is an actor for each log. Without
-        numbers the learner gives them out, as to the actors of several hosts."""
-        self._actors = [_Actor(number, log) for number, log in enumerate(logs)]
+        """`learner` is its address or its run folder; there is an actor for each log, and they are
+        told of by numbers from `first`. Without numbers the learner gives out others, as to the
+        actors of several hosts."""
+        self._actors = [_Actor(number, log) for number, log in enumerate(logs, first)]
         self._lifeline, self._has_numbers = lifeline, has_numbers
         # An actor writes to it where its learner says that the run is over: with 0 it ends, too,
         # where somebody else has told it to.
@@ -86,14 +109,11 @@ class Actors:
         # They end with us: until then there is a learner to wait for.
         self._flags = ["--learner", learner, "--connect-s", "inf", "--over-fd", str(self._over_fd)]
         self.verdict: tuple[int, str] | None = None
-        """Exit code and reason, where one cannot run and all are given up."""
         self.is_over = False
         """Whether the learner has told one of them that the run is over."""
         self.is_ending = False
-        """Whether nobody is to be started any more."""
 
     def look(self) -> None:
-        """Start those whose time has come, and find out who has ended."""
         with suppress(BlockingIOError):
             self.is_over |= os.eventfd_read(self._over_fd) > 0
         for actor in self._actors:
@@ -106,7 +126,6 @@ class Actors:
                 self._lose(actor, code)
 
     def end(self, grace_s: float, is_hurried: Callable[[], bool]) -> None:
-        """End all, after this time to do so by themselves."""
         wait = Wait(logger.info)
 
         def is_hurried_now() -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from impala_async.errors import Exit
-from impala_async.launch.actors import GOODBYE_S, Actors
+from impala_async.launch.actors import GOODBYE_S, Actors, Supervision
 from impala_async.launch.children import POLL_S, end_in_time, exit_code, spawn
 from impala_async.launch.logs import LogFile
 from impala_async.output import Wait
@@ -45,12 +45,10 @@ class LocalRun:
     @signals_kept()
     def run(self, num_actors: int) -> int:
         """Start the actors and watch everybody; the learner's exit code, or an actor's verdict."""
-        folder = self._run_dir / "actors"
-        logs = [LogFile(folder / f"actor-{n}.log", "--run-dir") for n in range(num_actors)]
-        actors = self._actors = Actors(str(self._run_dir), logs, self._lifeline)
+        actors = self._actors = self._make_actors(num_actors)
         answer_requests(without_echo(self._pass_on))
         try:
-            while self._learner.poll() is None and not (actors.verdict or self._is_hurried()):
+            while self._has_learner() and not (actors.verdict or self._is_hurried()):
                 actors.look()
                 self._tell_wait()
                 time.sleep(POLL_S)
@@ -68,6 +66,15 @@ class LocalRun:
         # A learner that was met in its first second had not learned yet what a signal means.
         is_untaught = -code in (signal.SIGTERM, signal.SIGHUP) and bool(self.heard)
         return Exit.DONE if is_untaught else exit_code(code)
+
+    def _make_actors(self, num_actors: int) -> Supervision:
+        folder = self._run_dir / "actors"
+        logs = [LogFile(folder / f"actor-{n}.log", "--run-dir") for n in range(num_actors)]
+        return Actors(str(self._run_dir), logs, self._lifeline)
+
+    def _has_learner(self) -> bool:
+        """Whether there is one, or is to be one again."""
+        return self._learner.poll() is None
 
     def _serves(self) -> bool:
         """Whether the learner takes actors. The file of an earlier one was removed before."""

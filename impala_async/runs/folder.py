@@ -25,9 +25,9 @@ from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_wh
 
 logger = logging.getLogger(__name__)
 
-# These may lie in the folder of a new run: `train` and `replay` put some there for their learner, a
-# start that was killed may have left another, and a file system of its own has the last.
-PREPARED = ("actors", "replay.json", "checkpoints", "lost+found", RANKS)
+# These may lie in the folder of a new run: `train`, `replay` and `launch` put some there for their
+# learner, a start that was killed may have left another, and a file system of its own has the last.
+PREPARED = ("actors", "replay.json", "slurm", "checkpoints", "lost+found", RANKS)
 # Others may read what a run did, but not the arguments of its environment.
 PRIVATE = 0o600
 SPACES = "spaces.json"

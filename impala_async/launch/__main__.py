@@ -1,0 +1,128 @@
+"""The launch door: a learner and actors on many hosts, where an engine starts the processes.
+
+`launch slurm` submits a job; `launch ray` runs until the run is over.
+"""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from impala_async import doors
+from impala_async.errors import ConfigError, Exit
+from impala_async.launch import slurm
+from impala_async.processes import leave
+
+if TYPE_CHECKING:
+    from impala_async.config.run import RunConfig
+    from impala_async.runs.folder import RunFolder
+
+MOST = 1024
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    # argparse would lose where they begin.
+    end = words.index("--") if "--" in words else len(words)
+    args = _parser().parse_args(words[:end])
+    return doors.run_door(lambda: int(args.launch(args, words[end + 1 :])))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = doors.new_parser("launch", "Run a learner and its actors on many hosts, by an engine.")
+    engines = parser.add_subparsers(required=True, metavar="ENGINE")
+    told = "Write a job script and submit it by sbatch. Flags behind -- are those of sbatch."
+    example = "for example: launch slurm --config cartpole --nodes 4 -- --time=24:00:00"
+    how: dict[str, Any] = {"description": told, "epilog": example, "allow_abbrev": False}
+    by_slurm = engines.add_parser("slurm", help="submit a job", **how)
+    told = "Run a learner here, and actors on the nodes of the Ray cluster that RAY_ADDRESS names."
+    how = {"description": told, "allow_abbrev": False}
+    by_ray = engines.add_parser("ray", help="place actors on a cluster", **how)
+    for engine, launch, each in ((by_slurm, _slurm, "on each node"), (by_ray, _ray, "in all")):
+        doors.add_settings_flags(engine)
+        engine.set_defaults(launch=launch, record=None)
+        told = f"so many actors {each} (default: 1)"
+        engine.add_argument("--actors", type=int, default=1, metavar="K", help=told)
+    by_slurm.add_argument("--nodes", type=int, default=1, metavar="M", help="nodes (default: 1)")
+    told = "only show the script"
+    by_slurm.add_argument("--print", action="store_true", dest="is_shown", help=told)
+    return parser
+
+
+def _slurm(args: argparse.Namespace, sbatch_flags: list[str]) -> int:
+    _check_number("--nodes", args.nodes)
+    config, folder = _check(args, args.nodes * args.actors)
+    if not (args.is_shown or shutil.which("sbatch")):
+        raise ConfigError(
+            "there is no sbatch here, which submits jobs: use --print to see this one"
+        )
+    is_set = config.bind.model_fields_set
+    binds = [f"bind.{key}={url}" for key, url in _binds(config).items() if key not in is_set]
+    script = slurm.job_script(
+        folder.whole,
+        _settings(args, binds),
+        sbatch_flags,
+        [sys.executable, "-m", "impala_async"],
+        num_nodes=args.nodes,
+        num_actors=args.actors,
+    )
+    if args.is_shown:
+        print(script, end="")
+        return Exit.DONE
+    said, path = slurm.submit(script, folder.whole)
+    print(f"{said}\njob script: {path}\nrun folder: {folder.path}")
+    return Exit.DONE
+
+
+def _ray(args: argparse.Namespace, more: list[str]) -> int:
+    from impala_async.launch.ray import RayRun, connect
+
+    if more:
+        raise ConfigError(f"launch ray: takes no flags behind --, got {more[0]}")
+    config, folder = _check(args, args.actors)
+    doors.start_logging()
+    connect()
+    folder.check_free()
+    flags = ["--resume", doors.AUTO, "--run-dir", str(folder.path), *_settings(args, [])]
+    return RayRun(flags, _binds(config), folder.path).run(args.actors)
+
+
+def _check(args: argparse.Namespace, num_actors: int) -> "tuple[RunConfig, RunFolder]":
+    """The run that is begun, or gone on with. Another job may be at work in its folder."""
+    from impala_async.runs.folder import RunFolder
+
+    _check_number("--actors", args.actors)
+    has_run = args.run_dir is not None and RunFolder(args.run_dir).exists()
+    args.resume = doors.AUTO if has_run else False
+    config, folder = doors.check_run(args)
+    if config.pace.is_lockstep and config.train.num_actors != num_actors:
+        raise ConfigError(
+            f"train.num_actors ({config.train.num_actors}): in lockstep the learner waits for as "
+            f"many actors, and {num_actors} are to be started: set it to that"
+        )
+    return config, folder
+
+
+def _check_number(flag: str, number: int) -> None:
+    if not 1 <= number <= MOST:
+        raise ConfigError(f"{flag}: wants a whole number from 1 to {MOST}, got {number}")
+
+
+def _settings(args: argparse.Namespace, binds: list[str]) -> list[str]:
+    """The flags of a learner that say what is trained, for any current folder."""
+    config = [] if args.config is None else ["--config", str(args.config.absolute())]
+    return [*config, *(word for each in (*args.overrides, *binds) for word in ("--set", each))]
+
+
+def _binds(config: "RunConfig") -> dict[str, str]:
+    """Where the learner listens: for all hosts at any ports, unless the settings say otherwise."""
+    bind = config.bind
+    return {
+        key: getattr(bind, key) if key in bind.model_fields_set else "tcp://0.0.0.0:*"
+        for key in ("data", "weights")
+    }
+
+
+if __name__ == "__main__":
+    leave(main())
