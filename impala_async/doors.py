@@ -291,12 +291,13 @@ def _choose_rank(args: argparse.Namespace) -> None:
 def _check_same(path: Path, given: "RunConfig", config: "RunConfig") -> None:
     """Raise ConfigError where a file that is given again sets a key to another value than the run
     has."""
+    from impala_async.config.load import by_key
     from impala_async.config.mistakes import shown
 
-    is_set, now = _settings(given, exclude_unset=True), _settings(config)
+    is_set, now = by_key(given, exclude_unset=True), by_key(config)
     differing = [
         f"{key} ({shown(value)} in the file, {shown(now[key])} in the run)"
-        for key, value in _settings(given).items()
+        for key, value in by_key(given).items()
         if key in is_set and value != now[key]
     ]
     if differing:
@@ -307,21 +308,13 @@ def _check_same(path: Path, given: "RunConfig", config: "RunConfig") -> None:
 
 
 def _fixed(config: "RunConfig") -> dict[str, Any]:
+    from impala_async.config.load import by_key
+
     return {
         key: value
-        for key, value in _settings(config).items()
+        for key, value in by_key(config).items()
         if (key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS
     }
-
-
-def _settings(config: "RunConfig", *, exclude_unset: bool = False) -> dict[str, Any]:
-    """The value of each key."""
-    found = dict[str, Any]()
-    dumped = config.model_dump(mode="json", by_alias=True, exclude_unset=exclude_unset)
-    for section, keys in dumped.items():
-        inner = keys if isinstance(keys, dict) else {"": keys}
-        found |= {f"{section}.{name}".rstrip("."): value for name, value in inner.items()}
-    return found
 
 
 def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:

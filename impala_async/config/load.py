@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from impala_async.config.mistakes import explain, shown
 from impala_async.config.run import RunConfig
@@ -149,3 +149,13 @@ def _parse_value(key: str, text: str) -> Any:
         f"{key}: wants a value as TOML has it, such as true, 0.5, [1, 2] or {{size = 5}}, or none, "
         f"got {shown(text)}; if it is meant as text, put double quotes within single ones"
     )
+
+
+def by_key(config: BaseModel, *, exclude_unset: bool = False) -> dict[str, Any]:
+    """The value of each key."""
+    found = dict[str, Any]()
+    dumped = config.model_dump(mode="json", by_alias=True, exclude_unset=exclude_unset)
+    for section, keys in dumped.items():
+        inner = keys if isinstance(keys, dict) else {"": keys}
+        found |= {f"{section}.{name}".rstrip("."): value for name, value in inner.items()}
+    return found

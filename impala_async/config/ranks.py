@@ -4,12 +4,18 @@ A rank is a learner process that torchrun, or whatever else sets the same variab
 all of them together train one policy, each on its own columns of every batch.
 """
 
+import json
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from impala_async import __version__
 from impala_async.config.evaluate import EvaluateSection
+from impala_async.config.load import by_key
 from impala_async.config.run import RunConfig
 from impala_async.errors import ConfigError
 
@@ -129,9 +135,42 @@ def share_of(config: RunConfig, place: Place, *, has_actors: bool = True) -> Run
     return config.model_copy(update=shared)
 
 
-def in_common(config: RunConfig) -> str:
-    """The settings that all ranks have: hosts have addresses of their own."""
-    return config.model_dump_json(by_alias=True, exclude={"bind"})
+def in_common(config: RunConfig) -> dict[str, Any]:
+    """All that ranks must have alike, by its name: hosts have addresses of their own."""
+    settings = {key: v for key, v in by_key(config).items() if not key.startswith("bind.")}
+    return {"the release of impala-async": __version__} | settings
+
+
+def check_alike(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+    """ConfigError for the first thing that is not alike at all ranks."""
+    for number, each in enumerate(of_ranks):
+        for name, value in of_ranks[0].items():
+            if each.get(name) != value:
+                raise ConfigError(
+                    f"{name} is {json.dumps(value)} at rank 0, and {json.dumps(each.get(name))} at "
+                    f"rank {number}: start all ranks alike"
+                )
+
+
+def risks(place: Place, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Warnings of a start that may go wrong later."""
+    found = []
+    restarts = environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and restarts != "0":
+        found.append(
+            "torchrun often fails to start ranks again: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+            "in its environment"
+        )
+    num_here = environ.get("LOCAL_WORLD_SIZE", "")
+    if num_here not in ("", str(place.count)) and "GLOO_SOCKET_IFNAME" not in environ:
+        name = socket.gethostname()
+        with suppress(OSError):
+            if (address := socket.gethostbyname(name)).startswith("127."):
+                found.append(
+                    f"this host's own name, {name}, leads to {address}: where ranks of other hosts "
+                    "do not reach this one, name its network by GLOO_SOCKET_IFNAME"
+                )
+    return found
 
 
 def _divide(key: str, number: int, place: Place) -> None:

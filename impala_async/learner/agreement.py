@@ -3,14 +3,20 @@
 Runs on: learner thread
 """
 
-from typing import NamedTuple
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+from impala_async.config.ranks import check_alike, risks
 from impala_async.config.run import StopSection
 from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE
 from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.training.ranks import Ranks
 from impala_async.wire.local_link import new_nonce
+
+logger = logging.getLogger(__name__)
 
 REASONS = (
     *(NOT_FINITE, UNSAVED, ACTOR_LOST, "actor_failed", "interrupted", "terminated"),
@@ -65,11 +71,14 @@ def agree(ranks: Ranks, own: Word) -> Word:
     )
 
 
-def join_run(ranks: Ranks, folder: RunFolder, settings: str) -> bytes:
+def join_run(ranks: Ranks, folder: RunFolder, common: Mapping[str, Any]) -> bytes:
     """Give the folder of this rank the run of all, and return the nonce of this start: actors know
     all ranks by the same, and go from one to another. ConfigError where ranks do not belong
     together."""
-    ranks.check_settings(settings)
+    said = ranks.gather(json.dumps(common).encode())
+    check_alike([json.loads(each) for each in said])
+    for risk in risks(ranks.place) if ranks.place.is_first else ():
+        logger.warning("%s", risk)
     ranks.place.check_shared(folder.path)
     said = ranks.gather(folder.run_id + new_nonce() + folder.last_epoch.to_bytes(8))
     first = said[0]

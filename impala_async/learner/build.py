@@ -115,10 +115,14 @@ def pick_device(name: str, place: Place | None = None) -> torch.device:
     device = device_of(name)
     if device.type == "cuda" and place is not None and place.count > 1:
         device = torch.device("cuda", place.local)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    num_gpus = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        wants = "cpu or auto"
+        if place is not None and place.count > 1:
+            wants = "cpu, or no more ranks on a host than it has GPUs"
         raise ConfigError(
-            f"learner.device: {name!r} is not on this machine, which has "
-            f"{torch.cuda.device_count()} GPUs; wants cpu or auto"
+            f"learner.device: {name!r} is not on this machine, which has {num_gpus} GPUs; wants "
+            f"{wants}"
         )
     return device
 

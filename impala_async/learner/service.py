@@ -179,7 +179,7 @@ class LearnerService:
         self._watchdog.start(self._loop.call_later, has_child=self._is_watched)
         try:
             if self._others.are_some:
-                urls = await self._others.addresses(self._server.data_url)
+                urls = await self._others.meet(self._server.data_url, self._schema)
                 self._server.placement.open(urls)
             if self._schema is not None:
                 try:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from impala_async.config.ranks import Place
-from impala_async.errors import ConfigError, RankError, ServiceError
+from impala_async.errors import RankError, ServiceError
 
 # Some ranks may build for longer than any update takes.
 START_S = 600.0
@@ -137,13 +137,6 @@ class Ranks:
         for parameter, gradient in zip(parameters, summed, strict=True):
             parameter.grad = gradient.view_as(parameter)
         return shares, has_any
-
-    def check_settings(self, text: str) -> None:
-        """ConfigError where the ranks do not have the same."""
-        try:
-            self.check_equal({"": torch.tensor(list(text.encode()))}, "the settings")
-        except ServiceError as error:
-            raise ConfigError(f"{error}: start each with the same flags") from None
 
     def check_equal(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Raise ServiceError where the ranks' tensors are not the same to the bit."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.config.load import validate_config
-from impala_async.config.ranks import Place, place_in, share_of
+from impala_async.config.ranks import Place, check_alike, in_common, place_in, risks, share_of
 from impala_async.errors import ConfigError
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -112,3 +112,28 @@ def test_shares_are_equal_and_ports_and_seeds_are_not():
 def test_settings_that_ranks_cannot_share_are_named(sections, told):
     with pytest.raises(ConfigError, match=told):
         share_of(config_of(**sections), Place(0, 2))
+
+
+def test_what_ranks_must_have_alike_is_named_where_it_differs():
+    address = {"data": "tcp://0.0.0.0:*", "weights": "tcp://0.0.0.0:*"}
+    first = in_common(config_of(bind={"host": "a", **address}))
+    check_alike([first, in_common(config_of(bind={"host": "b", **address}))])
+    with pytest.raises(ConfigError, match=r"^seed is 0 at rank 0, and 7 at rank 2: start all"):
+        check_alike([first, first, in_common(config_of(seed=7, train={"num_actors": 8}))])
+    older = {**first, "the release of impala-async": "0.0.1"}
+    with pytest.raises(ConfigError, match=r'impala-async is ".*" at rank 0, and "0.0.1" at rank 1'):
+        check_alike([first, older])
+
+
+def test_what_may_go_wrong_later_is_told(monkeypatch):
+    place, shared = Place(0, 2), {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert risks(place, {}) == risks(place, shared) == []
+    (told,) = risks(place, shared | {"TORCHELASTIC_MAX_RESTARTS": "3"})
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in told
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
+    assert risks(place, {"LOCAL_WORLD_SIZE": "2"}) == []
+    (told,) = risks(place, {"LOCAL_WORLD_SIZE": "1"})
+    assert "leads to 127.0.1.1: where ranks of other hosts do not" in told
+    assert risks(place, {"LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "eth0"}) == []
+    monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
+    assert risks(place, {"LOCAL_WORLD_SIZE": "1"}) == []

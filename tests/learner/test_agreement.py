@@ -4,7 +4,7 @@ import threading
 import uuid
 
 from impala_async.config.load import validate_config
-from impala_async.config.ranks import Place
+from impala_async.config.ranks import Place, in_common
 from impala_async.learner.agreement import (
     REASONS,
     Word,
@@ -14,6 +14,8 @@ from impala_async.learner.agreement import (
 from impala_async.learner.service import EXITS
 from impala_async.runs.folder import RunFolder
 from impala_async.training.ranks import Ranks
+
+CONFIG = validate_config({"env": {"id": "E-v1"}}, {})
 
 
 class Threads(Ranks):
@@ -38,9 +40,6 @@ class Threads(Ranks):
 
     def gather(self, own):
         return self._all(own)
-
-    def check_settings(self, text):
-        assert set(self._all(text)) == {text}
 
 
 def at_once(function, *each):
@@ -86,16 +85,15 @@ def test_a_hundred_episodes_of_all_are_a_return():
 
 
 def join(ranks, folder):
-    return join_run(ranks, folder, "the settings")
+    return join_run(ranks, folder, in_common(CONFIG))
 
 
 def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(tmp_path):
-    config = validate_config({"env": {"id": "E-v1"}}, {})
     places = [Place(number, 3) for number in range(3)]
     folders = [RunFolder(place.folder(tmp_path)) for place in places]
     for folder in folders:
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.write_settings(config, run_id=uuid.uuid4().hex)
+        folder.write_settings(CONFIG, run_id=uuid.uuid4().hex)
     folders[2].next_epoch()
     first = folders[0].run_id
     nonces = at_once(join, *folders)
@@ -103,5 +101,5 @@ def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(
     assert len(nonces[0]) == 16
     assert {folder.run_id for folder in folders} == {first}
     assert [folder.next_epoch() for folder in folders] == [2, 2, 2]
-    assert folders[1].load_config() == config
+    assert folders[1].load_config() == CONFIG
     assert at_once(join, *folders)[0] != nonces[0]

@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from impala_async.config.ranks import check_alike
 from impala_async.errors import RankError
 from impala_async.learner.handoff import on_thread
 from impala_async.metrics.names import Value
+from impala_async.schema import Schema
 from impala_async.training.ranks import Ranks
 
 logger = logging.getLogger(__name__)
@@ -36,9 +38,12 @@ class OtherRanks:
         if said:
             self.reports = [json.loads(each) for each in said]
 
-    async def addresses(self, own: str) -> list[str]:
-        """Where each rank listens."""
-        return [url.decode() for url in await self._gather(own.encode())]
+    async def meet(self, url: str, schema: Schema | None) -> list[str]:
+        """Where each rank listens; ConfigError where their environments are not alike."""
+        own = {"url": url, "spaces": None if schema is None else schema.digest.hex()}
+        of_ranks = [json.loads(each) for each in await self._gather(json.dumps(own).encode())]
+        check_alike([{"the digest of the spaces": each["spaces"]} for each in of_ranks])
+        return [each["url"] for each in of_ranks]
 
     async def report_last(self, report: Callable[[], dict[str, Value]]) -> dict[str, Value]:
         """Write the last report: rank 0 when it has those of all the others."""

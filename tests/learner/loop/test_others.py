@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from impala_async.config.ranks import Place
-from impala_async.errors import RankError
+from impala_async.errors import ConfigError, RankError
 from impala_async.learner.loop.others import OtherRanks
+from tests.learner.columns import small_schema
 
 
 class Said:
@@ -25,8 +26,14 @@ class Said:
 
 
 def test_addresses_are_those_of_all_in_their_order():
-    ranks = OtherRanks(Said(0, b"tcp://b:2"))
-    assert asyncio.run(ranks.addresses("tcp://a:1")) == ["tcp://a:1", "tcp://b:2"]
+    ranks = OtherRanks(Said(0, b'{"url": "tcp://b:2", "spaces": null}'))
+    assert asyncio.run(ranks.meet("tcp://a:1", None)) == ["tcp://a:1", "tcp://b:2"]
+
+
+def test_environments_that_are_not_alike_are_told():
+    ranks = OtherRanks(Said(0, b'{"url": "tcp://b:2", "spaces": "00"}'))
+    with pytest.raises(ConfigError, match=r'spaces is "[0-9a-f]+" at rank 0, and "00" at rank 1'):
+        asyncio.run(ranks.meet("tcp://a:1", small_schema()))
 
 
 def test_rank_0_writes_its_last_report_when_it_has_those_of_others():
