@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from tests.e2e.harness import ONE_THREAD
 
 BRIDGE, NETWORK = "impala0", "10.213.77"
-# What another host has there is not seen, though all of them have the same disk.
+# No host sees the files of another one there, though all have the same disk.
 PRIVATE = 'mount -t tmpfs none "$TMPDIR" && exec "$@"'
 
 
