@@ -349,8 +349,9 @@ def is_over(folder: "RunFolder") -> bool:
     return False
 
 
-def start_logging() -> "Console":
-    """Log lines through the one console of this process, on stderr."""
+def start_logging(who: str = "") -> "Console":
+    """Log lines through the one console of this process, on stderr; each says `who` it is, where
+    others write beside it."""
     from rich.console import Console
     from rich.logging import RichHandler
 
@@ -358,10 +359,10 @@ def start_logging() -> "Console":
     console = Console(stderr=True)
     if console.is_terminal:
         handler: logging.Handler = RichHandler(console=console, show_path=False)
-        form = "%(message)s"
+        form = f"{who}%(message)s"
     else:
         handler = logging.StreamHandler(sys.stderr)
-        form = "%(asctime)s %(levelname)s %(message)s"
+        form = f"%(asctime)s %(levelname)s {who}%(message)s"
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=[handler])
     return console
 

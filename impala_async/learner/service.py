@@ -279,7 +279,9 @@ class LearnerService:
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
-        logger.info("waiting for actors: impala-async actor --learner %s", self._server.data_url)
+        if self._place.is_first:  # that one sends actors to the others
+            text = "waiting for actors: impala-async actor --learner %s"
+            logger.info(text, self._server.data_url)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():

@@ -14,6 +14,8 @@ from impala_async.config.ranks import Place
 
 # An actor that was sent to a rank counts there until it has had the time to come.
 UNDER_WAY_S = 3.0
+# One that comes back within this time has not found that rank, and stays here.
+LOST_S = 30.0
 # Strangers may say hello under any name.
 MOST_SENT = 1024
 LET_GO_AFTER_S = 2.0
@@ -47,15 +49,19 @@ class Placement:
         """The address to which an actor is to go, that is told at its hello; None: here."""
         if self._place.count == 1 or not self._place.is_first:
             return None
-        number, at = self._sent.pop(actor, (-1, now))
-        if now - at > UNDER_WAY_S:
-            number = -1
-        if number < 0:
+        number, at = self._sent.pop(actor, (0, -math.inf))
+        if now - at > LOST_S:
             number = self._emptiest(num_own, now)
+        elif now - at > UNDER_WAY_S:
+            number = 0
         self._sent[actor] = number, now
         if len(self._sent) > MOST_SENT:
             self._sent.popitem(last=False)
         return None if number == 0 else self._urls[number]
+
+    def forget(self, actor: bytes) -> None:
+        """It is let go: when it comes again it may go anywhere."""
+        self._sent.pop(actor, None)
 
     def is_to_let_go(self, now: float) -> bool:
         """Whether this rank has most, and another one has had none for a while. Asked regularly."""

@@ -226,6 +226,7 @@ class Sessions:
             return []
         peer = max(free, key=lambda peer: peer.opened_at)
         self.table.end(peer)
+        self.placement.forget(peer.actor)
         self._counters.add("sessions/closed")
         self._log.say(logging.INFO, "actor %d goes to another rank, which has none", peer.rank)
         bye = wire.Bye(peer.session, wire.BYE_REASONS.index("moving"))

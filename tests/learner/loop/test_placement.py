@@ -1,7 +1,13 @@
 """Actors go to the rank with the fewest, and a rank that has none gets one."""
 
 from impala_async.config.ranks import Place
-from impala_async.learner.loop.placement import LET_GO_AFTER_S, MOST_SENT, UNDER_WAY_S, Placement
+from impala_async.learner.loop.placement import (
+    LET_GO_AFTER_S,
+    LOST_S,
+    MOST_SENT,
+    UNDER_WAY_S,
+    Placement,
+)
 
 URLS = ("tcp://a:1", "tcp://b:2", "tcp://c:3")
 
@@ -34,8 +40,11 @@ def test_counts_of_the_ranks_decide_and_who_asks_again_hears_the_same():
     assert ranks.send(name(1), num_own=4, now=0.0) == "tcp://c:3"
     ranks.note((1, 5, 9))
     assert ranks.send(name(1), num_own=4, now=UNDER_WAY_S) == "tcp://c:3"
-    # By then it has been there, and comes back.
-    assert ranks.send(name(1), num_own=4, now=2 * UNDER_WAY_S + 0.1) is None
+    # So soon it comes back from where it was not let in, whatever else there is.
+    ranks.note((1, 5, 0))
+    later = 2 * UNDER_WAY_S + 0.1
+    assert ranks.send(name(1), num_own=4, now=later) is None
+    assert ranks.send(name(1), num_own=4, now=later + LOST_S + 0.1) == "tcp://c:3"
 
 
 def test_places_are_limited_in_lockstep_and_where_all_are_full_rank_0_says_so():

@@ -96,6 +96,9 @@ def test_the_newest_is_let_go_with_all_that_it_sent_settled():
     assert (said.session, wire.BYE_REASONS[said.reason]) == (actor.session, "moving")
     assert len(learner.table) == 1
     assert learner.report()["sessions/closed"] == 1
+    learner.sessions.placement.note((1, 0))
+    actor.hello()
+    assert refusal(actor, "elsewhere") == "tcp://b:2"
 
 
 def test_goodbyes_end_sessions_and_say_why(caplog):
