@@ -249,8 +249,8 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         raise errors.ConfigError("--resume needs --run-dir, the folder of the run to continue")
     folder = RunFolder(args.run_dir)
     first = RunFolder(place_in().run_of(args.run_dir))
-    # A rank that the run did not have before has the settings of the others.
-    known = folder if folder.exists() or not first.exists() else first
+    # All have those of rank 0, whatever a rank knows that was not there for a while.
+    known = first if first.exists() else folder
     known.check_resumable()
     before = _fixed(known.load_config())
     config = validate_config(*merge_overrides(known.load_settings(), args.overrides))
