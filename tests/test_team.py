@@ -166,9 +166,9 @@ def test_a_network_too_large_for_any_memory_is_told_in_one_line(size):
 def test_what_is_no_matter_of_memory_is_raised_as_it_is(monkeypatch):
     schema = replace(schema_of(None), policies=())
     for error, kind in (
-        (MemoryError(), ConfigError),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 160 GB\nat"), ConfigError),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"), ConfigError),
+        (MemoryError(), SpacesError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 160 GB\nat"), SpacesError),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB"), SpacesError),
         (RuntimeError("a bug"), RuntimeError),
     ):
         monkeypatch.setattr("impala_async.policy.ActorCritic", Mock(side_effect=error))

@@ -369,8 +369,7 @@ class LearnerThread:
     def _report(
         self, others: Sequence[bytes] = (), *, is_last: bool = False
     ) -> handoff.LearnerReport:
-        # Two runs in lockstep end alike, but the clock has cut their last intervals.
-        is_newest = is_last and self.is_lockstep
+        # A run that is made again ends alike, but the clock has cut its last interval.
         starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
         metrics: dict[str, object] = {
             "learner/starved_total_s": self._starved_total_s + starved_s,
@@ -387,7 +386,7 @@ class LearnerThread:
             "timing_breakdown/learner_dequeue_time_ms": self._dequeue_timer.mean_ms,
             "timing_breakdown/learner_rank_wait_time_ms": self._rank_timer.mean_ms,
             **self._queue_size.stats(),
-            **(self._stats if is_newest else self._means.take()),
+            **(self._stats if is_last else self._means.take()),
         }
         lags, first = self._lag_histogram.tolist(), self._first_update
         return handoff.LearnerReport(self.progress, self._starved_at, first, metrics, lags, others)
