@@ -43,6 +43,8 @@ class Word(NamedTuple):
     """Every rank says what it has reported last."""
     num_actors: tuple[int, ...] = (0,)
     """Its sessions; those of each rank."""
+    num_ready: int = 0
+    """Of all: how many have a batch."""
 
     @property
     def mean_return(self) -> float | None:
@@ -68,6 +70,7 @@ def agree(ranks: Ranks, own: Word) -> Word:
         (total, count),
         num_reports > 0,
         tuple(map(round, actors_of_all)),
+        round(num_ready),
     )
 
 
