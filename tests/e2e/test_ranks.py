@@ -232,6 +232,43 @@ def test_rows_of_one_that_make_no_number_are_left_out_by_all(tmp_path):
         assert merged["dropped/nonfinite_update"] == other["dropped/nonfinite_update"] > 0
 
 
+SLOW_ENV = """
+import os
+import time
+
+import gymnasium as gym
+
+
+class Slow(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.seconds = 0.02 if os.environ["RANK"] == "1" else 0.002
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return self.env.step(action)
+"""
+
+
+def test_one_slow_rank_does_not_hold_up_all_where_trajectories_are_cut(tmp_path):
+    path = module(tmp_path, "slow", SLOW_ENV)
+    slow = (*SMALL, "env.id=slow:Slow", "actor.num_envs=1", "pace.mode=lockstep", "stop.wall_s=4")
+    found = []
+    for number, more in enumerate(([], ["pace.cut_share=0.5"])):
+        with ranks_in(tmp_path / str(number)) as ranks:
+            ranks.trained(*slow, *more, **path)
+            merged, other = (site.reports()[-1] for site in ranks.sites)
+            assert len(set(ranks.weights())) == 1
+            found.append(merged["env_steps_trained"])
+            rows = 20 * merged["trajectories/trained"]
+            masked = rows - merged["env_steps_trained"]
+            # The slow one had a quarter of its rows each time, and the other all of its.
+            assert (merged["lockstep/rows_cut"] > 0) == bool(more)
+            assert masked >= merged["lockstep/rows_cut"] - 20
+            assert merged["lockstep/rows_cut"] >= other["lockstep/rows_cut"] > 0 or not more
+    assert found[1] > 1.5 * found[0]
+
+
 def test_bad_settings_are_a_line_at_each_rank(tmp_path):
     bad = {
         "learner.batch_columns=15": "learner.batch_columns (15) must be a multiple of the number "
