@@ -44,7 +44,7 @@ class Word(NamedTuple):
     num_actors: tuple[int, ...] = (0,)
     """Its sessions; those of each rank."""
     num_ready: int = 0
-    """Of all: how many have a batch."""
+    """How many ranks have a batch, in the word of all."""
 
     @property
     def mean_return(self) -> float | None:

@@ -118,6 +118,6 @@ def test_the_newest_seq_that_is_to_be_cut_is_noted_at_once(scene, open_link):
         get.answer(grant(V5)._replace(cut=cut))
     get.answer(grant(V5)._replace(session=b"?" * 16, cut=9))
     get.answer(grant(V6))
-    # Whatever the sampler thread does meanwhile.
+    # The sampler thread does nothing for it.
     until(lambda: link.pulls.named == V6)
     assert link.cut == 7

@@ -685,7 +685,7 @@ def test_rank_0_reports_with_the_newest_of_the_others_and_hears_of_their_actors(
 
 
 class Ahead(Beside):
-    """Of several others, so many are ready, whatever this one is: with it, all are."""
+    """The first of so many, of which `num_ready` have a batch while this one has none; else all."""
 
     def __init__(self, num_ready, count):
         super().__init__()
