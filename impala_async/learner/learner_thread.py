@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
-# Where trajectories are cut, a rank that is ready is heard of as soon as this; where nobody has
-# been for long, after this share of that time more.
+# Where trajectories are cut, a rank without a batch says its word so often while another one is
+# ready; while none is, when it has waited so much longer, as a share of its wait.
 CUT_POLL_S, CUT_POLL_SHARE = 0.01, 0.1
 MAX_NAMED = 5
 TIMED_BATCHES = 10

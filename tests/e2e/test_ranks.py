@@ -252,7 +252,7 @@ class Slow(gym.Wrapper):
 
 def test_one_slow_rank_does_not_hold_up_all_where_trajectories_are_cut(tmp_path):
     path = module(tmp_path, "slow", SLOW_ENV)
-    slow = (*SMALL, "env.id=slow:Slow", "actor.num_envs=1", "pace.mode=lockstep", "stop.wall_s=4")
+    slow = (*SMALL, "env.id=slow:Slow", "actor.num_envs=1", "pace.mode=lockstep", "stop.wall_s=3")
     found = []
     for number, more in enumerate(([], ["pace.cut_share=0.5"])):
         with ranks_in(tmp_path / str(number)) as ranks:
@@ -260,12 +260,11 @@ def test_one_slow_rank_does_not_hold_up_all_where_trajectories_are_cut(tmp_path)
             merged, other = (site.reports()[-1] for site in ranks.sites)
             assert len(set(ranks.weights())) == 1
             found.append(merged["env_steps_trained"])
-            rows = 20 * merged["trajectories/trained"]
-            masked = rows - merged["env_steps_trained"]
-            # The slow one had a quarter of its rows each time, and the other all of its.
-            assert (merged["lockstep/rows_cut"] > 0) == bool(more)
-            assert masked >= merged["lockstep/rows_cut"] - 20
-            assert merged["lockstep/rows_cut"] >= other["lockstep/rows_cut"] > 0 or not more
+            num_cut, of_slow = merged["lockstep/rows_cut"], other["lockstep/rows_cut"]
+            assert num_cut >= of_slow > 0 if more else num_cut == of_slow == 0
+            # They are no env steps; of the last batch, which is not trained, some are counted.
+            num_masked = 20 * merged["trajectories/trained"] - merged["env_steps_trained"]
+            assert num_masked >= num_cut - 2 * 20
     assert found[1] > 1.5 * found[0]
 
 

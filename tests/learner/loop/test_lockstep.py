@@ -560,6 +560,30 @@ def test_whoever_is_late_is_told_the_seq_to_cut_once_and_others_are_not():
     assert cuts(learner, 1) == []
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
+def test_a_cut_is_told_for_the_batch_that_is_waited_for_and_no_other(lag, num_ranks, seed):
+    simulation, num_told = LockstepSimulation(num_ranks, lag), 0
+    for actor in simulation.add_actors():
+        actor.join()
+    of_session = {actor.side.session: actor.side.outbox for actor in simulation.actors}
+    train = simulation.train
+
+    def cut_and_train():
+        nonlocal num_told
+        for session, cut in cuts(simulation, simulation.update):
+            # As nobody is lost, the seqs of an actor are the numbers of batches.
+            assert cut == simulation.update
+            outbox = of_session[session]
+            assert outbox.next_seq - outbox.num_unsent <= cut
+            num_told += 1
+        return train()
+
+    simulation.train = cut_and_train
+    play(simulation, Random(seed), 6)
+    assert num_told > 0
+
+
 def test_a_late_one_of_a_resumed_run_is_told_too_and_without_lockstep_nobody_is():
     lineage = Lineage(1).resumed(2, 40)
     learner = PureLearner(SCHEMA, columns=WIDTH, num_ranks=1, lineage=lineage)
