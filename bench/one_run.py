@@ -33,15 +33,15 @@ Report = dict[str, Any]
 
 
 @contextmanager
-def one_run(config: Path | None, settings: Sequence[str]) -> Iterator["OneRun"]:
+def one_run(config: Path | None, settings: Sequence[str], num_ranks: int = 1) -> Iterator["OneRun"]:
     """Launch it; behind the block neither its processes nor its folder are there any more.
 
-    Without a config, generic defaults apply to what is not set.
+    Without a config, generic defaults apply to what is not set. Several ranks are torchrun's.
     """
     with tempfile.TemporaryDirectory(
         prefix="impala-async-bench-", ignore_cleanup_errors=True
     ) as folder:
-        run = OneRun(config, settings, Path(folder))
+        run = OneRun(config, settings, Path(folder), num_ranks)
         try:
             yield run
         finally:
@@ -51,11 +51,17 @@ def one_run(config: Path | None, settings: Sequence[str]) -> Iterator["OneRun"]:
 class OneRun:
     """The process of `train`, and the files that its learner writes."""
 
-    def __init__(self, config: Path | None, settings: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, config: Path | None, settings: Sequence[str], folder: Path, num_ranks: int = 1
+    ) -> None:
         self.run_dir = folder / "run"
         self._log = folder / "train.log"
         self._metrics = self.run_dir / "metrics.jsonl"
-        command = [sys.executable, "-m", "impala_async.train", "--run-dir", str(self.run_dir)]
+        command = [sys.executable]
+        if num_ranks > 1:
+            command += ["-m", "torch.distributed.run", "--standalone"]
+            command += ["--nproc-per-node", str(num_ranks)]
+        command += ["-m", "impala_async.train", "--run-dir", str(self.run_dir)]
         command += [] if config is None else ["--config", str(config)]
         command += [part for setting in settings for part in ("--set", setting)]
         with self._log.open("w") as log:

@@ -15,6 +15,7 @@ from bench.one_run import CONFIGS, ENDLESS, Report, one_run, steps_per_s
 from bench.paired import Figure, Sample, figure, in_turns, new_parser, publish, ratio
 
 NUM_ACTORS = (1, 2, 4, 8, 16)
+COLUMNS = 16
 COUNTED_S = 10.0
 POLL_S = 0.25
 SETTINGS = (*ENDLESS, "learner.report_every_s=0.25")
@@ -25,6 +26,11 @@ round; ten seconds are counted, from when all actors have joined. CartPole wants
 actor and one for the learner: beyond this machine's cores, of which there are {cores}, nothing more
 is expected of it. Environments that sleep for a millisecond want no core, so they show how the
 service itself takes more actors, until what is left beside the sleep fills the cores.
+
+In lockstep the actors share 16 columns, and an update waits for all of them: one actor steps all
+columns in turn, 16 have one each. So it is in loops that gather, update and broadcast by MPI: the
+table of one, mpi_util, has 546 steps/s by one process and 2,484 by nine, 4.5 times as many. Two
+ranks have a learner each, and half of the actors. Both share two cores, and are no faster here.
 
 Each last run names its limit by its own account:
 
@@ -38,6 +44,21 @@ class Case(NamedTuple):
     name: str
     config: Path
     settings: tuple[str, ...] = ()
+    # In lockstep actors share the columns of a batch; else each has as many as ever.
+    is_lockstep: bool = False
+    num_ranks: int = 1
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Each rank has an actor at least."""
+        return tuple(number for number in NUM_ACTORS if number >= self.num_ranks)
+
+    def settings_of(self, num_actors: int) -> list[str]:
+        settings = [*SETTINGS, *self.settings, f"train.num_actors={num_actors}"]
+        if self.is_lockstep:
+            settings += ["pace.mode=lockstep", f"learner.batch_columns={COLUMNS}"]
+            settings += [f"actor.num_envs={COLUMNS // num_actors}"]
+        return settings
 
 
 # Its environments are stepped in turn, or an actor would start processes besides itself. Short
@@ -53,6 +74,8 @@ ASLEEP = Case(
         "trajectory.rows=10",
     ),
 )
+LOCKSTEP = ASLEEP._replace(name="sleeps 1 ms, lockstep", is_lockstep=True)
+RANKS = LOCKSTEP._replace(name="sleeps 1 ms, lockstep, 2 ranks", num_ranks=2)
 
 
 def main() -> int:
@@ -63,7 +86,7 @@ def main() -> int:
     args = parser.parse_args()
     figures: list[Figure] = []
     verdicts: dict[str, str] = {}
-    for case in (Case(args.config.stem, args.config), ASLEEP):
+    for case in (Case(args.config.stem, args.config), ASLEEP, LOCKSTEP, RANKS):
         if args.only.lower() in case.name.lower():
             figures += scale(case, args.rounds, verdicts)
     listed = "\n".join(f"- {name}: {verdict}" for name, verdict in verdicts.items())
@@ -73,20 +96,20 @@ def main() -> int:
 
 def scale(case: Case, rounds: int, verdicts: dict[str, str]) -> list[Figure]:
     """Two figures for each number of actors; the verdicts are told, and kept by their names."""
-    names = [f"{case.name}, {num} actor{'s' * (num > 1)}" for num in NUM_ACTORS]
+    names = [_named(case, number) for number in case.numbers]
     sides = {
         name: functools.partial(measure, case, num, name, verdicts)
-        for name, num in zip(names, NUM_ACTORS, strict=True)
+        for name, num in zip(names, case.numbers, strict=True)
     }
     samples = in_turns(sides, rounds)
-    return [each for name in names for each in _figures(name, samples[name], samples[names[0]])]
+    least, over = samples[names[0]], _actors(case.numbers[0])
+    return [each for name in names for each in _figures(name, samples[name], least, over)]
 
 
 def measure(case: Case, num_actors: int, name: str, verdicts: dict[str, str]) -> Sample:
     """Train until all are there, and then for as long as is counted."""
-    settings = [*SETTINGS, *case.settings, f"train.num_actors={num_actors}"]
     first: Report | None = None
-    with one_run(case.config, settings) as run:
+    with one_run(case.config, case.settings_of(num_actors), case.num_ranks) as run:
         for _ in run.moments(POLL_S):
             last = run.last_report()
             # Who goes in between begins the count anew.
@@ -104,11 +127,19 @@ def measure(case: Case, num_actors: int, name: str, verdicts: dict[str, str]) ->
     raise RuntimeError(f"{name}: the run ended before it was measured")
 
 
-def _figures(name: str, samples: list[Sample], one: list[Sample]) -> list[Figure]:
+def _named(case: Case, number: int) -> str:
+    return f"{case.name}, {_actors(number)}"
+
+
+def _actors(number: int) -> str:
+    return f"{number} actor{'s' * (number > 1)}"
+
+
+def _figures(name: str, samples: list[Sample], least: list[Sample], over: str) -> list[Figure]:
     speed = figure(f"{name}: env steps/s", [each["per_s"] for each in samples])
-    if samples is one:
+    if samples is least:
         return [speed]
-    return [speed, ratio(f"{name}: over 1 actor", samples, one, "per_s")]
+    return [speed, ratio(f"{name}: over {over}", samples, least, "per_s")]
 
 
 if __name__ == "__main__":

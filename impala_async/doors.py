@@ -249,8 +249,8 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         raise errors.ConfigError("--resume needs --run-dir, the folder of the run to continue")
     folder = RunFolder(args.run_dir)
     first = RunFolder(place_in().run_of(args.run_dir))
-    # A rank that the run did not have before has the settings of the others.
-    known = folder if folder.exists() or not first.exists() else first
+    # All have those of rank 0, whatever a rank knows that was not there for a while.
+    known = first if first.exists() else folder
     known.check_resumable()
     before = _fixed(known.load_config())
     config = validate_config(*merge_overrides(known.load_settings(), args.overrides))
@@ -349,8 +349,9 @@ def is_over(folder: "RunFolder") -> bool:
     return False
 
 
-def start_logging() -> "Console":
-    """Log lines through the one console of this process, on stderr."""
+def start_logging(who: str = "") -> "Console":
+    """Log lines through the one console of this process, on stderr; each says `who` it is, where
+    others write beside it."""
     from rich.console import Console
     from rich.logging import RichHandler
 
@@ -358,10 +359,10 @@ def start_logging() -> "Console":
     console = Console(stderr=True)
     if console.is_terminal:
         handler: logging.Handler = RichHandler(console=console, show_path=False)
-        form = "%(message)s"
+        form = f"{who}%(message)s"
     else:
         handler = logging.StreamHandler(sys.stderr)
-        form = "%(asctime)s %(levelname)s %(message)s"
+        form = f"%(asctime)s %(levelname)s {who}%(message)s"
     logging.basicConfig(level=logging.INFO, format=form, datefmt="%H:%M:%S", handlers=[handler])
     return console
 

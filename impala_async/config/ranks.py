@@ -41,6 +41,11 @@ class Place:
     def is_first(self) -> bool:
         return self.number == 0
 
+    @property
+    def prefix(self) -> str:
+        """The beginning of a line of this rank, where others say some too."""
+        return f"rank {self.number}: " if self.count > 1 else ""
+
     def folder(self, run: Path) -> Path:
         """The run folder of this rank; rank 0 has that of the run."""
         return run if self.is_first else run / FOLDER / str(self.number)

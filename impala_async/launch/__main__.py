@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from impala_async import doors
+from impala_async.config.learner import is_loopback
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch import slurm
 from impala_async.processes import leave
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from impala_async.runs.folder import RunFolder
 
 MOST = 1024
+_PORTS = ("data", "weights")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,8 +59,8 @@ def _slurm(args: argparse.Namespace, sbatch_flags: list[str]) -> int:
         raise ConfigError(
             "there is no sbatch here, which submits jobs: use --print to see this one"
         )
-    is_set = config.bind.model_fields_set
-    binds = [f"bind.{key}={url}" for key, url in _binds(config).items() if key not in is_set]
+    stored = {key: getattr(config.bind, key) for key in _PORTS}
+    binds = [f"bind.{key}={url}" for key, url in _binds(args, config).items() if url != stored[key]]
     script = slurm.job_script(
         folder.whole,
         _settings(args, binds),
@@ -85,7 +87,7 @@ def _ray(args: argparse.Namespace, more: list[str]) -> int:
     connect()
     folder.check_free()
     flags = ["--resume", doors.AUTO, "--run-dir", str(folder.path), *_settings(args, [])]
-    return RayRun(flags, _binds(config), folder.path).run(args.actors)
+    return RayRun(flags, _binds(args, config), folder.path).run(args.actors)
 
 
 def _check(args: argparse.Namespace, num_actors: int) -> "tuple[RunConfig, RunFolder]":
@@ -115,13 +117,17 @@ def _settings(args: argparse.Namespace, binds: list[str]) -> list[str]:
     return [*config, *(word for each in (*args.overrides, *binds) for word in ("--set", each))]
 
 
-def _binds(config: "RunConfig") -> dict[str, str]:
-    """Where the learner listens: for all hosts at any ports, unless the settings say otherwise."""
-    bind = config.bind
-    return {
-        key: getattr(bind, key) if key in bind.model_fields_set else "tcp://0.0.0.0:*"
-        for key in ("data", "weights")
-    }
+def _binds(args: argparse.Namespace, config: "RunConfig") -> dict[str, str]:
+    """Where the learner listens: for all hosts at any ports, unless the settings say otherwise. A
+    run that `train` began has it in its folder that only this host reaches it."""
+    binds = {}
+    for key in _PORTS:
+        url = getattr(config.bind, key)
+        is_named = any(each.startswith(f"bind.{key}=") for each in args.overrides)
+        is_own = args.resume and is_loopback(url) and not is_named
+        is_set = key in config.bind.model_fields_set and not is_own
+        binds[key] = url if is_set else "tcp://0.0.0.0:*"
+    return binds
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def _serve(
     """`config`: the share of this rank of the settings."""
     from impala_async.learner.recorder import Recorder
 
-    console = doors.start_logging()
+    console = doors.start_logging(place.prefix)
     with ExitStack() as stack:
         what = "torch is loaded, the environment tried, the learner built"
         starting.enter_context(doors.start_told_of(what))

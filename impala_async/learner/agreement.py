@@ -1,6 +1,6 @@
 """The word of the ranks: before each update they agree that all are ready, or that one ends.
 
-Runs on: learner thread
+Runs on: learner thread; `join_run` before it, on the main thread
 """
 
 import json
@@ -13,6 +13,7 @@ from impala_async.config.run import StopSection
 from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE
 from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.runs.folder import UNSAVED, RunFolder
+from impala_async.training.checkpoint import highest_epoch
 from impala_async.training.ranks import Ranks
 from impala_async.wire.local_link import new_nonce
 
@@ -41,8 +42,9 @@ class Word(NamedTuple):
     """The sum of those of its last episodes, and their number."""
     is_report_due: bool = False
     """Every rank says what it has reported last."""
-    num_actors: tuple[int, ...] = (0,)
-    """Its sessions; those of each rank."""
+    num_joined: tuple[int, ...] = (0,)
+    num_sessions: tuple[int, ...] = (0,)
+    """Its own; those of each rank."""
     num_ready: int = 0
     """How many ranks have a batch, in the word of all."""
 
@@ -56,20 +58,22 @@ def agree(ranks: Ranks, own: Word) -> Word:
     """The word of all. Each rank says one, even if it waits: nobody waits for it in silence."""
     is_reason = [float(own.reason == reason) for reason in REASONS]
     are_due = own.is_capture_due, own.is_save_due, own.is_report_due
-    actors = [0] * ranks.place.count
-    (actors[ranks.place.number],) = own.num_actors
+    count, number = ranks.place.count, ranks.place.number
+    actors = [0] * (2 * count)
+    (actors[number],), (actors[count + number],) = own.num_joined, own.num_sessions
     said = ranks.totals(own.is_ready, own.num_rows, *are_due, *own.returns, *is_reason, *actors)
-    num_ready, num_rows, num_captures, num_saves, num_reports, total, count, *more = said
-    of_reasons, actors_of_all = more[: len(REASONS)], more[len(REASONS) :]
+    num_ready, num_rows, num_captures, num_saves, num_reports, *returns = said[:7]
+    of_reasons, of_actors = said[7 : 7 + len(REASONS)], [*map(round, said[7 + len(REASONS) :])]
     return Word(
-        num_ready == ranks.place.count,
+        num_ready == count,
         round(num_rows),
         num_captures > 0,
         num_saves > 0,
         next((reason for reason, n in zip(REASONS, of_reasons, strict=True) if n), None),
-        (total, count),
+        (returns[0], returns[1]),
         num_reports > 0,
-        tuple(map(round, actors_of_all)),
+        tuple(of_actors[:count]),
+        tuple(of_actors[count:]),
         round(num_ready),
     )
 
@@ -83,7 +87,8 @@ def join_run(ranks: Ranks, folder: RunFolder, common: Mapping[str, Any]) -> byte
     for risk in risks(ranks.place) if ranks.place.is_first else ():
         logger.warning("%s", risk)
     ranks.place.check_shared(folder.path)
-    said = ranks.gather(folder.run_id + new_nonce() + folder.last_epoch.to_bytes(8))
+    last_epoch = max(folder.last_epoch, highest_epoch(folder.checkpoints))
+    said = ranks.gather(folder.run_id + new_nonce() + last_epoch.to_bytes(8))
     first = said[0]
     folder.join_run(first[:16], max(int.from_bytes(each[32:]) for each in said))
     return first[16:32]

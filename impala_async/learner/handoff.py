@@ -141,8 +141,8 @@ class Channels:
     settlements: "Inbox[Settlement]"
     weights: Mailbox[Weights] | Inbox[Weights]
     reports: Inbox[LearnerReport]
-    counts: Mailbox[tuple[int, ...]]
-    """How many actors each rank has."""
+    counts: Mailbox[tuple[Sequence[int], Sequence[int]]]
+    """How many actors have joined each rank, and how many sessions it has."""
     cuts: Mailbox[int]
     """The updates for which other ranks are ready and this one lacks its batch."""
     captures: Inbox[Captured]
@@ -158,7 +158,7 @@ class Channels:
     # returns.
     endings: list[str] = field(default_factory=list)
     returns: list[Sequence[float]] = field(default_factory=lambda: [()])
-    count_actors: Callable[[], int] = lambda: 0
+    count_actors: Callable[[], tuple[int, int]] = lambda: (0, 0)
     # The newest report of this rank, for rank 0 to merge.
     reported: list[bytes] = field(default_factory=lambda: [b"{}"])
     # The mean return of all by which the goal is reached, once it is.

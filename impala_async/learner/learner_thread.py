@@ -180,11 +180,13 @@ class LearnerThread:
             reason=reason if is_over else None,
             returns=(math.fsum(returns), len(returns)),
             is_report_due=is_asked and self.ranks.place.is_first,
-            num_actors=(channels.count_actors(),),
+            num_joined=channels.count_actors()[:1],
+            num_sessions=channels.count_actors()[1:],
         )
-        word = agree(self.ranks, own)
-        if word.num_actors != self._word.num_actors:
-            channels.counts.post(word.num_actors)
+        word, before = agree(self.ranks, own), self._word
+        counts = word.num_joined, word.num_sessions
+        if counts != (before.num_joined, before.num_sessions):
+            channels.counts.post(counts)
         if self._is_late(word):
             channels.cuts.post(self.progress.update)
         if word.is_ready:

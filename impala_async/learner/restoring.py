@@ -8,86 +8,101 @@ Runs on: main thread, before the event loop
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from impala_async.config.ranks import Place
+from impala_async.config.ranks import FOLDER, Place
 from impala_async.errors import CheckpointError
-from impala_async.files import find_object
 from impala_async.learner.handoff import Captured
-from impala_async.learner.loop.saver import NUM_RANKS, load_newest
+from impala_async.learner.loop.saver import NUM_RANKS, load_newest, restored_from
 from impala_async.learner.slots import Ledger
 from impala_async.runs.folder import RunFolder
-from impala_async.training.checkpoint import STATE, TrainingState, last_good, whole_checkpoints
+from impala_async.training.checkpoint import TrainingState, highest_epoch, whole_checkpoints
 from impala_async.training.ranks import Ranks, digest_of
-from impala_async.weights import Version
+
+logger = logging.getLogger(__name__)
 
 # Beside the update in 64 bits.
 DIGEST_BITS = 24
 _NO_EPISODES: Mapping[str, Any] = {"count": 0, "returns": []}
 
 
+class _Common(NamedTuple):
+    """A checkpoint of a run that all of the ranks have which wrote it."""
+
+    num_ranks: int
+    number: int
+
+
 def restore(ranks: Ranks, folder: RunFolder) -> Captured | None:
     """The newest checkpoint that all ranks of the run have, or None before the first one."""
-    place, run = ranks.place, ranks.place.run_of(folder.path)
-    first, *_ = ranks.gather(str(num_ranks_of(run)).encode())
-    count = int(first)
-    if count == place.count == 1:
+    place, run = ranks.place, RunFolder(ranks.place.run_of(folder.path))
+    if place.count == 1 and not (run.path / FOLDER).exists():
         return load_newest(folder)
-    is_new = place.number >= count
-    source = RunFolder(_folder_of(0 if is_new else place.number, run))
-    # Nobody else looks after the folders of ranks that are gone.
-    gone = [RunFolder(_folder_of(n, run)) for n in range(place.count, count) if place.is_first]
-    found, *left = _load(ranks, [source, *gone], count)
-    if found is None:
+    # The folders are on a disk of all hosts, and one rank looks into all of them.
+    found = _newest_common(run) if place.is_first else None
+    said, *_ = ranks.gather(json.dumps(found).encode())
+    if json.loads(said) is None:
         return None
-    state = dict(found.training.state)
+    common = _Common(*json.loads(said))
+    is_new = place.number >= common.num_ranks
+    training = _numbered(_folder_of(0 if is_new else place.number, run.path), common.number)
+    state = dict(training.state)
     if is_new:
         state |= {"ledger": Ledger().save(), "watermarks": {}, "episodes": _NO_EPISODES}
-    for each in left:
-        assert each is not None, "all or none"
-        _add(state, each.training.state)
+    # Nobody else looks after the accounts of ranks that are gone.
+    for gone in range(place.count, common.num_ranks) if place.is_first else ():
+        _add(state, _numbered(_folder_of(gone, run.path), common.number).state)
     # An actor may come to another rank now.
-    said = ranks.gather(json.dumps(state["watermarks"]).encode())
-    state["watermarks"] = merge_watermarks(json.loads(each) for each in said)
-    return found._replace(training=dataclasses.replace(found.training, state=state))
+    of_ranks = ranks.gather(json.dumps(state["watermarks"]).encode())
+    state["watermarks"] = merge_watermarks(json.loads(each) for each in of_ranks)
+    logger.info("resuming from %s", training.path.name)
+    restored = restored_from(training)
+    return restored._replace(training=dataclasses.replace(training, state=state))
 
 
-def _load(ranks: Ranks, folders: Sequence[RunFolder], count: int) -> list[Captured | None]:
-    """The newest that is in these folders, and in those of all ranks; or None for each, where there
-    is none at all."""
-    versions = [_versions_in(folder) for folder in folders]
-    newest = newest_of_all(ranks, set.intersection(*map(set, versions)))
-    if newest is not None:
-        return [
-            load_newest(folder, own[newest]) for folder, own in zip(folders, versions, strict=True)
-        ]
-    if any(ranks.gather(b"some" if any(versions) else b"")):
+def _newest_common(run: RunFolder) -> _Common | None:
+    """The newest that is sound at all ranks that wrote it: when a start was killed, some may lack
+    what others have, or the first that had another number of ranks."""
+    found = False
+    others: dict[int, set[int]] = {}
+    for each in _sound(run):
+        found, number = True, _number_of(each)
+        count = each.state.get(NUM_RANKS, 1)
+        for rank in range(1, count):
+            if rank not in others:
+                others[rank] = {*map(_number_of, _sound(RunFolder(_folder_of(rank, run.path))))}
+        if all(number in others[rank] for rank in range(1, count)):
+            return _Common(count, number)
+    if found or highest_epoch(run.checkpoints):
         raise CheckpointError(
-            f"{folders[0].checkpoints}: none of these is at all {count} ranks of the run: put back "
-            "those that are missing, or start a new run"
+            f"{run.checkpoints}: none of these is whole at all ranks that wrote it: put back those "
+            "that are missing, or start a new run"
         )
-    return [None for _ in folders]
+    return None
 
 
-def num_ranks_of(run: Path) -> int:
-    """How many ranks saved the newest checkpoint of a run."""
-    newest = last_good(run / "checkpoints")
-    count = newest and (find_object(newest / STATE) or {}).get(NUM_RANKS)
-    return count if isinstance(count, int) and count > 0 else 1
+def _sound(folder: RunFolder) -> Iterator[TrainingState]:
+    for each in whole_checkpoints(folder.checkpoints):
+        try:
+            restored_from(each)
+        except CheckpointError as error:
+            logger.warning("skipping a damaged checkpoint: %s", error)
+        else:
+            yield each
 
 
-def newest_of_all(ranks: Ranks, numbers: Iterable[int]) -> int | None:
-    """The highest of the numbers of checkpoints that all ranks have: one that was killed may lack
-    some."""
-    own = sorted(numbers)
-    while True:
-        newest = own[-1] if own else -1
-        least = ranks.least(newest)
-        if least == -ranks.least(-newest):
-            return None if newest < 0 else newest
-        own = [number for number in own if number <= least]
+def _numbered(folder: Path, number: int) -> TrainingState:
+    """The newest with this number: an end without an update writes its start once more."""
+    for each in _sound(RunFolder(folder)):
+        if _number_of(each) == number:
+            return each
+    raise CheckpointError(
+        f"{folder}: rank 0 has found a checkpoint here that this rank does not: is --run-dir on a "
+        "disk that all hosts have?"
+    )
 
 
 def merge_watermarks(of_ranks: Iterable[Mapping[str, list[int]]]) -> dict[str, list[int]]:
@@ -115,10 +130,6 @@ def _add(state: dict[str, Any], left: Mapping[str, Any]) -> None:
 
 def _folder_of(number: int, run: Path) -> Path:
     return Place(number, number + 1).folder(run)
-
-
-def _versions_in(folder: RunFolder) -> dict[int, Version]:
-    return {_number_of(each): each.version for each in whole_checkpoints(folder.checkpoints)}
 
 
 def _number_of(checkpoint: TrainingState) -> int:

@@ -52,6 +52,10 @@ GOODBYE_S = 1.0
 # An update may take long; one that hangs is found by the watchdog, mostly before.
 THREAD_END_S = 60.0
 SAVE_WITHIN_S = 600.0
+SAME_ADDRESS = (
+    "two of them listen at the same address: where they are on several hosts, bind.data and "
+    "bind.weights want tcp://0.0.0.0:PORT, or bind.host names each"
+)
 EXITS = {
     "interrupted": Exit.INTERRUPTED,
     handoff.ACTOR_LOST: Exit.TRY_AGAIN,
@@ -128,7 +132,7 @@ class LearnerService:
             weights=weights(self._loop, self._server.publish),
             reports=handoff.Inbox(self._loop, self._on_reading),
             counts=handoff.Mailbox(self._loop, self._server.placement.note),
-            count_actors=self._server.table.__len__,
+            count_actors=self._server.table.counts,
             reported=self._others.newest,
             cuts=handoff.Mailbox(self._loop, self._server.cut),
             captures=handoff.Inbox(self._loop, self._on_captured),
@@ -182,6 +186,8 @@ class LearnerService:
             if self._others.are_some:
                 urls = await self._others.meet(self._server.data_url, self._schema)
                 self._server.placement.open(urls)
+                if not self._server.placement.can_send:
+                    logger.warning("no actor is sent to another rank: %s", SAME_ADDRESS)
             if self._schema is not None:
                 try:
                     self._open(self._schema)
@@ -280,7 +286,9 @@ class LearnerService:
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
-        logger.info("waiting for actors: impala-async actor --learner %s", self._server.data_url)
+        if self._place.is_first:  # that one sends actors to the others
+            text = "waiting for actors: impala-async actor --learner %s"
+            logger.info(text, self._server.data_url)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():
@@ -359,7 +367,7 @@ class LearnerService:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
         logger.info("ending: %s", reason)
         self._server.admission.close()
-        num_actors = len(self._server.table.joined)
+        num_actors = max(len(self._server.table.joined), self._server.placement.num_joined)
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
         if self._loader is not None:
@@ -412,7 +420,7 @@ class LearnerService:
             wall_s=float(report["learner/wall_s"] or 0.0),  # type: ignore[arg-type]
             env_steps_since=reading.progress.env_steps_trained - (first[1] if first else 0),
             lag_histogram=reading.lag_histogram,
-            mean_return=(*self._channels.goals, self._episodes.mean_return)[0],
+            mean_return=(*self._channels.goals, report["mean_return_100"])[0],  # type: ignore[arg-type]
             best_evaluated=self._saver.best_evaluated,
             verdict=self._reporter.verdict(report),
         )

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from impala_async.metrics.names import SECTIONS, Value
 from impala_async.metrics.report import BATCH_WAIT_MS, TIMES, advice_on, judge
 
-FIRST, SUM, MEAN, MOST, LEAST, SLOWEST, ANY = (
+FIRST, SUM, MEAN, MOST, LEAST, SLOWEST, ANY, JUDGED, EACH = (
     *("rank 0's", "sum", "mean", "largest", "smallest", "the slowest rank's", "the first there is"),
+    *("judged anew", "a list of all"),
 )
 OF_SECTIONS = {
     "Run": FIRST,
@@ -32,6 +33,10 @@ OF_SECTIONS = {
 EXCEPTIONS = {
     "mean_return": MEAN,
     "mean_return_100": MEAN,
+    "bottleneck": JUDGED,
+    "advice": JUDGED,
+    "ranks/num_actors": EACH,
+    "ranks/batch_wait_ms": EACH,
     "num_actors": SUM,
     "lag/max": MOST,
     "lag/quantiles": FIRST,
@@ -49,6 +54,10 @@ EXCEPTIONS = {
     "host/rss_bytes": SUM,
     **dict.fromkeys(TIMES, SLOWEST),
 }
+# A verdict is that of one rank: these are of its actors.
+OF_VERDICT = (
+    *("num_actors", "actor/hang", "actor/last_death", "lockstep/waits_for", "lockstep/num_done"),
+)
 RULES = {
     name: EXCEPTIONS.get(name, OF_SECTIONS[section])
     for section, metrics in SECTIONS.items()
@@ -67,11 +76,13 @@ def merge_ranks(
         found = [value for each in reports if (value := each.get(name)) is not None]
         if rule == SLOWEST:
             merged[name] = reports[slowest].get(name)
-        elif rule != FIRST and found:
+        elif rule in (SUM, MEAN, MOST, LEAST, ANY) and found:
             merged[name] = _merged(rule, found)
     merged["ranks/num_actors"] = _of_each(reports, "num_actors")
     merged["ranks/batch_wait_ms"] = _of_each(reports, BATCH_WAIT_MS)
-    verdict = judge({**merged, "num_actors": reports[slowest].get("num_actors")}, before)
+    its_own = {name: reports[slowest].get(name) for name in OF_VERDICT}
+    # Counts of earlier starts are in the very first.
+    verdict = judge({**merged, **its_own}, before or merged)
     merged["bottleneck"], merged["advice"] = f"{verdict} (rank {slowest})", advice_on(verdict)
     return merged
 

@@ -257,7 +257,10 @@ def test_it_works_for_the_rank_to_which_it_is_sent_until_that_lets_it_go(scene, 
         hello = scene.learner.data.find(Hello).message
         # It was not settled there, and goes to another one.
         assert (hello.actor, hello.lowest_unsettled) == (actor.client.side.actor, 0)
-        scene.welcome_back()
+        # Each rank has seeds of its own, for which nothing is built anew.
+        session = scene.welcome_back(settings_of(seed=99))
+        session.grant(1)
+        assert seq_of(scene.learner.data.find(Data)) == 0
 
 
 def test_a_rank_that_is_silent_is_left_for_the_address_that_was_given(

@@ -41,10 +41,18 @@ def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):
     flags = ["--rounds", "2", "--only", "sleeps", "--write", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["bench", *flags])
     assert scaling.main() == 0
-    assert order == [("sleeps 1 ms", num) for num in (1, 2, 4, 8, 16)] * 2
+    numbers = {
+        "sleeps 1 ms": (1, 2, 4, 8, 16),
+        "sleeps 1 ms, lockstep": (1, 2, 4, 8, 16),
+        # Each rank has one at least.
+        "sleeps 1 ms, lockstep, 2 ranks": (2, 4, 8, 16),
+    }
+    assert order == [(name, num) for name in numbers for num in numbers[name] * 2]
     written = json.loads((tmp_path / "scaling.json").read_text())["figures"]
     figures = {each["name"]: each for each in written}
     assert figures["sleeps 1 ms, 1 actor: env steps/s"]["largest"] == 300
+    shared = figures["sleeps 1 ms, lockstep, 2 ranks, 8 actors: over 2 actors"]
+    assert (shared["smallest"], shared["largest"]) == (4, 4)
     over = figures["sleeps 1 ms, 8 actors: over 1 actor"]
     assert (over["smallest"], over["largest"]) == (8, 8)
     assert "- sleeps 1 ms, 16 actors: learner: it is busy" in (tmp_path / "scaling.md").read_text()

@@ -38,6 +38,20 @@ def test_ports_of_the_settings_are_kept(capsys):
     assert "--set 'bind.weights=tcp://0.0.0.0:*'\ndo\n" in script
 
 
+def test_a_run_that_only_its_own_host_could_reach_is_open_to_all(capsys):
+    folder = RunFolder(Path("run"))
+    own = [f"bind.{key}=tcp://127.0.0.1:*" for key in ("data", "weights")]
+    folder.begin(load_config(CARTPOLE, own))
+    folder.let_go()
+    assert door.main(["slurm", *RUN, "--run-dir", "run", "--print"]) == 0
+    script = capsys.readouterr().out
+    assert script.count("tcp://0.0.0.0:*") == 2
+    flags = ["--set", own[0], "--print"]
+    assert door.main(["slurm", *RUN, "--run-dir", "run", *flags]) == 0
+    script = capsys.readouterr().out
+    assert (script.count("tcp://0.0.0.0:*"), script.count("tcp://127.0.0.1:*")) == (1, 1)
+
+
 def test_a_run_that_another_job_works_at_gets_one_more_and_one_that_is_over_none(capsys):
     folder = RunFolder(Path("run"))
     config = load_config(CARTPOLE, ["stop.updates=10"])

@@ -15,6 +15,7 @@ from impala_async.learner.service import EXITS
 from impala_async.runs.folder import RunFolder
 from impala_async.training.ranks import Ranks
 
+WAIT_S = 10.0
 CONFIG = validate_config({"env": {"id": "E-v1"}}, {})
 
 
@@ -27,9 +28,9 @@ class Threads(Ranks):
 
     def _all(self, own):
         self._said[self.place.number] = own
-        self._barrier.wait(10)
+        self._barrier.wait(WAIT_S)
         said = list(self._said)
-        self._barrier.wait(10)
+        self._barrier.wait(WAIT_S)
         return said
 
     def totals(self, *shares):
@@ -62,13 +63,14 @@ def test_all_are_ready_or_nobody_is_and_one_word_is_enough_for_the_rest():
     ready = Word(is_ready=True, num_rows=30, returns=(50.0, 60))
     waits = Word(is_ready=False, returns=(150.0, 40))
     first, second = at_once(agree, ready, waits)
-    assert first == second == Word(False, 30, returns=(200.0, 100), num_actors=(0, 0), num_ready=1)
+    counts = {"num_joined": (0, 0), "num_sessions": (0, 0), "num_ready": 1}
+    assert first == second == Word(False, 30, returns=(200.0, 100), **counts)
     assert first.mean_return == 2.0
     due = {"is_capture_due": True, "is_save_due": True, "is_report_due": True}
-    own = ready._replace(num_actors=(7,))
-    first, second = at_once(agree, own, ready._replace(num_rows=5, num_actors=(3,), **due))
-    of_both = {"returns": (100.0, 120), "num_actors": (7, 3), "num_ready": 2}
-    assert first == second == Word(True, 35, **of_both, **due)
+    own = ready._replace(num_joined=(7,), num_sessions=(9,))
+    first, second = at_once(agree, own, ready._replace(num_rows=5, num_joined=(3,), **due))
+    counts = {"num_joined": (7, 3), "num_sessions": (9, 0), "num_ready": 2}
+    assert first == second == Word(True, 35, returns=(100.0, 120), **counts, **due)
     first, second, third = at_once(agree, ready, ready, ready._replace(reason="wall_s"))
     assert first == second == third
     assert (third.reason, third.num_rows) == ("wall_s", 90)

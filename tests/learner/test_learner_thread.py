@@ -664,7 +664,9 @@ def test_all_save_the_same_update_though_a_save_is_due_while_they_agree_on_anoth
 
 def test_rank_0_reports_with_the_newest_of_the_others_and_hears_of_their_actors():
     listener = Listener()
-    channels = listener.channels = dataclasses.replace(listener.channels, count_actors=lambda: 2)
+    channels = listener.channels = dataclasses.replace(
+        listener.channels, count_actors=lambda: (2, 3)
+    )
     channels.is_report_due.set()
 
     def ask(number):
@@ -681,7 +683,7 @@ def test_rank_0_reports_with_the_newest_of_the_others_and_hears_of_their_actors(
     wait_ms = second.metrics["timing_breakdown/learner_rank_wait_time_ms"]
     assert 0 <= wait_ms < 1000
     # It is told once, as nothing changes: the fake adds nobody's actors to our two.
-    assert listener.counts == [(2, 0)]
+    assert listener.counts == [((2, 0), (3, 0))]
 
 
 class Ahead(Beside):

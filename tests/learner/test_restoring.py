@@ -1,16 +1,17 @@
 """The checkpoint that all ranks have, and what becomes of accounts where their number changes."""
 
-import json
+import threading
 
 import pytest
 import torch
 
 from impala_async.config.ranks import Place
 from impala_async.errors import CheckpointError
-from impala_async.learner.restoring import merge_watermarks, newest_of_all, num_ranks_of, restore
+from impala_async.learner.restoring import merge_watermarks, restore
 from impala_async.learner.slots import Ledger
 from impala_async.runs.folder import RunFolder
 from impala_async.training.checkpoint import save_checkpoint
+from impala_async.training.ranks import Ranks
 from impala_async.weights import Version
 from tests.learner.test_agreement import at_once
 
@@ -52,21 +53,6 @@ def trained(found):
 
 
 @pytest.mark.parametrize(
-    ("updates", "newest"),
-    [
-        (([10, 20, 30], [10, 20, 30]), 30),
-        (([10, 20, 30], [10, 20]), 20),
-        (([10, 30, 40], [20, 30], [5, 10, 30, 35]), 30),
-        (([10, 30], [20, 40]), None),
-        (([], [10]), None),
-        (([], []), None),
-    ],
-)
-def test_the_newest_checkpoint_is_one_that_all_have(updates, newest):
-    assert at_once(newest_of_all, *updates) == [newest] * len(updates)
-
-
-@pytest.mark.parametrize(
     ("first", "second", "versions"),
     [
         # Rank 0 has an update of a start from which nobody went on, that rank 1 has of the next.
@@ -103,12 +89,36 @@ def test_folders_of_ranks_that_a_run_no_longer_has_do_not_count_again(tmp_path):
     ranks = folders_of(tmp_path, 3)
     for folder in ranks:
         save(folder, (1, 10), count=3, columns=5)
-    # Two went on, and saved what all three had.
+    # Two went on, and one took over the accounts of the third. They ended without an update.
     for folder, columns in zip(ranks, (10, 5), strict=False):
-        save(folder, (2, 20), count=2, columns=columns, weight=2.0)
-    assert num_ranks_of(tmp_path) == 2
+        save(folder, (2, 10), count=2, columns=columns)
     assert trained(restored(tmp_path, 3)) == [10, 5, 0]
     assert trained(restored(tmp_path, 1)) == [15]
+    save(ranks[0], (3, 10), columns=15)
+    assert trained(restored(tmp_path, 2)) == [15, 0]
+
+
+def test_the_first_checkpoint_of_more_ranks_that_not_all_have_leaves_the_one_before(tmp_path):
+    first, second, _ = folders_of(tmp_path, 3)
+    for folder in (first, second):
+        save(folder, (1, 10), count=2, columns=5)
+    save(first, (2, 20), count=3, columns=9, weight=2.0)
+    for count, accounts in ((1, [10]), (2, [5, 5]), (3, [5, 5, 0])):
+        found = restored(tmp_path, count)
+        assert trained(found) == accounts
+        assert {each.progress.version for each in found} == {(1, 10)}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_damaged_one_is_passed_over(count, tmp_path, caplog):
+    ranks = folders_of(tmp_path, count)
+    for folder in ranks:
+        save(folder, (1, 10), count=count, columns=5)
+        save(folder, (1, 20), count=count, columns=9, weight=2.0)
+    damaged = ranks[-1].checkpoints / "ckpt-1-20" / "state.json"
+    damaged.write_text(damaged.read_text().replace('"env_steps_trained"', '"env_steps_trainer"'))
+    assert trained(restored(tmp_path, count)) == [5] * count
+    assert "skipping a damaged checkpoint" in caplog.text
 
 
 def test_before_the_first_checkpoint_there_is_none_and_one_that_lacks_some_is_no_run(tmp_path):
@@ -117,16 +127,25 @@ def test_before_the_first_checkpoint_there_is_none_and_one_that_lacks_some_is_no
         folder.path.mkdir(parents=True, exist_ok=True)
     assert restored(tmp_path, 2) == [None, None]
     save(first, (1, 10), count=2)
+    with pytest.raises(CheckpointError, match="none of these is whole at all ranks that wrote it"):
+        restore(Ranks(), first)
+
+
+def test_a_rank_that_sees_another_disk_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.learner.test_agreement.WAIT_S", 0.5)
+    for folder in folders_of(tmp_path, 2):
+        save(folder, (1, 10), count=2)
 
     def told(ranks, folder):
-        with pytest.raises(CheckpointError, match="none of these is at all 2 ranks of the run"):
-            restore(ranks, folder)
+        if ranks.place.number == 1:
+            folder = RunFolder(tmp_path / "other" / "ranks" / "1")
+            with pytest.raises(CheckpointError, match="is --run-dir on a disk that all hosts"):
+                restore(ranks, folder)
+        else:
+            with pytest.raises(threading.BrokenBarrierError):
+                restore(ranks, folder)
 
-    at_once(told, first, second)
-    assert num_ranks_of(tmp_path) == 2
-    (path,) = first.checkpoints.glob("ckpt-*")
-    (path / "state.json").write_text(json.dumps({"num_ranks": "two"}))
-    assert num_ranks_of(tmp_path) == 1
+    at_once(told, *folders_of(tmp_path, 2))
 
 
 def test_what_any_rank_has_settled_is_settled_for_all():

@@ -63,3 +63,21 @@ def test_the_wait_that_began_first_is_that_of_the_run(values):
     ranks = [report(**{"learner/starved_since_s": value}) for value in values]
     expected = min(value for value in values if value is not None)
     assert merge_ranks(ranks)["learner/starved_since_s"] == expected
+
+
+def test_what_other_ranks_actors_do_is_not_the_reason_of_the_slowest():
+    hangs = report(**{"actor/hang": "environments of actor 0 hang", RANK_WAIT_MS: 50.0})
+    slow = report(**{BATCH_WAIT_MS: 90.0, "actor/env_time_ms": 40.0})
+    merged = merge_ranks([hangs, slow])
+    assert merged["actor/hang"] == "environments of actor 0 hang"
+    assert merged["bottleneck"].startswith("environment: ")
+
+
+def test_refusals_of_earlier_starts_are_not_the_reason_of_now():
+    refused = {"trajectories/received": 100, "trajectories/rejected": 90, "rejected/stale": 90}
+    waits = {BATCH_WAIT_MS: 90.0, "actor/env_time_ms": 40.0}
+    first = merge_ranks([report(**waits), report(**waits, **refused)])
+    assert first["bottleneck"].startswith("environment: ")
+    more = {name: 2 * count for name, count in refused.items()}
+    then = merge_ranks([report(**waits), report(**waits, **more)], first)
+    assert then["bottleneck"].startswith("rejections: 90 % of what arrived was refused")

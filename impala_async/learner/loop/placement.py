@@ -12,10 +12,14 @@ from collections.abc import Sequence
 
 from impala_async.config.ranks import Place
 
-# An actor that was sent to a rank counts there until it has had the time to come.
+# An actor that says hello again so soon has not heard yet where it was sent.
 UNDER_WAY_S = 3.0
+# One that makes its environments counts for so long at the rank where it belongs.
+BUILD_S = 10.0
+# One that comes back within this time has not found that rank, or was let go there.
+LOST_S = 30.0
 # Strangers may say hello under any name.
-MOST_SENT = 1024
+MOST_PLACED = 1024
 LET_GO_AFTER_S = 2.0
 
 
@@ -23,60 +27,91 @@ class Placement:
     """Where actors belong, by the counts of all ranks as this one knows them."""
 
     def __init__(self, place: Place | None = None, most: int | None = None) -> None:
-        """`most` actors have a place at each rank, if that is limited."""
+        """`most` actors have a place at each rank, if that is limited: in lockstep."""
         self._place, self._most = place or Place(), most
         self._urls: Sequence[str] = ()
-        self._counts = [0] * self._place.count
-        # The rank that each actor was sent to, and when.
-        self._sent: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        self.is_known = self._place.count == 1
+        """Whether it is known where other ranks listen."""
+        self._joined: Sequence[int] = [0] * self._place.count
+        self._sessions: Sequence[int] = self._joined
+        # Before the ranks have met, nobody tells what became of those who were sent.
+        self._is_told = False
+        # The rank of each actor that has asked of late, and since when.
+        self._placed: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
         self._lacking_since: float | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether it is known where other ranks listen."""
-        return self._place.count == 1 or bool(self._urls)
-
     def open(self, urls: Sequence[str]) -> None:
-        self._urls = urls
+        """The ranks listen there. Where two have the same address nobody is sent on."""
+        self._urls = urls if len(set(urls)) == len(urls) else ()
+        self.is_known = True
 
-    def note(self, counts: Sequence[int]) -> None:
-        """The ranks have so many actors."""
-        self._counts = list(counts)
+    @property
+    def can_send(self) -> bool:
+        return bool(self._urls)
+
+    @property
+    def num_joined(self) -> int:
+        return sum(self._joined)
+
+    def note(self, counts: tuple[Sequence[int], Sequence[int]]) -> None:
+        """The ranks have so many actors, and so many sessions: some are not actors yet."""
+        self._joined, self._sessions = counts
+        self._is_told = True
 
     def send(self, actor: bytes, num_own: int, now: float) -> str | None:
-        """The address to which an actor is to go, that is told at its hello; None: here."""
-        if self._place.count == 1 or not self._place.is_first:
+        """The address to which an actor is to go, that is told at its hello; None: here. `num_own`
+        have joined here."""
+        if not self._urls:
             return None
-        number, at = self._sent.pop(actor, (-1, now))
-        if now - at > UNDER_WAY_S:
-            number = -1
-        if number < 0:
-            number = self._emptiest(num_own, now)
-        self._sent[actor] = number, now
-        if len(self._sent) > MOST_SENT:
-            self._sent.popitem(last=False)
-        return None if number == 0 else self._urls[number]
+        own = self._place.number
+        number, since = self._placed.get(actor, (own, -math.inf))
+        is_asking_again = now - since <= UNDER_WAY_S and number != own
+        if self._place.is_first and not is_asking_again:
+            is_back = now - since <= LOST_S and number != own and self._most is None
+            if not is_back:
+                self._placed.pop(actor, None)
+            number = self._emptiest(num_own, now, number if is_back else None)
+            if not is_back:
+                self._note(actor, number, now)
+        elif not is_asking_again:
+            return None
+        return None if number == own else self._urls[number]
+
+    def let_go(self, actor: bytes, now: float) -> None:
+        """It is to go to a rank that has none, when it says hello here again."""
+        self._note(actor, min(range(len(self._joined)), key=self._joined.__getitem__), now)
 
     def is_to_let_go(self, now: float) -> bool:
         """Whether this rank has most, and another one has had none for a while. Asked regularly."""
-        counts = self._counts
-        most = max(counts)
-        if self._place.count == 1 or min(counts) > 0 or most < 2 or self._most is not None:
+        lacking = [number for number, joined in enumerate(self._joined) if not joined]
+        most = max(self._joined)
+        if not self._urls or not lacking or most < 2 or self._most is not None:
             self._lacking_since = None
             return False
         if self._lacking_since is None:
             self._lacking_since = now
-        is_due = now - self._lacking_since >= LET_GO_AFTER_S
+        # One that has come there may still make its environments.
+        is_empty = any(not self._sessions[number] for number in lacking)
+        is_due = now - self._lacking_since >= (LET_GO_AFTER_S if is_empty else BUILD_S)
         if is_due:
             self._lacking_since = now
-        return is_due and counts.index(most) == self._place.number
+        return is_due and self._joined.index(most) == self._place.number
 
-    def _emptiest(self, num_own: int, now: float) -> int:
-        counts: list[float] = [num_own, *self._counts[1:]]
-        for number, at in self._sent.values():
-            if number > 0 and now - at <= UNDER_WAY_S:
-                counts[number] += 1
-        if self._most is not None:
-            # Where all are full, rank 0 says so.
-            counts = [count if count < self._most else math.inf for count in counts]
+    def _note(self, actor: bytes, number: int, now: float) -> None:
+        self._placed.pop(actor, None)
+        self._placed[actor] = number, now
+        if len(self._placed) > MOST_PLACED:
+            self._placed.popitem(last=False)
+
+    def _emptiest(self, num_own: int, now: float, but: int | None) -> int:
+        joined = num_own, *self._joined[1:]
+        counts: list[float] = list(joined)
+        for number, since in self._placed.values():
+            counts[number] += not self._is_told or now - since <= BUILD_S
+        for number, count in enumerate(joined):
+            # Where all are full rank 0 says so.
+            if self._most is not None and count >= self._most:
+                counts[number] = math.inf
+        if but is not None:
+            counts[but] = math.inf
         return min(range(len(counts)), key=counts.__getitem__)

@@ -114,6 +114,9 @@ class Reporter:
         """The learner thread has frozen a reading."""
         self._rate_from = (now, env_steps)
         self._before = deque([self.earlier_counts], maxlen=JUDGED_REPORTS)
+        # With other ranks: those of all.
+        self._merged = deque[Mapping[str, Value]](maxlen=JUDGED_REPORTS)
+        self._first_counts: Mapping[str, Value] | None = None
         if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
             self.lr_is_0_at = None
         self._process = psutil.Process()
@@ -172,9 +175,11 @@ class Reporter:
             "loop/lag_ms_max": self._lag.max,
         }
         report = assemble(own, *(part() for part in self.parts), before=self._before[0])
-        if others := self.others():
-            report = merge_ranks([report, *others], self._before[0])
         self._before.append(report)
+        if others := self.others():
+            report = merge_ranks([report, *others], next(iter(self._merged), None))
+            self._merged.append(report)
+            self._first_counts = self._first_counts or report
         self._times.add(report)
         # Who is cut off leaves a hundred megabytes behind, which ZeroMQ frees a while later.
         if report["wire/cut"] != self._num_cut:
@@ -186,4 +191,4 @@ class Reporter:
         return report
 
     def verdict(self, report: dict[str, Value]) -> str:
-        return judge(self._times.over(report), self.earlier_counts)
+        return judge(self._times.over(report), self._first_counts or self.earlier_counts)

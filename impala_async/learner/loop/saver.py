@@ -38,6 +38,7 @@ EVAL_RETURN, EVAL_ACTIONS = "eval_return", "eval_actions"
 """The keys of a best checkpoint's return, and of its kind, in its `state.json`."""
 NUM_RANKS = "num_ranks"
 """The key of their number, where there are several."""
+MOST_RANKS = 10_000
 Best = tuple[float, Version]
 Count = Annotated[int, Field(ge=0)]
 
@@ -63,20 +64,19 @@ class _Saved(BaseModel):
     optimizer: dict[str, Any]
     algorithm: dict[str, Any]
     best: Annotated[list[float], Field(min_length=3, max_length=3)] | None = None
+    num_ranks: int = Field(1, ge=1, le=MOST_RANKS)
 
 
-def load_newest(folder: RunFolder, version: Version | None = None) -> Captured | None:
-    """The newest checkpoint of a run that is sound, of this version if one is named, or None if it
-    died before its first; or CheckpointError where there are some, and not one of them is sound."""
+def load_newest(folder: RunFolder) -> Captured | None:
+    """The newest checkpoint of a run that is sound, or None if it died before its first; or
+    CheckpointError where there are some, and not one of them is sound."""
     fault, last = "", folder.last_saved()
     if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
         text = "%s/last_checkpoint: names %r, which is not there: the newest that is will do"
         logger.warning(text, folder.path, last)
     for checkpoint in whole_checkpoints(folder.checkpoints):
-        if version not in (None, checkpoint.version):
-            continue
         try:
-            restored = _restored(checkpoint)
+            restored = restored_from(checkpoint)
         except CheckpointError as error:
             fault = f": {error}"
             logger.warning("skipping a damaged checkpoint: %s", error)
@@ -93,7 +93,8 @@ def load_newest(folder: RunFolder, version: Version | None = None) -> Captured |
     return None
 
 
-def _restored(checkpoint: TrainingState) -> Captured:
+def restored_from(checkpoint: TrainingState) -> Captured:
+    """A checkpoint as a learner goes on with it; CheckpointError where its state is none."""
     path = checkpoint.path / STATE
     try:
         saved = _Saved.model_validate(dict(checkpoint.state))

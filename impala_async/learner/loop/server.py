@@ -204,7 +204,7 @@ class ActorServer:
             self._answer()
         if self.placement.is_to_let_go(now):
             self.admission.decide(now)
-            self._data.say(self.sessions.let_one_go())
+            self._data.say(self.sessions.let_one_go(now))
         return any(doubts)
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:

@@ -234,7 +234,7 @@ class Sessions:
         byes = [(peer.data_route, wire.Bye(peer.session, code)) for peer in self.table]
         return [Answer(route, [wire.pack(bye)]) for route, bye in byes]
 
-    def let_one_go(self) -> list[Answer]:
+    def let_one_go(self, now: float) -> list[Answer]:
         """Another rank has no actor: end the newest session of one that may go, which is told first
         what became of all that it sent."""
         free = [peer for peer in self.table.joined if not peer.is_numbered]
@@ -242,6 +242,7 @@ class Sessions:
             return []
         peer = max(free, key=lambda peer: peer.opened_at)
         self.table.end(peer)
+        self.placement.let_go(peer.actor, now)
         self._counters.add("sessions/closed")
         self._log.say(logging.INFO, "actor %d goes to another rank, which has none", peer.rank)
         bye = wire.Bye(peer.session, wire.BYE_REASONS.index("moving"))
@@ -285,7 +286,7 @@ class Sessions:
         is_free = hello.protocol == wire.PROTOCOL and hello.number == wire.NO_NUMBER
         if not is_free or self.table.is_here(hello.actor):
             return None
-        return self.placement.send(hello.actor, len(self.table), now)
+        return self.placement.send(hello.actor, len(self.table.joined), now)
 
     def _agree(self, peer: Peer, spec: wire.Spec, rest: Router, now: float) -> list[Answer]:
         size = rest.receive_into(self._schema_buffer)

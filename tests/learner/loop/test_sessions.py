@@ -83,19 +83,22 @@ def test_nobody_is_answered_before_it_is_known_where_other_ranks_listen():
 
 def test_the_newest_is_let_go_with_all_that_it_sent_settled():
     learner = learner_of(columns=2)
-    ranks_of(learner, "tcp://b:2").note((0, 9))
+    ranks_of(learner, "tcp://b:2").note(((0, 9), (0, 9)))
     numbered = HandActor(learner)
     numbered.hello(number=0)
     numbered.spec()
-    assert learner.sessions.let_one_go() == []
+    assert learner.sessions.let_one_go(now=5.0) == []
     actor = HandActor(learner).join()
     actor.send()
-    grant, bye = learner.sessions.let_one_go()
+    grant, bye = learner.sessions.let_one_go(now=5.0)
     assert wire.unpack(grant.frames[0]).settled == 1
     said = wire.unpack(bye.frames[0])
     assert (said.session, wire.BYE_REASONS[said.reason]) == (actor.session, "moving")
     assert len(learner.table) == 1
     assert learner.report()["sessions/closed"] == 1
+    learner.sessions.placement.note(((1, 0), (1, 0)))
+    actor.hello()
+    assert refusal(actor, "elsewhere") == "tcp://b:2"
 
 
 def test_goodbyes_end_sessions_and_say_why(caplog):
