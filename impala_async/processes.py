@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -41,6 +42,7 @@ GRACE_S = 2.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _undoings: list[Callable[[], object]] = []
 _SIGEV_THREAD = 2
+GROWTH_BYTES, GROWTH_OVER_S = 64 << 20, 10.0
 # These are options of mallopt, from malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _NEVER = (1 << 31) - 1
@@ -292,3 +294,20 @@ def give_back_freed_memory() -> None:
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
+
+
+class Growth:
+    """Whether this process has grown of late by more than what it is told by honest peers."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def is_seen(self) -> bool:
+        """Asked some times a second."""
+        now, num_bytes = time.monotonic(), 0
+        with suppress(OSError), open("/proc/self/statm") as file:  # if a descriptor is left for it
+            num_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        self._seen.append((now, num_bytes))
+        while self._seen[0][0] < now - GROWTH_OVER_S:
+            self._seen.popleft()
+        return num_bytes - min(seen for _, seen in self._seen) > GROWTH_BYTES

@@ -456,3 +456,14 @@ def test_both_thresholds_or_none(largest, options, monkeypatch):
     processes.keep_freed_memory()
     assert library.set.keys() == options
     assert library.set.get(MMAP, 0) <= largest or largest < 0
+
+
+def test_growth_is_seen_for_a_while_and_not_for_ever(monkeypatch):
+    monkeypatch.setattr(processes, "GROWTH_OVER_S", 0.2)
+    growth = processes.Growth()
+    assert not growth.is_seen()
+    held = bytearray(processes.GROWTH_BYTES + (16 << 20))
+    held[::4096] = b"x" * len(held[::4096])
+    assert growth.is_seen()
+    time.sleep(0.25)
+    assert not growth.is_seen()

@@ -32,6 +32,9 @@ MANY_DESCRIPTORS = 65536
 # many wait for that, each for so long at most, nobody is let in; and so many are remembered.
 MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
 LONGEST_HOLD_S = 10.0
+# Frames of nothing take 32 times as much memory as bytes. So where memory grows, more than so many
+# bytes that are no whole message after so long are no trajectory on a slow line.
+UNFINISHED_BYTES, UNFINISHED_S = 4096, 1.0
 # Why one is cut off: it is a connection that ...
 SENT_TOO_MANY_FRAMES = "sent a message of too many frames"
 SENT_TOO_MUCH = "sent more than credit allows"
@@ -39,6 +42,7 @@ SENT_BEFORE = "sent much and had not joined"
 CLAIMED_MUCH = "claimed a routing id longer than 255 bytes"
 NEVER_JOINED = "never joined, as too many did not"
 SHUT_OUT = "had not joined while the port was shut"
+NEVER_WHOLE = "sent what was no whole message while memory grew"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
@@ -91,6 +95,17 @@ class _Connection:
     # All bytes by the last look before which a message of it was whole; and, of a peer, accepted.
     heard_bytes: int = 0
     accepted_bytes: int = 0
+    # When little was under way last; over ipc nobody asks.
+    whole_at: float = math.inf
+
+    def note(self, received: int, *, is_heard: bool, is_known: bool) -> None:
+        """So many bytes have come by now; since the last look a whole message was among them."""
+        if is_heard:
+            self.heard_bytes = received
+            if is_known:
+                self.accepted_bytes = received
+        if received - self.heard_bytes <= UNFINISHED_BYTES or self.whole_at == math.inf:
+            self.whole_at = time.monotonic()
 
 
 class Connections:
@@ -161,7 +176,13 @@ class Connections:
             self._cut(next(iter(self._strangers)), NEVER_JOINED)
         self._shut(self._is_shut or self.num_new > MAX_LEAVING)
 
-    def look(self, allowances: Mapping[bytes, int], *, is_drained: bool = False) -> bool:
+    def look(
+        self,
+        allowances: Mapping[bytes, int],
+        *,
+        is_drained: bool = False,
+        is_memory_growing: bool = False,
+    ) -> bool:
         """End those that send too much; whether there is a doubt, and the next look should be soon.
         A peer that is known has an allowance, by its route: the bytes that may be under way."""
         self.read()
@@ -177,10 +198,9 @@ class Connections:
             received = _bytes_received(fd)
             if received is None:
                 continue
-            if connection.route in heard:
-                connection.heard_bytes = received
-                if allowed is not None:
-                    connection.accepted_bytes = received
+            connection.note(
+                received, is_heard=connection.route in heard, is_known=allowed is not None
+            )
             if allowed is None:
                 kept = (received - connection.accepted_bytes) // KEPT_SHARE
                 under_way[fd] = max(received - connection.heard_bytes, kept)
@@ -193,6 +213,8 @@ class Connections:
             if excess > 0:
                 doubtful.add(fd)
             excess -= under_way[fd]
+        if is_memory_growing:
+            self._cut_unfinished()
         # Once more: what it sent may be waiting for us, who were busy.
         for fd in self._doubtful & doubtful:
             self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
@@ -216,6 +238,11 @@ class Connections:
 
     def close(self) -> None:
         self._monitor.close()
+
+    def _cut_unfinished(self) -> None:
+        since = time.monotonic() - UNFINISHED_S
+        for fd in [fd for fd, each in self._open.items() if each.whole_at < since]:
+            self._cut(fd, NEVER_WHOLE)
 
     def _open_or_shut(self, strangers: Set[int]) -> None:
         is_held = time.monotonic() < self._shut_until

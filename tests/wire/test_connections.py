@@ -227,6 +227,29 @@ def test_a_port_is_held_shut_for_a_while(router, monkeypatch):
     until(lambda: watched.look({}, is_drained=True) or not watched._is_shut)
 
 
+def test_where_memory_grows_what_is_never_a_whole_message_is_ended(ends, router, monkeypatch):
+    monkeypatch.setattr(module, "UNFINISHED_S", 0.1)
+    watched, actors = router.connections, [ends.dealer(router.url) for _ in range(3)]
+    known = dict.fromkeys((greeted(router, actor) for actor in actors), 1 << 30)
+    with raw_peer.connect(router.url) as raw:
+        raw.sendall(raw_peer.message(b"hello"))
+        route = take(router)[0]
+        known[route] = 1 << 30
+        watched.look(known)
+        before = module._bytes_received(watched._routes[route])
+        raw.sendall(raw_peer.EMPTY_AND_MORE * module.UNFINISHED_BYTES)
+        until(lambda: module._bytes_received(watched._routes[route]) > before + 8000)
+        time.sleep(0.2)
+        watched.look(known)
+        assert watched.cut_off.total() == 0
+        watched.look(known, is_memory_growing=True)
+        assert watched.cut_off == {module.NEVER_WHOLE: 1}
+        assert watched._routes.keys() == known.keys() - {route}
+    # Those who are slow once are not.
+    watched.look(known, is_memory_growing=True)
+    assert watched.cut_off.total() == 1
+
+
 def test_while_a_port_is_shut_those_are_ended_who_came_before_and_have_not_joined(ends, router):
     watched, actor = router.connections, ends.dealer(router.url)
     route = greeted(router, actor)

@@ -86,13 +86,18 @@ class Endpoint:
         self.loop.remove_reader(self.connections.fd)
         self.router.close()
 
-    def look(self, allowances: Mapping[bytes, int], patience_s: float) -> bool:
+    def look(
+        self, allowances: Mapping[bytes, int], patience_s: float, *, is_memory_growing: bool = False
+    ) -> bool:
         """End the connections over which too much comes, or nothing leaves for so long; whether
         the next look should be soon."""
         for route in self.router.find_stuck(patience_s):
             self.connections.cut(route, connections.DOES_NOT_READ)
         self.look_again()
-        return self.connections.look(allowances, is_drained=not self._is_scheduled)
+        is_drained = not self._is_scheduled
+        return self.connections.look(
+            allowances, is_drained=is_drained, is_memory_growing=is_memory_growing
+        )
 
     def look_again(self) -> None:
         """Drain soon if there is input, whether or not the descriptor said so."""

@@ -16,7 +16,7 @@ import psutil
 
 from impala_async.learner.slots import Episodes
 from impala_async.metrics.merge import merge_ranks
-from impala_async.metrics.names import Value
+from impala_async.metrics.names import Value, numbers
 from impala_async.metrics.report import RETURN_EPISODES, RunTimes, assemble, judge
 from impala_async.metrics.sinks import Sink
 from impala_async.metrics.window import WindowStat
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
 FLOOD_IS_FREED_S = 10.0
+GONE = ("wire/cut", "sessions/expired", "sessions/closed")
 # Columns that were refused before these last reports do not limit a run any more.
 JUDGED_REPORTS = 10
 
@@ -120,8 +121,8 @@ class Reporter:
         if self.lr_is_0_at is not None and env_steps >= self.lr_is_0_at:
             self.lr_is_0_at = None
         self._process = psutil.Process()
-        self._num_cut: Value = 0
-        self._cut_at = -math.inf
+        self._num_gone = 0.0
+        self._gone_at = -math.inf
         # How late the loop runs a timer: what everybody on it has to wait.
         self._lag = WindowStat("lag_ms", n=100)
 
@@ -175,16 +176,18 @@ class Reporter:
             "loop/lag_ms_max": self._lag.max,
         }
         report = assemble(own, *(part() for part in self.parts), before=self._before[0])
+        own_report = report
         self._before.append(report)
         if others := self.others():
             report = merge_ranks([report, *others], next(iter(self._merged), None))
             self._merged.append(report)
             self._first_counts = self._first_counts or report
         self._times.add(report)
-        # Who is cut off leaves a hundred megabytes behind, which ZeroMQ frees a while later.
-        if report["wire/cut"] != self._num_cut:
-            self._num_cut, self._cut_at = report["wire/cut"], now
-        if now - self._cut_at < FLOOD_IS_FREED_S:
+        # Who is gone may leave a hundred megabytes behind, which ZeroMQ frees a while later.
+        num_gone = sum(numbers(own_report).get(name, 0) for name in GONE)
+        if num_gone != self._num_gone:
+            self._num_gone, self._gone_at = num_gone, now
+        if now - self._gone_at < FLOOD_IS_FREED_S:
             give_back_freed_memory()
         for sink in self.sinks:
             sink.write(report)

@@ -24,6 +24,7 @@ from impala_async.learner.loop.sessions import Publisher, Sessions
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller
 from impala_async.metrics.report import Counters
+from impala_async.processes import Growth
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 from impala_async.wire import messages as wire
@@ -103,6 +104,7 @@ class ActorServer:
         self._wire = Counters(WIRE_COUNTS)
         self._data = Endpoint(loop, data, self._wire, self.admission.hear, self._answer)
         self._weights = Endpoint(loop, weights, self._wire, self.sessions.hear_pull)
+        self._growth = Growth()
         self._told_of = Counter[str]()
         self._tell_at = time.monotonic() + STRANGERS_EVERY_S
 
@@ -198,8 +200,11 @@ class ActorServer:
             data[peer.data_route] = (peer.outstanding_messages + 1) * largest + SPARE_BYTES
             if peer.weights_route:
                 weights[peer.weights_route] = SPARE_BYTES
-        lease_s = self._config.learner.lease_s
-        doubts = self._data.look(data, lease_s), self._weights.look(weights, lease_s)
+        lease_s, is_growing = self._config.learner.lease_s, self._growth.is_seen()
+        doubts = [
+            endpoint.look(allowances, lease_s, is_memory_growing=is_growing)
+            for endpoint, allowances in ((self._data, data), (self._weights, weights))
+        ]
         if self.table.take_back(now := time.monotonic()):
             self._answer()
         if self.placement.is_to_let_go(now):

@@ -162,7 +162,7 @@ async def test_credit_alone_says_how_much_may_be_under_way(make_harness, monkeyp
     await harness.join()
     (peer,) = harness.server.table.joined
     allowed, peer.streams = [], 4096
-    look = lambda allowances, _: allowed.extend(allowances.values())  # noqa: E731
+    look = lambda allowances, _, **how: allowed.extend(allowances.values())  # noqa: E731
     monkeypatch.setattr(harness.server._data, "look", look)
     harness.server.look_at_connections()
     assert [size < 1 << 18 for size in allowed] == [True]
