@@ -243,6 +243,10 @@ class Client:
             self._free.append(finished.buffer)
         self.pump(0)
 
+    def is_to_cut(self) -> bool:
+        """Whether others wait for the trajectory that is being written."""
+        return self.link.cut == self.side.outbox.next_seq
+
     def newest(self) -> Weights | None:
         """Newer weights, at a trajectory boundary; waits for them where this actor must."""
         if self.side.keeps_weights():
@@ -384,9 +388,9 @@ class Client:
                 *(self._url, welcome.lease_s),
             )
         while (next_one := outbox.sendable()) is not None:
-            seq, (buffer, version, episodes) = next_one
+            seq, (buffer, version, episodes, num_cut) = next_one
             shape = self._schema.rows, buffer.num_columns
-            data = wire.Data(welcome.session, seq, *version, *shape, wire.PLAIN, 0, None)
+            data = wire.Data(welcome.session, seq, *version, *shape, wire.PLAIN, 0, None, num_cut)
             # Big frames are views of the buffer, which must stay as it is until seq is settled.
             planes = buffer.obs, buffer.small
             frames = wire.encode_data(data, *planes, episodes, is_compressed=self._is_compressed)

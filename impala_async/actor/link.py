@@ -60,6 +60,8 @@ class Link:
         self._wanted = NO_VERSION
         self._newest: deque[Weights] = deque(maxlen=self.num_kept)
         self._grants: deque[wire.Grant] = deque(maxlen=16)
+        self.cut = wire.NO_SEQ
+        """The newest seq that others wait for, and that is to be cut."""
         self._arrived = threading.Event()
         self._failure: BaseException | None = None
         self._is_closed = False
@@ -141,6 +143,8 @@ class Link:
             return
         if isinstance(message, wire.Grant):
             self._grants.append(message)
+            if message.session == self.welcome.session:
+                self.cut = max(self.cut, message.cut)
         if weights is not None:
             self._newest.append(weights)
         if weights is not None or isinstance(message, wire.Reject):

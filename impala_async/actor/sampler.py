@@ -34,12 +34,14 @@ class Sampler:
         take_buffer: Callable[[], MessageBuffer],
         newest: Callable[[], Weights | None],
         seed: int,
+        is_to_cut: Callable[[], bool] | None = None,
     ) -> None:
         """Reset the environments. `take_buffer` gives one that nobody reads any more, `newest` at
-        trajectory boundaries weights that are newer than those in use; both may wait."""
+        trajectory boundaries weights that are newer than those in use; both may wait. `is_to_cut`
+        says within a trajectory whether others wait for it; none: nobody ever does."""
         self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
         self._envs, self._policy, self._rng = envs, policy, rng
-        self._take_buffer, self._newest = take_buffer, newest
+        self._take_buffer, self._newest, self._is_to_cut = take_buffer, newest, is_to_cut
         self._obs = envs.reset(seed)
         # The columns carry it from row to row: as it is before the row that comes next.
         self._state: Mapping[str, NDArray[np.float32]] = policy.first_state(envs.num_envs)
@@ -60,6 +62,8 @@ class Sampler:
         self._num_steps += 1
         self._obs, self._state = step.obs, chosen.state
         finished += self._write(chosen, step)
+        if self._is_to_cut is not None and not finished and self._is_to_cut():
+            finished = [message for unroll in self._unrolls for message in unroll.cut()]
         self._is_any_waiting = bool(finished)
         return finished
 

@@ -146,6 +146,7 @@ class ActorService:
             take_buffer=client.take,
             newest=lambda: held.pop() if held else client.newest(),
             seed=seed,
+            is_to_cut=None if settings.pace.cut_share is None else client.is_to_cut,
         )
 
     def _make_setup(self, settings: ActorSettings) -> tuple[Setup, Schema]:

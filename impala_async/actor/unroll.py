@@ -18,6 +18,8 @@ from impala_async.weights import NO_VERSION, Version
 
 Obs = Mapping[str, NDArray[Any]]
 EMPTY = 0
+# A trajectory is cut when it has this share of its rows: with fewer it would not be worth a batch.
+LEAST_SHARE = 0.25
 
 Episode = tuple[float, int]
 """A finished one: the sum of its rewards as the environment gave them, and its steps."""
@@ -44,11 +46,13 @@ class MessageBuffer:
 
 
 class Finished(NamedTuple):
-    """A whole trajectory in a buffer, the version at its first row, episodes that ended in it."""
+    """A whole trajectory in a buffer, the version at its first row, episodes that ended in it, and
+    how many of its rows were cut."""
 
     buffer: MessageBuffer
     version: Version
     episodes: list[Episode]
+    num_cut: int = 0
 
 
 class StackWriter:
@@ -87,6 +91,12 @@ class StackWriter:
             for column in np.flatnonzero(~slides).tolist():
                 windows[column, row] = self._find(column, row, newest, obs[column])
         np.copyto(self._last, obs)
+
+    def repeat(self, row: int) -> None:
+        """All rows after this one show what it shows."""
+        self._windows[:, row + 1 :] = self._windows[:, row, None]
+        # No frame is left of what lay in the buffer before.
+        self._frames[:, 1 + self._num_window + row :] = 0
 
     def _find(self, column: int, row: int, newest: int, window: NDArray[Any]) -> list[int]:
         frames = self._frames[column]
@@ -199,10 +209,30 @@ class Unroll:
                 self._episodes.append((float(self._returns[column]), length))
                 self._returns[column] = 0
         self._cursor = t + 1
-        if self._cursor < self._num_rows:
+        return [] if self._cursor < self._num_rows else self._end(buffer)
+
+    def cut(self) -> list[Finished]:
+        """End the trajectory here, if it has enough rows: a truncation whose rest is masked. The
+        environments know nothing of it, and their episodes go on in the next one."""
+        buffer, t = self._buffer, self._cursor
+        if buffer is None or t < LEAST_SHARE * self._num_rows:
             return []
+        # Row t shows what the environments show now: returns end with its value.
+        buffer.truncated_TC[t - 1] |= buffer.mask_TC[t - 1] & ~buffer.terminated_TC[t - 1]
+        rest = buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()
+        for array in (buffer.mask_TC, *rest):
+            array[t:] = 0
+        for name in self._carry:
+            obs_SC = buffer.obs_SC[name]
+            obs_SC[t + 1 :] = obs_SC[t]
+        for stack in self._stacks.values():
+            stack.repeat(t)
+        return self._end(buffer)
+
+    def _end(self, buffer: MessageBuffer) -> list[Finished]:
         # From here on the buffer belongs to whoever gets the message.
         self._buffer = None
         for name, carry in self._carry.items():
-            np.copyto(carry, next_obs[name])
-        return [Finished(buffer, self._version, self._episodes)]
+            np.copyto(carry, buffer.obs_SC[name][self._cursor])
+        num_cut = self._num_rows - self._cursor
+        return [Finished(buffer, self._version, self._episodes, num_cut)]

@@ -36,7 +36,7 @@ ONLY_WHERE = {
     **ALGORITHM_KEYS,
     ("pace.mode", "async"): "learner.init_num_passes learner.minibatch_buffer_size "
     "learner.publish_every_updates",
-    ("pace.mode", "lockstep"): "pace.lag pace.on_loss",
+    ("pace.mode", "lockstep"): "pace.lag pace.on_loss pace.cut_share",
     ("model.name", "impala_resnet"): "model.width",
     ("model.core", "lstm", "gru"): "model.core_size",
     ("policies.names",): "policies.mapping policies.train policies.copies",
@@ -63,6 +63,9 @@ class PaceSection(Section):
     """lockstep: actors are so many versions behind: 1 overlaps both."""
     on_loss: Literal["go_on", "stop"] = "go_on"
     """lockstep: what happens when the session of an actor ends."""
+    cut_share: float | None = Field(None, gt=0, lt=1)
+    """lockstep, several ranks: where this share of them has its batch, the others cut the
+    trajectories that they lack, so none holds all up. Two runs are not equal then."""
 
     @property
     def is_lockstep(self) -> bool:

@@ -45,6 +45,8 @@ class Word(NamedTuple):
     num_joined: tuple[int, ...] = (0,)
     num_sessions: tuple[int, ...] = (0,)
     """Its own; those of each rank."""
+    num_ready: int = 0
+    """How many ranks have a batch, in the word of all."""
 
     @property
     def mean_return(self) -> float | None:
@@ -72,6 +74,7 @@ def agree(ranks: Ranks, own: Word) -> Word:
         num_reports > 0,
         tuple(of_actors[:count]),
         tuple(of_actors[count:]),
+        round(num_ready),
     )
 
 

@@ -84,6 +84,7 @@ def build_learner(
         channels=channels,
         device=device,
         is_lockstep=is_lockstep,
+        cut_share=config.pace.cut_share,
         ranks=ranks,
     )
     return thread, layout

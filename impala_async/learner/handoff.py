@@ -143,6 +143,8 @@ class Channels:
     reports: Inbox[LearnerReport]
     counts: Mailbox[tuple[Sequence[int], Sequence[int]]]
     """How many actors have joined each rank, and how many sessions it has."""
+    cuts: Mailbox[int]
+    """The updates for which other ranks are ready and this one lacks its batch."""
     captures: Inbox[Captured]
     stops: Inbox[str]
     run_path: Path

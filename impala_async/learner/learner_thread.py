@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
+# Where trajectories are cut, a rank without a batch says its word so often while another one is
+# ready; while none is, when it has waited so much longer, as a share of its wait.
+CUT_POLL_S, CUT_POLL_SHARE = 0.01, 0.1
 MAX_NAMED = 5
 TIMED_BATCHES = 10
 # A rank that says nothing for this share of the time after which we would be stuck has failed.
@@ -58,6 +61,8 @@ class LearnerThread:
     channels: handoff.Channels
     device: torch.device
     is_lockstep: bool
+    cut_share: float | None = None
+    """`pace.cut_share`."""
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
@@ -69,7 +74,6 @@ class LearnerThread:
             section.minibatch_buffer_size,
             section.most_passes,
             section.init_num_passes,
-            timeout_s=min(POLL_S, section.starved_after_s),
         )
         self._is_closed = self._is_mid_batch = False
         # With other ranks: drawn, until all are ready, and the rows that all have then.
@@ -183,6 +187,8 @@ class LearnerThread:
         counts = word.num_joined, word.num_sessions
         if counts != (before.num_joined, before.num_sessions):
             channels.counts.post(counts)
+        if self._is_late(word):
+            channels.cuts.post(self.progress.update)
         if word.is_ready:
             self._rank_timer.push(time.perf_counter() - self._held_at)
         goal, reached = self.stop.mean_return, word.mean_return
@@ -194,6 +200,21 @@ class LearnerThread:
             self._stop_reason = word.reason
             channels.stops.post(word.reason)
         return word
+
+    def _is_late(self, word: Word) -> bool:
+        """Whether so many ranks wait for this one that its actors cut what they write."""
+        if self.cut_share is None or self._held is not None or word.reason is not None:
+            return False
+        return word.num_ready / self.ranks.place.count >= self.cut_share
+
+    @property
+    def _poll_s(self) -> float:
+        """How long to wait for a batch until the next word."""
+        usual_s = min(POLL_S, self.section.starved_after_s)
+        if self.cut_share is None or not self.ranks.are_many:
+            return usual_s
+        idle_s = 0.0 if self._word.num_ready else CUT_POLL_SHARE * self._waited_s
+        return min(usual_s, max(CUT_POLL_S, idle_s))
 
     def _take_turn(self) -> None:
         draw, self._held = self._held or self._draw(), None
@@ -228,6 +249,7 @@ class LearnerThread:
 
     def _draw(self) -> Draw[LoadedBatch] | None:
         started_s = time.perf_counter()
+        self._ring.timeout_s = self._poll_s
         try:
             draw = self._ring.get()
         except (handoff.ClosedError, queue.Empty) as error:

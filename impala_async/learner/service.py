@@ -134,6 +134,7 @@ class LearnerService:
             counts=handoff.Mailbox(self._loop, self._server.placement.note),
             count_actors=self._server.table.counts,
             reported=self._others.newest,
+            cuts=handoff.Mailbox(self._loop, self._server.cut),
             captures=handoff.Inbox(self._loop, self._on_captured),
             stops=handoff.Inbox(self._loop, self.stop),
             run_path=self._folder.whole,

@@ -273,6 +273,10 @@ class SlotFiller:
     def skip(self, peer: Peer) -> None:
         """A message was refused for good: others fill its place."""
 
+    def late_for(self, update: int) -> list[Peer]:
+        """Who is missing in the batch that is trained after this update: nobody is waited for."""
+        return []
+
     def release(self, index: int) -> None:
         self._idle.append(self._slots[index])
 

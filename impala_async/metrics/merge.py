@@ -50,6 +50,7 @@ EXCEPTIONS = {
     "weights/version_epoch": FIRST,
     "weights/version_update": FIRST,
     "lockstep/num_done": SUM,
+    "lockstep/rows_cut": SUM,
     "host/rss_bytes": SUM,
     **dict.fromkeys(TIMES, SLOWEST),
 }

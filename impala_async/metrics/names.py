@@ -164,6 +164,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ),
         ("lockstep/num_done", "actors", "whose part of the next batch is there"),
         ("lockstep/waits_for", "text", "actors whose part is not: the first few of them"),
+        ("lockstep/rows_cut", "rows", "masked in this start, as pace.cut_share had them cut"),
         ("actor/hang", "text", "the environment that has hung for longest; null: none"),
         ("actor/last_death", "text", "what the last actor that said so died of"),
     ),

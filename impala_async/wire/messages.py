@@ -141,7 +141,8 @@ class Spec(NamedTuple):
 
 class Grant(NamedTuple):
     """Seqs below `granted` may be sent; those below `settled` are done with. A later one
-    replaces it. Seq `again` came when there was no room for it, and now there is."""
+    replaces it. Seq `again` came when there was no room for it, and now there is. Seq `cut` is
+    waited for: it is to be sent with the rows that it has."""
 
     session: Id
     granted: Count
@@ -150,6 +151,7 @@ class Grant(NamedTuple):
     update: Count
     verdicts: Annotated[list[list[int]], _verdicts]
     again: Annotated[int, _uint(2**62, NO_SEQ)] = NO_SEQ
+    cut: Annotated[int, _uint(2**62, NO_SEQ)] = NO_SEQ
 
 
 class Reject(NamedTuple):
@@ -161,7 +163,8 @@ class Reject(NamedTuple):
 
 
 class Data(NamedTuple):
-    """One message of trajectory columns; the body is inline, or two more frames."""
+    """One message of trajectory columns; the body is inline, or two more frames. The last
+    `num_cut` rows of each column are masked, as it was cut."""
 
     session: Id
     seq: Count
@@ -172,6 +175,7 @@ class Data(NamedTuple):
     codec: Flag
     num_episodes: Annotated[int, _uint(2**28)]
     body: Annotated[bytes | None, lambda value: value is None or type(value) is bytes]
+    num_cut: Annotated[int, _uint(65535)] = 0
 
 
 class Get(NamedTuple):

@@ -118,6 +118,8 @@ class Peer:
     hang: tuple[float, Callable[[float], str], float] | None = None
     # In lockstep: the update of its first weights, once it is decided.
     begins_at: int | None = None
+    # In lockstep: the seq that others wait for, and that it is to cut.
+    cut: int = NO_SEQ
 
     @property
     def outstanding_messages(self) -> int:
@@ -167,7 +169,9 @@ class Peer:
         verdicts, self.verdicts = self.verdicts, []
         again = self.called_back if self.is_called else NO_SEQ
         self.is_called = False
-        return Grant(self.session, self.granted, self.watermark.below, *version, verdicts, again)
+        settled = self.watermark.below
+        cut = self.cut if self.cut >= settled else NO_SEQ
+        return Grant(self.session, self.granted, settled, *version, verdicts, again, cut)
 
 
 # Messages under way, whether it is last of those, when it got one, a number, and whose turn it is.

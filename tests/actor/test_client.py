@@ -295,3 +295,21 @@ def test_after_a_lost_session_it_begins_anew(scene, lag):
     assert seq_of(scene.data_of(actor)) == 1
     # Every buffer came back.
     assert actor.do(actor.client.take) is not actor.do(actor.client.take)
+
+
+@pytest.mark.usefixtures("quick_hellos")
+def test_a_trajectory_that_others_wait_for_is_to_be_cut_and_the_next_one_is_not(scene):
+    actor, session = scene.at_work(settings=lockstep(0), heartbeat_s=0.1)
+    session.grant(2)
+    begin(scene, actor, 5)
+    client = actor.client
+    buffer = actor.do(client.take)
+    assert not client.is_to_cut()
+    beat = scene.learner.weights.find(wire.Heartbeat)
+    beat.answer(wire.Grant(session.id, 2, 0, *version_of(5), [], cut=0))
+    until(client.is_to_cut)
+    actor.do(client.send, Finished(buffer, version_of(5), [], 2))
+    heard = scene.data_of(actor).message
+    assert (heard.seq, heard.num_cut) == (0, 2)
+    # It was heard once more, too late.
+    assert not client.is_to_cut()

@@ -108,3 +108,16 @@ def test_close_ends_the_thread_and_twice_does_no_harm(open_link):
     link.close()
     assert time.monotonic() - started < 2.0
     assert not any(thread.name == "link" for thread in threading.enumerate())
+
+
+def test_the_newest_seq_that_is_to_be_cut_is_noted_at_once(scene, open_link):
+    link = open_link()
+    get = scene.learner.weights.find(Get)
+    assert link.cut == -1
+    for cut in (4, 7, 5, -1):
+        get.answer(grant(V5)._replace(cut=cut))
+    get.answer(grant(V5)._replace(session=b"?" * 16, cut=9))
+    get.answer(grant(V6))
+    # The sampler thread does nothing for it.
+    until(lambda: link.pulls.named == V6)
+    assert link.cut == 7

@@ -49,7 +49,7 @@ class Seen(NamedTuple):
     is_valid: bool
 
 
-def run(mode, rows, num_steps=60):
+def run(mode, rows, num_steps=60, cuts=None):
     """The trajectories of each column: the state that travelled with it, and its rows."""
     serials = mode == "serial"
     if serials:
@@ -57,7 +57,7 @@ def run(mode, rows, num_steps=60):
     else:
         envs = VectorEnvs(CountingVector(len(LENGTHS), LENGTHS, autoreset=mode))
     schema = Schema(envs.obs_spec, envs.action_spec, rows, STATE)
-    sampler = sampler_over(envs, schema, CountingPolicy())
+    sampler = sampler_over(envs, schema, CountingPolicy(), cuts=cuts)
     found = [[] for _ in LENGTHS]
     for message in [message for _ in range(num_steps) for message in sampler.step()]:
         for place in range(message.buffer.num_columns):
@@ -71,10 +71,10 @@ def read(message, place):
     state = float(columns.state["cell"][place])
     assert columns.state["hidden"][place].tolist() == [state, -state]
     rows = []
+    num_rows = len(columns.mask_CT[place]) - message.num_cut
+    arrays = columns.obs[""], columns.log_probs_CT, columns.mask_CT
     # The last number of an observation counts the steps of its episode.
-    for obs, log_prob, is_valid in zip(
-        columns.obs[""][place], columns.log_probs_CT[place], columns.mask_CT[place], strict=False
-    ):
+    for obs, log_prob, is_valid in zip(*(array[place][:num_rows] for array in arrays), strict=True):
         acted = -round(float(log_prob)) if is_valid else None
         rows.append(Seen(int(obs[-1]), acted, bool(is_valid)))
     return int(state), rows
@@ -82,9 +82,12 @@ def read(message, place):
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "serial"])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
-def test_a_row_is_acted_with_what_its_episode_left_and_so_is_row_0(mode, rows):
+@pytest.mark.parametrize("cut_every", [0, 5])
+def test_a_row_is_acted_with_what_its_episode_left_and_so_is_row_0(mode, rows, cut_every):
+    """Also where trajectories are cut: what is remembered goes on in the next one."""
     num_masked = 0
-    for column, trajectories in enumerate(run(mode, rows)):
+    cuts = [n % cut_every == 0 for n in range(60)] if cut_every else None
+    for column, trajectories in enumerate(run(mode, rows, cuts=cuts)):
         seen = [row for _, stream in trajectories for row in stream]
         assert len(seen) >= 50
         for row in seen:

@@ -15,7 +15,7 @@ from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec, Schema
 from impala_async.weights import Version
-from tests.actor.fakes import Row, make_dirty, sampler_over, schema_of, streams_of
+from tests.actor.fakes import Row, make_dirty, rows_of, sampler_over, schema_of, streams_of
 from tests.columns import find_fault
 
 V1 = Version(1, 3)
@@ -55,12 +55,26 @@ class Driver:
             self.messages += self.unroll.append(*rows, is_after if is_after.any() else None)
             self.num_fed += 1
 
+    @property
+    def episodes(self):
+        return [episode for message in self.messages for episode in message.episodes]
+
     def expected(self, n, c):
         obs, next_obs = (float(c), float(n)), (float(c), float(n + 1))
         if (n - 1, c) in self.ends:
             return Row(obs, 0, 0.0, 0.0, False, False, False, next_obs)
         flags = self.ends.get((n, c), NO)
         return Row(obs, n % 2, -0.5, float(n + 1), *flags, True, next_obs)
+
+
+def episodes_of(ends, num_sent):
+    """Those that a driver has finished when it has sent so many rows."""
+    found = []
+    for n, column in sorted(ends):
+        if n < num_sent:
+            begin = max([m + 2 for m, c in ends if c == column and m < n], default=0)
+            found.append((float(sum(range(begin + 1, n + 2))), n - begin + 1))
+    return found
 
 
 def test_the_bootstrap_row_survives_its_source():
@@ -120,13 +134,83 @@ def test_any_script_becomes_the_rows_that_it_was(script):
     assert all(find_fault(driver.schema, m.buffer.columns) is None for m in driver.messages)
     for column, stream in enumerate(streams_of(driver.messages, num_columns)):
         assert stream == [driver.expected(n, column) for n in range(num_sent)]
-    episodes = [episode for message in driver.messages for episode in message.episodes]
-    expected = []
-    for n, column in sorted(ends):
-        if n < num_sent:
-            begin = max([m + 2 for m, c in ends if c == column and m < n], default=0)
-            expected.append((float(sum(range(begin + 1, n + 2))), n - begin + 1))
-    assert episodes == expected
+    assert driver.episodes == episodes_of(ends, num_sent)
+
+
+# -------------------- cut
+
+
+def padding(obs):
+    """A row behind a cut: it shows what was there."""
+    return Row(obs, 0, 0.0, 0.0, False, False, False, obs)
+
+
+@pytest.mark.parametrize(
+    ("ends", "flags"),
+    [
+        ({}, [(False, True), (False, True)]),
+        # Column 0 ends in the last row before the cut, or in the one before: then that is no row.
+        ({(2, 0): (True, False)}, [(True, False), (False, True)]),
+        ({(2, 0): (False, True)}, [(False, True), (False, True)]),
+        ({(2, 0): (True, True)}, [(True, True), (False, True)]),
+        ({(1, 0): (True, False)}, [(False, False), (False, True)]),
+    ],
+)
+def test_a_cut_is_a_truncation_and_its_rest_is_masked(ends, flags):
+    driver = Driver(schema_of(8), ends)
+    driver.feed(1)
+    # It has too few rows.
+    assert driver.unroll.cut() == []
+    driver.feed(2)
+    (cut,) = driver.unroll.cut()
+    assert (cut.num_cut, cut.version, driver.unroll.needs_buffer) == (5, V1, True)
+    assert find_fault(driver.schema, cut.buffer.columns) is None
+    assert driver.unroll.cut() == []
+    driver.feed(8)
+    (after,) = driver.messages
+    assert after.num_cut == 0
+    for column, (terminated, truncated) in enumerate(flags):
+        *before, last = (driver.expected(n, column) for n in range(3))
+        last = last._replace(terminated=terminated, truncated=truncated)
+        rest = [padding((float(column), 3.0))] * 5
+        assert rows_of(cut.buffer.columns, column) == [*before, last, *rest]
+        # The next one begins where it stopped.
+        expected = [driver.expected(n, column) for n in range(3, 11)]
+        assert rows_of(after.buffer.columns, column) == expected
+
+
+@pytest.mark.parametrize(("num_rows", "least"), [(1, 1), (2, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_a_quarter_of_the_rows_is_enough_for_a_cut(num_rows, least):
+    driver = Driver(schema_of(num_rows), {})
+    for _ in range(least - 1):
+        driver.feed(1)
+        assert driver.unroll.cut() == []
+    driver.feed(1)
+    # With all of its rows it is no longer there.
+    assert [cut.num_cut for cut in driver.unroll.cut()] == [num_rows - least] * (num_rows > 1)
+
+
+@given(scripts(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_wherever_it_is_cut_no_row_is_lost_and_episodes_go_on(script, data):
+    num_rows, num_columns, num_fed, ends = script
+    driver = Driver(schema_of(num_rows), ends, num_columns)
+    for _ in range(num_fed):
+        driver.feed(1)
+        if data.draw(st.booleans()):
+            driver.messages += driver.unroll.cut()
+    n = 0
+    for message in driver.messages:
+        assert find_fault(driver.schema, message.buffer.columns) is None
+        num_valid = num_rows - message.num_cut
+        for column in range(num_columns):
+            expected = [driver.expected(n + t, column) for t in range(num_valid)]
+            if message.num_cut and expected[-1].mask and not expected[-1].terminated:
+                expected[-1] = expected[-1]._replace(truncated=True)
+            expected += [padding((float(column), float(n + num_valid)))] * message.num_cut
+            assert rows_of(message.buffer.columns, column) == expected
+        n += num_valid
+    assert driver.episodes == episodes_of(ends, n)
 
 
 STACKED = EnvSection(id="some:Env", frame_stack="on")
@@ -160,9 +244,9 @@ def batch_of(mode, make, options):
     return VectorEnvs(SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode(mode)), options)
 
 
-def messages_of(envs, rows, num_steps):
+def messages_of(envs, rows, num_steps, cuts=None):
     schema = Schema(envs.obs_spec, envs.action_spec, rows)
-    sampler = sampler_over(envs, schema, seed=3)
+    sampler = sampler_over(envs, schema, seed=3, cuts=cuts)
     finished = [message for _ in range(num_steps) for message in sampler.step()]
     return schema, [message.buffer.columns for message in finished]
 
@@ -177,12 +261,14 @@ def shown(columns, name=""):
 @pytest.mark.parametrize("padding", ["zero", "reset"])
 @pytest.mark.parametrize("mode", ["serial", "NextStep", "SameStep"])
 @pytest.mark.parametrize("shape", [(4, 6), (3, 5), (2, 2, 2)], ids=str)
-def test_nothing_is_lost(mode, padding, rows, shape):
+@pytest.mark.parametrize("cut_every", [0, 7])
+def test_nothing_is_lost(mode, padding, rows, shape, cut_every):
     def make():
         return FrameStackObservation(Flicker(shape), 4, padding_type=padding)
 
-    _, whole = messages_of(batch_of(mode, make, EnvSection(id="some:Env")), rows, 60)
-    schema, stacked = messages_of(batch_of(mode, make, STACKED), rows, 60)
+    cuts = [n % cut_every == 0 for n in range(60)] if cut_every else None
+    _, whole = messages_of(batch_of(mode, make, EnvSection(id="some:Env")), rows, 60, cuts)
+    schema, stacked = messages_of(batch_of(mode, make, STACKED), rows, 60, cuts)
     assert len(whole) == len(stacked) > 2
     assert any(not columns.mask_CT.all() for columns in stacked)
     for is_, was in zip(stacked, whole, strict=True):

@@ -40,10 +40,11 @@ STILL = {"": np.zeros(4, np.int32)}
     ],
 )
 def test_trajectories_are_those_of_one_process_to_the_last_bit(name, settings, policies):
-    env = section(name, **settings)
-    expected = play(build_envs("parallel", env, 5, policies), 64)
-    found = play(WorkerEnvs(env, 5, 2, policies), 64)
+    env, cuts = section(name, **settings), [n % 11 == 10 for n in range(64)]
+    expected = play(build_envs("parallel", env, 5, policies), 64, cuts=cuts)
+    found = play(WorkerEnvs(env, 5, 2, policies), 64, cuts=cuts)
     assert len(found) >= 8
+    assert any(message.num_cut for message in found)
     assert bytes_of(found) == bytes_of(expected)
     assert any(message.episodes for message in found)
 

@@ -135,15 +135,16 @@ class Parent(Counting):
         assert self.child.wait(2) == -signal.SIGTERM
 
 
-def play(envs, num_steps, rows=8, seed=3):
-    """Everything that a sampler makes of a batch; it is closed then."""
+def play(envs, num_steps, rows=8, seed=3, cuts=None):
+    """Everything that a sampler makes of a batch; it is closed then. `cuts` says after each step
+    whether to cut."""
     # Here, as env workers import this module, and are to have no torch.
     from tests.actor.fakes import FakePolicy, sampler_over
 
     num_choices = envs.action_spec.parts[0].choices[0]
     names = PAIR.names if any(leaf.name == "policy" for leaf in envs.obs_spec.leaves) else ()
     schema = Schema(envs.obs_spec, envs.action_spec, rows, policies=names)
-    sampler = sampler_over(envs, schema, FakePolicy(num_choices), seed=seed)
+    sampler = sampler_over(envs, schema, FakePolicy(num_choices), seed=seed, cuts=cuts)
     messages = [message for _ in range(num_steps) for message in sampler.step()]
     envs.close()
     return messages

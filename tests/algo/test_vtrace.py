@@ -177,3 +177,23 @@ def test_what_does_not_fit_is_refused():
     for name, value in REFUSED:
         with pytest.raises(ValueError, match=r"must be \[T" if name[-1] == "B" else name):
             vtrace(**fits | {name: value})
+
+
+@settings(max_examples=100)
+@given(batches(), BARS, LAMBDAS, st.data())
+def test_rows_before_a_cut_have_the_targets_of_a_trajectory_that_ends_there(
+    batch, bar, lambda_, data
+):
+    end = data.draw(st.integers(1, len(batch.mask_TB)))
+    cut = batch._replace(mask_TB=batch.mask_TB.clone())
+    cut.mask_TB[end:] = False
+    rows = (rows_TB[:end] for rows_TB in batch[:3])
+    short = Batch(*rows, batch.values_SB[: end + 1], batch.mask_TB[:end])
+    bars = {"rho_bar": bar, "c_bar": bar, "pg_rho_bar": bar, "lambda_": lambda_}
+    for got, want in (
+        (cut.vtrace(**bars), short.vtrace(**bars)),
+        (cut.gae(lambda_), short.gae(lambda_)),
+    ):
+        assert torch.equal(got.targets_TB[:end], want.targets_TB)
+        assert torch.equal(got.advantages_TB[:end], want.advantages_TB)
+        assert not got.advantages_TB[end:].any()

@@ -59,7 +59,7 @@ algorithm.name=appo ; algorithm.kl_target=0.02 | algorithm.kl_coeff | 0.1 | 0
 learner.num_passes=3 ; learner.init_num_passes=1 | pace.mode | async | lockstep
 ; model.width=2 | model.name | impala_resnet | mlp a.b:C
 ; model.core_size=64 | model.core | lstm gru | none
-; pace.lag=1 pace.on_loss=stop | pace.mode | lockstep | async
+; pace.lag=1 pace.on_loss=stop pace.cut_share=0.5 | pace.mode | lockstep | async
 ; policies.mapping=a:b policies.train=['a'] | policies.names | ['a','b'] | []
 policies.copy_every_updates=3 ; policies.copies={b='a'} | policies.names | ['a','b'] | []
 policies.names=['a','b'] ; policies.copy_every_updates=3 | policies.copies | {b='a'} | {}

@@ -232,6 +232,52 @@ def test_rows_of_one_that_make_no_number_are_left_out_by_all(tmp_path):
         assert merged["dropped/nonfinite_update"] == other["dropped/nonfinite_update"] > 0
 
 
+SLOW_ENV = """
+import os
+import time
+
+import gymnasium as gym
+
+
+class Slow(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.seconds = 0.03 if os.environ["RANK"] == "1" else 0.003
+
+    def step(self, action):
+        time.sleep(self.seconds)
+        return self.env.step(action)
+"""
+
+
+def best_rate(reports, over_s):
+    """Most env steps per second over so long, as a machine that has other work may stand still."""
+    seen = [(report["learner/wall_s"], report["env_steps_trained"]) for report in reports]
+    seen = [each for each in seen if each[0] is not None]
+    pairs = ((a, b) for a in seen for b in seen if b[0] - a[0] >= over_s)
+    return max((after - before) / (until - since) for (since, before), (until, after) in pairs)
+
+
+def test_one_slow_rank_does_not_hold_up_all_where_trajectories_are_cut(tmp_path):
+    path = module(tmp_path, "slow", SLOW_ENV)
+    slow = (*SMALL, "env.id=slow:Slow", "actor.num_envs=1", "pace.mode=lockstep", "stop.wall_s=4")
+    rates = []
+    for number, more in enumerate(([], ["pace.cut_share=0.5"])):
+        with ranks_in(tmp_path / str(number)) as ranks:
+            ranks.trained(*slow, *more, **path)
+            merged, other = (site.reports()[-1] for site in ranks.sites)
+            assert len(set(ranks.weights())) == 1
+            # Without cuts, over nearly the whole run: one update takes 0.6 s.
+            over_s = 1.5 if more else merged["learner/wall_s"] - 0.5
+            rates.append(best_rate(ranks.sites[0].reports(), over_s))
+            num_cut, of_slow = merged["lockstep/rows_cut"], other["lockstep/rows_cut"]
+            assert num_cut >= of_slow > 0 if more else num_cut == of_slow == 0
+            # They are no env steps; of the last batch, which is not trained, some are counted.
+            num_masked = 20 * merged["trajectories/trained"] - merged["env_steps_trained"]
+            assert num_masked >= num_cut - 2 * 20
+    assert rates[1] > 1.5 * rates[0]
+
+
 def test_bad_settings_are_a_line_at_each_rank(tmp_path):
     bad = {
         "learner.batch_columns=15": "learner.batch_columns (15) must be a multiple of the number "

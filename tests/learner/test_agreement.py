@@ -63,16 +63,13 @@ def test_all_are_ready_or_nobody_is_and_one_word_is_enough_for_the_rest():
     ready = Word(is_ready=True, num_rows=30, returns=(50.0, 60))
     waits = Word(is_ready=False, returns=(150.0, 40))
     first, second = at_once(agree, ready, waits)
-    assert (
-        first
-        == second
-        == Word(False, 30, returns=(200.0, 100), num_joined=(0, 0), num_sessions=(0, 0))
-    )
+    counts = {"num_joined": (0, 0), "num_sessions": (0, 0), "num_ready": 1}
+    assert first == second == Word(False, 30, returns=(200.0, 100), **counts)
     assert first.mean_return == 2.0
     due = {"is_capture_due": True, "is_save_due": True, "is_report_due": True}
     own = ready._replace(num_joined=(7,), num_sessions=(9,))
     first, second = at_once(agree, own, ready._replace(num_rows=5, num_joined=(3,), **due))
-    counts = {"num_joined": (7, 3), "num_sessions": (9, 0)}
+    counts = {"num_joined": (7, 3), "num_sessions": (9, 0), "num_ready": 2}
     assert first == second == Word(True, 35, returns=(100.0, 120), **counts, **due)
     first, second, third = at_once(agree, ready, ready, ready._replace(reason="wall_s"))
     assert first == second == third

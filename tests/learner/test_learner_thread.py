@@ -36,6 +36,7 @@ class Run:
         progress=None,
         listener=None,
         lockstep=False,
+        cut_share=None,
         ranks=None,
         **section,
     ):
@@ -51,6 +52,7 @@ class Run:
             channels=self.listener.channels,
             device=torch.device("cpu"),
             is_lockstep=lockstep,
+            cut_share=cut_share,
             ranks=ranks or Ranks(),
         )
         self.settlements = self.listener.settlements
@@ -681,3 +683,50 @@ def test_rank_0_reports_with_the_newest_of_the_others_and_hears_of_their_actors(
     assert 0 <= wait_ms < 1000
     # It is told once, as nothing changes: the fake adds nobody's actors to our two.
     assert listener.counts == [((2, 0), (3, 0))]
+
+
+class Ahead(Beside):
+    """The first of so many, of which `num_ready` have a batch while this one has none; else all."""
+
+    def __init__(self, num_ready, count):
+        super().__init__()
+        self.place, self._num_ready = Place(0, count), num_ready
+
+    def totals(self, *shares):
+        self.said.append(shares)
+        assert len(self.said) < 99, "it does not end"
+        is_ready, *others = shares
+        return [self.place.count if is_ready else self._num_ready, *others]
+
+
+@pytest.mark.parametrize(
+    ("num_ready", "count", "share", "is_cut"),
+    [
+        *((1, 2, 0.5, True), (1, 2, 0.51, False), (0, 2, 0.01, False), (1, 3, 0.5, False)),
+        # As floats, 0.55 * 20 is more than 11, and 0.07 * 100 more than 7.
+        *((2, 3, 0.5, True), (11, 20, 0.55, True), (7, 100, 0.07, True), (1, 2, None, False)),
+    ],
+)
+def test_actors_of_a_rank_that_enough_others_wait_for_are_told_to_cut(
+    num_ready, count, share, is_cut
+):
+    ranks = Ahead(num_ready, count)
+    script = [batch_of(1), None, None, batch_of(2), batch_of(3)]
+    run = Run(script, Step(), ranks=ranks, lockstep=True, cut_share=share)()
+    # While it has a batch, and once it has none for ever, it is late for nothing.
+    assert run.listener.cuts == [1, 1] * is_cut
+    assert run.step.batches == [1, 2, 3]
+
+
+def test_a_rank_speaks_sooner_where_trajectories_are_cut_and_seldom_where_nobody_is_ready(clock):
+    def waits(num_ready, **how):
+        script = [step for wait in (0.01, 0.01, 0.3, 4.0) for step in (clock.pass_s(wait), None)]
+        run = Run(script, Step(), ranks=Ahead(num_ready, 2), lockstep=True, **how)()
+        return run.loader.timeouts
+
+    # A word is said before anything is drawn, and after each of these waits.
+    assert waits(1) == [0.25] * 5
+    assert waits(1, cut_share=0.5) == [0.01] * 5
+    assert waits(0, cut_share=0.5) == pytest.approx([0.01, 0.01, 0.01, 0.032, 0.25])
+    run = Run([None, None], Step(), cut_share=0.5, lockstep=True)()
+    assert run.loader.timeouts == [0.25] * 3

@@ -384,3 +384,13 @@ def test_who_cannot_be_called_back_keeps_its_room_in_the_next_session_on_a_slow_
     assert table.has_room(again, data_of(again, 0), free_columns=16)
     assert send(table, again, 0) is None
     assert not again.is_owed_room
+
+
+def test_a_cut_is_told_with_every_grant_until_its_seq_has_come(table):
+    peer = join(table, 1)
+    table.deal(PLENTY, now=0.0)
+    assert peer.grant(NOW).cut == NO_SEQ
+    peer.cut = peer.watermark.below
+    assert [peer.grant(NOW).cut for _ in range(2)] == [0, 0]
+    send(table, peer, 0)
+    assert peer.grant(NOW).cut == NO_SEQ

@@ -54,6 +54,7 @@ class LockstepFiller(SlotFiller):
         self._expected = set(range(self.num_ranks))
         self._newest = self.first_update
         self._uncounted: deque[tuple[int, list[Episodes]]] = deque()
+        self._num_cut = 0
 
     @property
     def free_columns(self) -> int:
@@ -112,12 +113,19 @@ class LockstepFiller(SlotFiller):
             slot.ranks_B[columns] = rank
             slot.filled_B[columns] = True
             episodes[rank] = arrival.episodes
+            self._num_cut += arrival.data.num_cut * self.width
             self._submit_complete()
 
     def skip(self, peer: Peer) -> None:
         _, episodes = self._batch_of(peer.rank)
         episodes[peer.rank] = None
         self._submit_complete()
+
+    def late_for(self, update: int) -> list[Peer]:
+        if update != self.first_update + self._num_batches:
+            return []  # it is complete by now
+        done = self._open[0][1].keys() if self._open else set()
+        return [peer for rank, peer in self._members.items() if rank not in done]
 
     def note_version(self, update: int) -> None:
         """The batch that is trained next may be counted. Never sooner, and nothing after the end:
@@ -135,6 +143,7 @@ class LockstepFiller(SlotFiller):
             **super().report(),
             "lockstep/num_done": len(done),
             "lockstep/waits_for": f"{', '.join(names[:MAX_NAMED])}{more}" or None,
+            "lockstep/rows_cut": self._num_cut,
         }
 
     def _columns(self, rank: int) -> slice:

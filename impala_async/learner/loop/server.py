@@ -141,6 +141,10 @@ class ActorServer:
         if is_first:
             self._answer()
 
+    def cut(self, update: int) -> None:
+        """Other ranks wait for the batch that is trained after this update."""
+        self._weights.say(self.sessions.cut(update))
+
     def settle(self, settlement: Settlement) -> None:
         self.ledger.settle(settlement)
         if self._delay:

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -210,7 +210,23 @@ class Sessions:
             self.filler.note_version(weights.version.update)
         if not self.filler.is_lockstep:
             return []
-        told = [peer for peer in self.table.joined if peer.weights_route]
+        return self._tell_at_once(self.table.joined)
+
+    def cut(self, update: int) -> list[Answer]:
+        """Other ranks wait for the batch that is trained after this update: whoever is late for it
+        cuts its part. Each is told at once, and again with every grant until that has come."""
+        if self.is_closing:
+            return []
+        late = self.filler.late_for(update)
+        told = [peer for peer in late if peer.cut != peer.watermark.below]
+        for peer in told:
+            # Its parts come in order.
+            peer.cut = peer.watermark.below
+        return self._tell_at_once(told)
+
+    def _tell_at_once(self, peers: Iterable[Peer]) -> list[Answer]:
+        """Grants over the weights port, where another thread listens, to whoever is known there."""
+        told = [peer for peer in peers if peer.weights_route]
         return [self.grant(peer)._replace(route=peer.weights_route) for peer in told]
 
     def say_bye(self, reason: str) -> list[Answer]:

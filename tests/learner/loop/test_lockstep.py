@@ -521,3 +521,77 @@ def test_whatever_happens_nobody_waits_for_ever(lag, num_ranks, seed):
     )
     last = simulation.batches[-1]
     assert simulation.lags[-1] == [lag if last[rank] else None for rank in range(num_ranks)]
+
+
+# -------------------- who is late
+
+
+def cuts(learner, update):
+    """Whom a cut is told, and the seq."""
+    told = [wire.unpack(answer.frames[0]) for answer in learner.sessions.cut(update)]
+    return [(grant.session, grant.cut) for grant in told]
+
+
+def test_whoever_is_late_is_told_the_seq_to_cut_once_and_others_are_not():
+    learner = PureLearner(SCHEMA, columns=3 * WIDTH, num_ranks=3)
+    early, late, later = actors = [HandActor(learner, WIDTH).join() for _ in range(3)]
+    assert cuts(learner, 0) == []  # nobody has come to the weights port
+    for actor in actors:
+        actor.pull(wire.Heartbeat(actor.session, {}))
+    assert [actor.grants[-1].cut for actor in actors] == [0, 0, 0]
+    early.send()
+    late.send()
+    learner.end_burst()
+    # It was told, with the answer to its heartbeat, and that is enough.
+    assert cuts(learner, 0) == []
+    later.send(num_cut=3)
+    learner.end_burst()
+    assert merge(learner.filler.report())["lockstep/rows_cut"] == 3 * WIDTH
+    # The batch is complete: a word that others wait for it comes too late.
+    assert cuts(learner, 0) == []
+    learner.settle(learner.full.pop())
+    learner.update += 1
+    learner.publish()
+    late.send(update=1)
+    assert cuts(learner, 1) == [(early.session, 1), (later.session, 1)]
+    assert cuts(learner, 1) == []
+    # A goodbye is on its way.
+    learner.sessions.is_closing = True
+    assert cuts(learner, 1) == []
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
+def test_a_cut_is_told_for_the_batch_that_is_waited_for_and_no_other(lag, num_ranks, seed):
+    simulation, num_told = LockstepSimulation(num_ranks, lag), 0
+    for actor in simulation.add_actors():
+        actor.join()
+    of_session = {actor.side.session: actor.side.outbox for actor in simulation.actors}
+    train = simulation.train
+
+    def cut_and_train():
+        nonlocal num_told
+        for session, cut in cuts(simulation, simulation.update):
+            # As nobody is lost, the seqs of an actor are the numbers of batches.
+            assert cut == simulation.update
+            outbox = of_session[session]
+            assert outbox.next_seq - outbox.num_unsent <= cut
+            num_told += 1
+        return train()
+
+    simulation.train = cut_and_train
+    play(simulation, Random(seed), 6)
+    assert num_told > 0
+
+
+def test_a_late_one_of_a_resumed_run_is_told_too_and_without_lockstep_nobody_is():
+    lineage = Lineage(1).resumed(2, 40)
+    learner = PureLearner(SCHEMA, columns=WIDTH, num_ranks=1, lineage=lineage)
+    actor = HandActor(learner, WIDTH).join()
+    actor.pull(wire.Heartbeat(actor.session, {}))
+    assert cuts(learner, 0) == []
+    assert cuts(learner, 40) == [(actor.session, 0)]
+    free = PureLearner(SCHEMA)
+    actor = HandActor(free).join()
+    actor.pull(wire.Heartbeat(actor.session, {}))
+    assert cuts(free, 0) == []
