@@ -130,7 +130,7 @@ class BindSection(Section):
         if value is not None and (value in EVERY_HOST or not _is_url(f"tcp://{value}:1")):
             raise ValueError(
                 "wants the name or the address by which other hosts know this one, without a port, "
-                f"where IPV6 stands in brackets, got {value[:200]!r}"
+                f"where IPv6 stands in brackets, got {value[:200]!r}"
             )
         return value
 
@@ -143,7 +143,7 @@ class BindSection(Section):
             return value
         hint = f"; did you mean {like}?" if (like := like_url(value)) else ""
         raise ValueError(
-            "wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where HOST may be [IPV6], "
+            "wants tcp://HOST:PORT, or tcp://HOST:* for any free port, where HOST may be [IPv6], "
             f"got {value[:200]!r}{hint}"
         )
 

@@ -65,7 +65,7 @@ class Place:
 
     def check_whole(self, run: Path) -> None:
         """ConfigError where a part of a run is named for the run."""
-        if self.count == 1 and run.parent.name == FOLDER and run.name.isdecimal():
+        if run.parent.name == FOLDER and run.name.isdecimal():
             raise ConfigError(
                 f"--resume: {run} is of one rank of the run in {run.parent.parent}: name that one"
             )

@@ -287,8 +287,11 @@ class LearnerService:
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
         if self._place.is_first:  # that one sends actors to the others
-            text = "waiting for actors: impala-async actor --learner %s"
-            logger.info(text, self._server.data_url)
+            command = f"impala-async actor --learner {self._server.data_url}"
+            who = "actors"
+            if self._config.pace.is_lockstep:  # it begins with all of them
+                who = f"{self._settings.train.num_actors} actors"
+            logger.info("waiting for %s: %s", who, command)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():

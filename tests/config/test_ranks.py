@@ -47,8 +47,9 @@ def test_a_part_of_a_run_is_not_resumed_alone(tmp_path):
     own = Place(1, 2).folder(tmp_path)
     Place(0, 2).check_whole(tmp_path)
     Place().check_whole(tmp_path)
-    with pytest.raises(ConfigError, match=r"is of one rank of the run in .*: name that one"):
-        Place().check_whole(own)
+    for place in (Place(), Place(1, 2)):
+        with pytest.raises(ConfigError, match=r"is of one rank of the run in .*: name that one"):
+            place.check_whole(own)
 
 
 def test_ranks_that_know_another_folder_are_told(tmp_path):
