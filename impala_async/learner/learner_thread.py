@@ -171,6 +171,7 @@ class LearnerThread:
         returns = self._returns if self.is_lockstep else channels.returns[0]
         reason = self._stop_reason or (*channels.endings, "terminated")[0]
         is_save_due = channels.is_save_due.is_set()
+        num_joined, num_sessions = channels.count_actors()
         own = own._replace(
             is_ready=self._held is not None,
             num_rows=num_rows,
@@ -180,8 +181,8 @@ class LearnerThread:
             reason=reason if is_over else None,
             returns=(math.fsum(returns), len(returns)),
             is_report_due=is_asked and self.ranks.place.is_first,
-            num_joined=channels.count_actors()[:1],
-            num_sessions=channels.count_actors()[1:],
+            num_joined=(num_joined,),
+            num_sessions=(num_sessions,),
         )
         word, before = agree(self.ranks, own), self._word
         counts = word.num_joined, word.num_sessions

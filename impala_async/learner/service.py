@@ -142,7 +142,7 @@ class LearnerService:
         )
         self._reporter = Reporter(
             every_s=self._config.learner.report_every_s,
-            sinks=[*sinks, self._others] if self._others.are_some else sinks,
+            sinks=sinks if self._place.is_first else [*sinks, self._others],
             parts=[
                 *(self._report_learner, self._server.report, self._episodes.report),
                 lambda: self._evaluations.report(),

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class OtherRanks:
-    """A sink of the reports of this rank too, of which the learner thread tells rank 0."""
+    """At others than rank 0 a sink of reports too, of which the learner thread tells rank 0."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.are_some = ranks.are_many

@@ -176,17 +176,17 @@ class Reporter:
             "loop/lag_ms_max": self._lag.max,
         }
         report = assemble(own, *(part() for part in self.parts), before=self._before[0])
-        own_report = report
         self._before.append(report)
+        # Who is gone may leave a hundred megabytes behind, which ZeroMQ frees a while later.
+        counts = numbers(report)
+        num_gone = sum(counts.get(name, 0) for name in GONE)
+        if num_gone != self._num_gone:
+            self._num_gone, self._gone_at = num_gone, now
         if others := self.others():
             report = merge_ranks([report, *others], next(iter(self._merged), None))
             self._merged.append(report)
             self._first_counts = self._first_counts or report
         self._times.add(report)
-        # Who is gone may leave a hundred megabytes behind, which ZeroMQ frees a while later.
-        num_gone = sum(numbers(own_report).get(name, 0) for name in GONE)
-        if num_gone != self._num_gone:
-            self._num_gone, self._gone_at = num_gone, now
         if now - self._gone_at < FLOOD_IS_FREED_S:
             give_back_freed_memory()
         for sink in self.sinks:
