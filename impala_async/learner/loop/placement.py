@@ -9,6 +9,7 @@ Runs on: event loop
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from impala_async.config.ranks import Place
 
@@ -21,6 +22,14 @@ LOST_S = 30.0
 # Strangers may say hello under any name.
 MOST_PLACED = 1024
 LET_GO_AFTER_S = 2.0
+
+
+class _Placed(NamedTuple):
+    """The rank where an actor belongs, since when, and how many it had before."""
+
+    number: int
+    since: float
+    before: int
 
 
 class Placement:
@@ -36,8 +45,8 @@ class Placement:
         self._sessions: Sequence[int] = self._joined
         # Before the ranks have met, nobody tells what became of those who were sent.
         self._is_told = False
-        # The rank of each actor that has asked of late, and since when.
-        self._placed: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        # The actors that have asked of late, in the order of their asking.
+        self._placed: OrderedDict[bytes, _Placed] = OrderedDict()
         self._lacking_since: float | None = None
 
     def open(self, urls: Sequence[str]) -> None:
@@ -64,22 +73,24 @@ class Placement:
         if not self._urls:
             return None
         own = self._place.number
-        number, since = self._placed.get(actor, (own, -math.inf))
+        joined = num_own, *self._joined[1:]
+        number, since, _ = self._placed.get(actor, _Placed(own, -math.inf, 0))
         is_asking_again = now - since <= UNDER_WAY_S and number != own
         if self._place.is_first and not is_asking_again:
             is_back = now - since <= LOST_S and number != own and self._most is None
             if not is_back:
                 self._placed.pop(actor, None)
-            number = self._emptiest(num_own, now, number if is_back else None)
+            number = self._emptiest(joined, now, number if is_back else None)
             if not is_back:
-                self._note(actor, number, now)
+                self._note(actor, _Placed(number, now, joined[number]))
         elif not is_asking_again:
             return None
         return None if number == own else self._urls[number]
 
     def let_go(self, actor: bytes, now: float) -> None:
         """It is to go to a rank that has none, when it says hello here again."""
-        self._note(actor, min(range(len(self._joined)), key=self._joined.__getitem__), now)
+        number = min(range(len(self._joined)), key=self._joined.__getitem__)
+        self._note(actor, _Placed(number, now, self._joined[number]))
 
     def is_to_let_go(self, now: float) -> bool:
         """Whether this rank has most, and another one has had none for a while. Asked regularly."""
@@ -97,17 +108,21 @@ class Placement:
             self._lacking_since = now
         return is_due and self._joined.index(most) == self._place.number
 
-    def _note(self, actor: bytes, number: int, now: float) -> None:
+    def _note(self, actor: bytes, placed: _Placed) -> None:
         self._placed.pop(actor, None)
-        self._placed[actor] = number, now
+        self._placed[actor] = placed
         if len(self._placed) > MOST_PLACED:
             self._placed.popitem(last=False)
 
-    def _emptiest(self, num_own: int, now: float, but: int | None) -> int:
-        joined = num_own, *self._joined[1:]
+    def _emptiest(self, joined: Sequence[int], now: float, but: int | None) -> int:
         counts: list[float] = list(joined)
-        for number, since in self._placed.values():
-            counts[number] += not self._is_told or now - since <= BUILD_S
+        # Those who were placed of late may have joined, or be on their way.
+        expected = dict[int, int]()
+        for number, since, before in self._placed.values():
+            if not self._is_told or now - since <= BUILD_S:
+                expected[number] = expected.get(number, before) + 1
+        for number, count in expected.items():
+            counts[number] = max(counts[number], count)
         for number, count in enumerate(joined):
             # Where all are full rank 0 says so.
             if self._most is not None and count >= self._most:

@@ -59,6 +59,15 @@ def test_one_that_builds_its_environments_counts_for_a_while():
     assert ranks.send(name(3), num_own=2, now=BUILD_S + 0.1) == "tcp://b:2"
 
 
+def test_one_that_was_let_go_and_has_come_counts_once():
+    ranks = placement(joined=(2, 0, 2))
+    ranks.let_go(name(1), 0.0)
+    assert ranks.send(name(1), num_own=1, now=0.1) == "tcp://b:2"
+    ranks.note(((1, 1, 2), (1, 1, 2)))
+    late = [ranks.send(name(number), num_own=1, now=5.0) for number in (2, 3, 4)]
+    assert late == [None, "tcp://b:2", None]
+
+
 def test_places_are_limited_in_lockstep_and_one_that_gets_free_is_taken_at_once():
     ranks = placement(most=2, joined=(2, 2, 1))
     assert ranks.send(name(1), num_own=2, now=0.0) == "tcp://c:3"
