@@ -5,18 +5,23 @@ credit, checks and slots receive them. A bare TCP socket receives as many bytes,
 """
 
 import json
+import os
+import secrets
 import subprocess
 import sys
+from typing import Any
 
 from bench.door import run
 from bench.ingest_ends import CASES, CROWD, message_bytes
 from bench.one_run import end_with_parent
 from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio
+from impala_async.config.learner import KEY_VARIABLE
 
 NUM_MESSAGES = {"stacked": 4000, "frames": 12_000, "cartpole": 60_000}
 NOTES = """
 Both ends are processes of one machine, over loopback TCP. Throughput is messages in slots;
-"receive CPU" is all CPU time of the receiving process, ZeroMQ's threads included. `ipc` is what
+"receive CPU" is all CPU time of the receiving process, ZeroMQ's threads included. With a key, both
+ends encrypt. `ipc` is what
 actors of the learner's own host use by themselves. One actor sends, with four streams, so that
 eight messages may be under way; in the row with two it has one stream, and waits for answers.
 
@@ -38,7 +43,7 @@ def main() -> int:
 
 def measure(case: str, rounds: int) -> dict[str, list[Sample]]:
     another = "crowd" if case == "cartpole" else "narrow"
-    names = ("raw", "tcp", "ipc", another)
+    names = ("raw", "tcp", "sealed", "ipc", another)
     sides = {side: lambda side=side: one_turn(side, case) for side in names}
     return in_turns(sides, rounds)
 
@@ -46,16 +51,16 @@ def measure(case: str, rounds: int) -> dict[str, list[Sample]]:
 def one_turn(side: str, case: str) -> Sample:
     """A fresh receiver and a fresh sender, or a crowd of them."""
     ends = [sys.executable, "-m", "bench.ingest_ends"]
+    key = {KEY_VARIABLE: secrets.token_hex(32)} if side == "sealed" else {}
+    started: dict[str, Any] = {"preexec_fn": end_with_parent, "env": os.environ | key}
     role = side if side in ("raw", "crowd") else "ours"
     receive = [*ends, "receive", role, case, str(NUM_MESSAGES[case])]
-    with subprocess.Popen(
-        receive, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
-    ) as receiver:
+    with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True, **started) as receiver:
         assert receiver.stdout is not None
         url = json.loads(receiver.stdout.readline())["url"]
         send = [*ends, "send", "tcp" if side == "crowd" else side, case, "0", url]
         num_senders = CROWD if side == "crowd" else 1
-        senders = [subprocess.Popen(send, preexec_fn=end_with_parent) for _ in range(num_senders)]
+        senders = [subprocess.Popen(send, **started) for _ in range(num_senders)]
         sample: Sample = json.loads(receiver.stdout.readline())
         for sender in senders:
             sender.kill()
@@ -72,20 +77,24 @@ def figures_of(samples: dict[str, dict[str, list[Sample]]]) -> list[Figure]:
         ratio("the same, ipc over raw TCP", stacked["ipc"], stacked["raw"], "per_s"),
         ratio("the same, tcp, two messages under way and not eight, over raw TCP",
               stacked["narrow"], stacked["raw"], "per_s"),
+        ratio("the same, tcp with a key, over raw TCP", stacked["sealed"], stacked["raw"], "per_s"),
         _cpu("the same: receive CPU, tcp", stacked["tcp"], 175),
+        _cpu("the same: receive CPU, tcp with a key", stacked["sealed"]),
         ratio("each frame once, 177 kB: trajectories, tcp over stacked tcp",
               frames["tcp"], stacked["tcp"], "per_s", at_least=2.5),
         _cpu("the same: receive CPU, tcp", frames["tcp"], 65),
         ratio(f"CartPole, {message_bytes('cartpole') / 1000:.1f} kB: throughput, tcp over raw TCP",
               small["tcp"], small["raw"], "per_s"),
         _cpu("the same: receive CPU, tcp", small["tcp"], 10),
+        ratio("the same, tcp with a key, over raw TCP", small["sealed"], small["raw"], "per_s"),
+        _cpu("the same: receive CPU, tcp with a key", small["sealed"]),
         ratio(f"the same from {CROWD} actors at once: throughput, tcp over raw TCP",
               small["crowd"], small["raw"], "per_s"),
         _cpu("the same: receive CPU, tcp", small["crowd"], 10),
     ]  # fmt: skip
 
 
-def _cpu(name: str, samples: list[Sample], at_most: float) -> Figure:
+def _cpu(name: str, samples: list[Sample], at_most: float | None = None) -> Figure:
     return figure_of(name, samples, "cpu_us", unit="µs", at_most=at_most)
 
 

@@ -1,7 +1,7 @@
 """Both ends of a measured line.
 
     python -m bench.ingest_ends receive raw|ours|crowd CASE NUM
-    python -m bench.ingest_ends send raw|tcp|narrow|ipc CASE 0 URL
+    python -m bench.ingest_ends send raw|tcp|sealed|narrow|ipc CASE 0 URL
 
 The receiving end prints where it listens, and at the end its figures, each as a line of JSON. It is
 a process of its own, so that its CPU time is that of receiving and of nothing else.
@@ -26,6 +26,7 @@ from impala_async.learner.slots import Settlement, allocate_slots
 from impala_async.processes import keep_freed_memory
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Schema
 from impala_async.weights import Lineage, Version, Weights, WeightsLayout
+from impala_async.wire.keys import key_in_environment
 from impala_async.wire.messages import Welcome
 from impala_async.wire.peer import WINDOW
 from impala_async.wire.sockets import new_context
@@ -129,6 +130,7 @@ async def receive_ours(case: str, num_messages: int, num_actors: int) -> dict[st
         on_schema=lambda schema: None,
         on_episodes=lambda episodes: None,
         on_loss=lambda: None,
+        key=key_in_environment(),
     )
     slots = allocate_slots(schema, batch_columns, NUM_SLOTS)
 

@@ -214,7 +214,7 @@ def test_the_commands_of_the_page_of_many_hosts_are_taken_as_they_stand(monkeypa
     found = {"learner": [], "actors": []}
     for door, *flags in fleet_commands():
         found[door].append([re.sub("/(app|srv/mine)/mine.toml", "mine.toml", f) for f in flags])
-    assert [len(each) for each in found.values()] == [6, 6]
+    assert [len(each) for each in found.values()] == [6, 7]
     parser = doors.new_parser("learner", "")
     doors.add_run_flags(parser)
     for flags in found["learner"]:
@@ -228,7 +228,7 @@ def test_the_commands_of_the_page_of_many_hosts_are_taken_as_they_stand(monkeypa
     begun = []
     monkeypatch.setattr(doors, "run_door", lambda body: body())
     monkeypatch.setattr(actors, "_watch", lambda args: begun.append(args) or 0)
-    assert [actors.main(flags) for flags in found["actors"]] == [0] * 6
+    assert [actors.main(flags) for flags in found["actors"]] == [0] * 7
     for args in begun:
         doors.check_learner(args.learner.replace("$run", "/shared/mine"))
 

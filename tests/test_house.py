@@ -56,7 +56,7 @@ TORCH_FREE = (
 
 # Names that only these files may use: dotted ones, or those of methods.
 BOUNDARIES = [
-    ({"zmq"}, {"wire/sockets.py", "wire/connections.py"}),
+    ({"zmq"}, {"wire/sockets.py", "wire/connections.py", "wire/keys.py"}),
     (
         {"torch.Stream", "torch.cuda.Stream", "torch.cuda.ExternalStream"},
         {"learner/loader.py"},

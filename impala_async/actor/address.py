@@ -1,5 +1,6 @@
 """The place where a learner listens: an address, or a run folder, which names one for as long as
-its learner is there, and another one when that is started again elsewhere.
+its learner is there, and another one when that is started again elsewhere; and the key that is
+wanted there.
 
 Runs on: sampler thread
 """
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from impala_async.config.learner import like_url
+from impala_async.config.learner import KEY_FILE, like_url
 from impala_async.errors import CheckpointError, ConfigError, UnreachableError
-from impala_async.files import find_object
+from impala_async.files import find_bytes, find_object
 from impala_async.output import Wait
 from impala_async.runs.folder import RunFolder
 from impala_async.wire.actor_side import NO_RUN
+from impala_async.wire.keys import Key, key_in_environment
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +35,19 @@ class Address:
         self._folder = None
         self.url = where
         """The address; nothing until a folder has named one."""
+        self.key: Key | None = None
+        """The folder has it, where that names the address; else the environment of the process."""
         if is_folder(where):
             # Code of the user's own, imported later, may change the current folder.
             self._folder, self.url = RunFolder(Path(os.path.abspath(where))), ""
+        else:
+            self.key = key_in_environment()
         self._silent = f"{where}: no learner has said there where it listens"
         self._look_at = 0.0
+
+    @property
+    def is_folder(self) -> bool:
+        return self._folder is not None
 
     @property
     def run_id(self) -> bytes:
@@ -56,7 +66,7 @@ class Address:
         self._wait(give_up_at, check_stop, OTHER_RUN)
 
     def has_moved(self) -> bool:
-        """Whether the folder names another address than before, which is `url` from now on."""
+        """Whether the folder names another address or key than before, which hold from now on."""
         if (now := time.monotonic()) < self._look_at:
             return False
         self._look_at = now + LOOK_EVERY_S
@@ -74,19 +84,28 @@ class Address:
     def _look(self) -> bool:
         if self._folder is None:
             return False
-        path, url = self._folder.path / "service.json", ""
+        path, url, key = self._folder.path / "service.json", "", None
         try:
             if (service := find_object(path)) is not None:
                 url = str(service.get("data_url"))
                 check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
+                key = self._read_key() if service.get("is_encrypted") else None
         except (CheckpointError, ConfigError):
             if not self.url:
                 raise
             url = ""  # a disk may fail for a moment, and later it is looked for again
-        if url in ("", self.url):
+        if not url or (url, key) == (self.url, self.key):
             return False
-        self.url = url
+        self.url, self.key = url, key
         return True
+
+    def _read_key(self) -> Key:
+        """The key in the folder; ConfigError where there is none."""
+        assert self._folder is not None
+        path = self._folder.whole / KEY_FILE
+        if (text := find_bytes(path)) is None:
+            raise ConfigError(f"{path}: the key of the run is not there, which its learner wants")
+        return Key(text.decode(errors="replace"), str(path))
 
 
 def is_folder(where: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Literal
 import psutil
 
 from impala_async.actor.address import Address, check_address
-from impala_async.actor.joining import best_urls, find_learner, read, say_goodbye
+from impala_async.actor.joining import best_urls, check_key, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
 from impala_async.config.learner import is_loopback
@@ -160,14 +160,16 @@ class Client:
                 address.leave_other(give_up_at, self._check_stop)
 
     def _is_in_vain(self, handshake: Handshake, sent_to: str, since: float) -> bool:
-        """Whether to say hello somewhere else."""
+        """Whether to say hello somewhere else. A folder may yet tell of another key."""
+        if not self._address.is_folder:
+            check_key(self._data, self._url)
         is_silent = bool(sent_to) and time.monotonic() - since > SENT_S
         return is_silent or bool(handshake.elsewhere) or self._address.has_moved()
 
     def _dial(self, url: str) -> None:
         if self._dealer is not None:
             self._dealer.close()
-        self._dealer = Dealer(self._context, url)
+        self._dealer = Dealer(self._context, url, key=self._address.key)
 
     def join(
         self,
@@ -343,6 +345,7 @@ class Client:
             num_kept=1 + self.settings.pace.lag,
             timers=self.timers,
             log=self._log,
+            key=self._address.key,
         )
         # Then it is told that it is looked for again.
         give_up_at = time.monotonic() + min(welcome.lease_s, EVERY_S)

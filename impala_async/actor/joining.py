@@ -13,8 +13,15 @@ import msgpack
 from pydantic import ValidationError
 
 from impala_async import __version__
+from impala_async.config.learner import KEY_VARIABLE
 from impala_async.config.run import ActorSettings
-from impala_async.errors import ImpalaAsyncError, MismatchError, ProtocolError, UnreachableError
+from impala_async.errors import (
+    ImpalaAsyncError,
+    MismatchError,
+    NotAllowedError,
+    ProtocolError,
+    UnreachableError,
+)
 from impala_async.output import SeldomLog, Wait
 from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import Handshake, read_answer
@@ -29,9 +36,19 @@ BYE_OK_S = 0.5
 DIAL_S = 3.0
 NOT_UNDERSTOOD = "what it answers is not understood: it may be no learner, or another release"
 SILENT = "something listens there, but has said nothing: it starts, or is no learner"
-CUT_SHORT = (
-    "connections end there before a word is understood: it is no learner, or a proxy that reaches "
-    "none"
+CUT_SHORT = "connections end there before a word is understood: "
+# By whether we have a key.
+WHY_CUT_SHORT = {
+    False: "it is no learner, or a proxy that reaches none",
+    True: "the key that we have is not that of its run, or it is no learner",
+}
+WANTS_KEY = (
+    f"the learner at %s wants the key of its run: set {KEY_VARIABLE} to what the file `key` in its "
+    "run folder has, or let --learner name that folder, where it can be seen from here"
+)
+WANTS_NONE = (
+    f"the learner at %s is not encrypted, and {KEY_VARIABLE} is set here: take it away, or start "
+    "the learner with --set bind.encrypt=on"
 )
 OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process still "
@@ -87,7 +104,8 @@ def find_learner(
     def why() -> str:
         found = inquiry.why() if is_understood else NOT_UNDERSTOOD
         # Nobody may listen there any more.
-        return CUT_SHORT if found == SILENT and dealer.is_cut_short else found
+        cut_short = CUT_SHORT + WHY_CUT_SHORT[dealer.has_key]
+        return cut_short if found == SILENT and dealer.is_cut_short else found
 
     def say_wait(seconds: float) -> str:
         # Until it is asked again, what it said last is how things are.
@@ -124,6 +142,12 @@ def find_learner(
         f"no learner answered at {url} within {within_s:g} s: {why()}; is it running, and "
         "is this the address that it printed?"
     )
+
+
+def check_key(dealer: Dealer, url: str) -> None:
+    """Raise NotAllowedError where the learner wants a key and we have none, or the other way."""
+    if dealer.is_out_of_step:
+        raise NotAllowedError((WANTS_NONE if dealer.has_key else WANTS_KEY) % url)
 
 
 def say_goodbye(dealer: Dealer, bye: wire.Bye, log: SeldomLog) -> None:

@@ -17,6 +17,7 @@ from impala_async.errors import ProtocolError
 from impala_async.output import SeldomLog
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire import messages as wire
+from impala_async.wire.keys import Key
 from impala_async.wire.pulls import Pulls
 from impala_async.wire.sockets import Context, Dealer
 
@@ -41,6 +42,7 @@ class Link:
     """So many versions wait to be taken; in lockstep none may be passed over."""
     timers: Mapping[str, float]
     log: SeldomLog
+    key: Key | None = None
 
     def __post_init__(self) -> None:
         self.weights_s = self.layouts[0].num_bytes / wire.SLOWEST_BYTES_PER_S
@@ -97,7 +99,7 @@ class Link:
         os.close(self._wake_fd)
 
     def _run(self) -> None:
-        socket = Dealer(self.context, self.url, self._max_frame_bytes)
+        socket = Dealer(self.context, self.url, self._max_frame_bytes, self.key)
         try:
             while not self._is_closed:
                 self._serve(socket)

@@ -17,6 +17,8 @@ TCP_URL = re.compile(
 # A learner may listen there, and nobody can dial them.
 EVERY_HOST = ("*", "0.0.0.0", "[::]")
 NumPasses = Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(check_count)]
+# The secret of a run: where the environment of a process has it, and the file in a run folder.
+KEY_VARIABLE, KEY_FILE = "IMPALA_ASYNC_KEY", "key"
 # A batch that is used while nothing new waits teaches little after these.
 MOST_PASSES = 16
 AUTO_STOP_KL = 0.1
@@ -123,6 +125,9 @@ class BindSection(Section):
     host: str | None = None
     """The learner's name or address for actors, as `service.json` has it; none: the one that it
     listens on, and where that is every one, that of its default route."""
+    encrypt: Literal["auto", "on", "off"] = "auto"
+    """Over tcp all is encrypted, and nobody is heard who has not got the key of the run, which its
+    folder keeps or IMPALA_ASYNC_KEY has. auto: where other hosts reach a port, or that is set."""
 
     @field_validator("host")
     @classmethod
@@ -154,9 +159,15 @@ class BindSection(Section):
                 f"{self.weights}: set data and weights to tcp://0.0.0.0:PORT, or drop it"
             )
 
+    @property
+    def open_urls(self) -> list[str]:
+        """Where other hosts reach it."""
+        return [url for url in (self.data, self.weights) if not is_loopback(url)]
+
     def warnings(self) -> Iterator[str]:
-        if found := [url for url in (self.data, self.weights) if not is_loopback(url)]:
+        if self.encrypt == "off" and (found := self.open_urls):
             yield (
-                f"bind: other hosts reach {' and '.join(found)}, and connections are neither "
-                "encrypted nor authenticated: use it only inside a network that you trust"
+                f"bind: other hosts reach {' and '.join(found)}, and with bind.encrypt=off "
+                "connections are neither encrypted nor authenticated: use it only inside a network "
+                "that you trust"
             )

@@ -14,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
 from impala_async.errors import ConfigError, Exit, UnreachableError, how_it_ended
-from impala_async.files import find_object
+from impala_async.files import find_bytes, find_object
 from impala_async.launch.actors import GOODBYE_S, Actors, Supervision
 from impala_async.launch.children import POLL_S, spawn
 from impala_async.launch.local import LocalRun
@@ -64,8 +65,9 @@ class Holder:
 
         return str(ray.util.get_node_ip_address())
 
-    def hold(self, learner: str) -> tuple[int, str]:
+    def hold(self, learner: str, key: str) -> tuple[int, str]:
         """Look after the process until its run is over; exit code and reason if it cannot run."""
+        os.environ[KEY_VARIABLE] = key  # nothing where none is wanted
         log, lifeline = EchoedLog(f"actor {self._number}"), Lifeline()
         actors = Actors(learner, [log], lifeline, first=self._number, has_numbers=False)
         while not (actors.verdict or actors.is_over):
@@ -81,6 +83,7 @@ class PlacedActors:
 
     def __init__(self, num_actors: int, run_dir: Path) -> None:
         self._num_actors, self._service = num_actors, run_dir / "service.json"
+        self._key = run_dir / KEY_FILE
         self._holders: list[Any] = []
         self._placing: list[Any] = []
         self._holding: list[Any] = []
@@ -121,12 +124,14 @@ class PlacedActors:
 
         if (service := find_object(self._service)) is None:
             return False
+        key = find_bytes(self._key) if service.get("is_encrypted") else None
+        learner = service["data_url"], (key or b"").decode().strip()
         self._wait = Wait(logger.warning)
         again = {"max_restarts": -1, "max_task_retries": -1}
         make = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", **again)(Holder).remote
         self._holders = [make(number, os.getcwd()) for number in range(self._num_actors)]
         self._placing = [holder.place.remote() for holder in self._holders]
-        self._holding = [holder.hold.remote(service["data_url"]) for holder in self._holders]
+        self._holding = [holder.hold.remote(*learner) for holder in self._holders]
         return True
 
 

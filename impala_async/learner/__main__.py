@@ -101,7 +101,7 @@ def _serve(
         from impala_async.training.ranks import Ranks, joined
 
         stack.enter_context(joined(place))
-        nonce = join_run(ranks := Ranks(place), folder, in_common(settings))
+        start = join_run(ranks := Ranks(place), folder, in_common(settings), config.bind)
         restored = None
         if args.resume or ranks.are_many:
             restored = _restored(ranks, folder, config)
@@ -118,7 +118,7 @@ def _serve(
                 recorder=recorder,
                 is_watched=True,
                 place=place,
-                nonce=nonce,
+                **start._asdict(),
                 settings=settings,
                 on_ready=starting.close,
             ).run()

@@ -8,13 +8,16 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from impala_async.config.learner import KEY_FILE, BindSection
 from impala_async.config.ranks import check_alike, risks
 from impala_async.config.run import StopSection
+from impala_async.files import find_bytes
 from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE
 from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.training.checkpoint import highest_epoch
 from impala_async.training.ranks import Ranks
+from impala_async.wire.keys import Key, key_in_environment, new_key
 from impala_async.wire.local_link import new_nonce
 
 logger = logging.getLogger(__name__)
@@ -78,17 +81,41 @@ def agree(ranks: Ranks, own: Word) -> Word:
     )
 
 
-def join_run(ranks: Ranks, folder: RunFolder, common: Mapping[str, Any]) -> bytes:
-    """Give the folder of this rank the run of all, and return the nonce of this start: actors know
-    all ranks by the same, and go from one to another. ConfigError where ranks do not belong
-    together."""
+class Start(NamedTuple):
+    """Actors know all ranks by these, and go from one to another."""
+
+    nonce: bytes
+    key: Key | None
+    """None: nothing is encrypted."""
+
+
+def join_run(
+    ranks: Ranks, folder: RunFolder, common: Mapping[str, Any], bind: BindSection
+) -> Start:
+    """Give the folder of this rank the run of all, and return what is the same for this start of
+    all ranks. ConfigError where they do not belong together."""
     said = ranks.gather(json.dumps(common).encode())
     check_alike([json.loads(each) for each in said])
     for risk in risks(ranks.place) if ranks.place.is_first else ():
         logger.warning("%s", risk)
     ranks.place.check_shared(folder.path)
     last_epoch = max(folder.last_epoch, highest_epoch(folder.checkpoints))
-    said = ranks.gather(folder.run_id + new_nonce() + last_epoch.to_bytes(8))
+    own = _find_key(folder, bind)
+    key_text = own.text.encode() if own else b""
+    said = ranks.gather(folder.run_id + new_nonce() + last_epoch.to_bytes(8) + key_text)
     first = said[0]
-    folder.join_run(first[:16], max(int.from_bytes(each[32:]) for each in said))
-    return first[16:32]
+    folder.join_run(first[:16], max(int.from_bytes(each[32:40]) for each in said))
+    key = Key(first[40:].decode(), "the key of rank 0") if first[40:] else None
+    if key and ranks.place.is_first:
+        folder.keep_key(key.text)
+    return Start(first[16:32], key)
+
+
+def _find_key(folder: RunFolder, bind: BindSection) -> Key | None:
+    """The key that is wanted: that of the environment, or else that of the run, or a new one."""
+    given = key_in_environment()
+    if bind.encrypt == "off" or (bind.encrypt == "auto" and not bind.open_urls and not given):
+        return None
+    if given is None and (kept := find_bytes(folder.whole / KEY_FILE)) is not None:
+        return Key(kept.decode(errors="replace"), str(folder.path / KEY_FILE))
+    return given or new_key()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
 from impala_async.config.ranks import Place
 from impala_async.config.run import RunConfig, StopSection
 from impala_async.errors import (
@@ -44,6 +45,7 @@ from impala_async.schema import Schema
 from impala_async.training.checkpoint import read_digests
 from impala_async.training.ranks import Ranks
 from impala_async.weights import Lineage
+from impala_async.wire.keys import Key
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class LearnerService:
         is_watched: bool = False,
         place: Place | None = None,
         nonce: bytes | None = None,
+        key: Key | None = None,
         settings: RunConfig | None = None,
         on_ready: Callable[[], None] = lambda: None,
     ) -> None:
@@ -120,6 +123,7 @@ class LearnerService:
             actor_seed=self._place.actor_seed(config.seed),
             place=self._place,
             nonce=nonce,
+            key=key,
         )
         self._make_reporter(sinks, state["run_s"] if state else 0.0)
         self._make_saver(lineage)
@@ -282,16 +286,17 @@ class LearnerService:
             self._loop.add_signal_handler(number, self.stop, "terminated")
         self._loop.add_signal_handler(GIVE_UP, self.stop, "actor_failed")
         self._loop.add_signal_handler(signal.SIGINT, without_echo(self._on_interrupt))
-        self._folder.announce(self._server.data_url, self._server.weights_url, self._start.epoch)
+        server = self._server
+        urls = server.data_url, server.weights_url
+        self._folder.announce(*urls, self._start.epoch, is_encrypted=server.key is not None)
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
         if self._place.is_first:  # that one sends actors to the others
-            command = f"impala-async actor --learner {self._server.data_url}"
-            who = "actors"
-            if self._config.pace.is_lockstep:  # it begins with all of them
-                who = f"{self._settings.train.num_actors} actors"
-            logger.info("waiting for %s: %s", who, command)
+            key = f"{KEY_VARIABLE}=$(cat {self._folder.path / KEY_FILE}) " if server.key else ""
+            command = f"{key}impala-async actor --learner {server.data_url}"
+            many = f"{self._settings.train.num_actors} " if self._config.pace.is_lockstep else ""
+            logger.info("waiting for %sactors: %s", many, command)
 
     def _on_interrupt(self) -> None:
         if self._ended.done():

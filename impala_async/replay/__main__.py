@@ -96,7 +96,7 @@ def _start_and_play(
                     time.sleep(POLL_S)
             if service and not is_over():
                 player = Player(
-                    str(service["data_url"]),
+                    str(folder.path),
                     index,
                     is_exact=args.exact,
                     is_looped=args.loop,

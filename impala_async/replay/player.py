@@ -47,7 +47,8 @@ class _Planes(MessageBuffer):
 class Player:
     """Plays a recording once, or looped until it is told to stop."""
 
-    url: str
+    learner: str
+    """Its address or its run folder."""
     index: RecordingIndex
     _: KW_ONLY
     is_exact: bool
@@ -65,7 +66,7 @@ class Player:
         self._newest_at = time.monotonic()
         self._context = new_context()
         self._client = Client(
-            self._context, self.url, should_stop=self.should_stop, connect_s=self.connect_s
+            self._context, self.learner, should_stop=self.should_stop, connect_s=self.connect_s
         )
         self.refused = self._client.refused
         self._began_at, self._say_at = self._newest_at, math.inf

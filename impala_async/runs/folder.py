@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from impala_async.config.learner import KEY_FILE
 from impala_async.config.load import validate_config
 from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import RunConfig
@@ -162,7 +163,7 @@ class RunFolder:
         an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
         has_result = (self.whole / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
-            for name in ("config.json", "epoch", "metrics.jsonl", "service.json", SPACES):
+            for name in ("config.json", "epoch", "metrics.jsonl", "service.json", SPACES, KEY_FILE):
                 self.remove(name)
                 self.remove(beside(self.whole / name).name)
             for log in self.whole.glob("actors/*.log"):
@@ -249,11 +250,18 @@ class RunFolder:
         with writing(self.path):
             self.write_json(SPACES, spaces)
 
-    def announce(self, data_url: str, weights_url: str, epoch: int) -> None:
-        """Say where actors find the learner of this start, which is this process."""
-        where = {"data_url": data_url, "weights_url": weights_url, "http_url": None}
+    def keep_key(self, text: str) -> None:
         with writing(self.path):
-            self.write_json("service.json", {**where, "pid": os.getpid(), "epoch": epoch})
+            write_whole(self.whole / KEY_FILE, f"{text}\n".encode(), PRIVATE)
+
+    def announce(
+        self, data_url: str, weights_url: str, epoch: int, *, is_encrypted: bool = False
+    ) -> None:
+        """Say where actors find the learner of this start, which is this process."""
+        where = {"data_url": data_url, "weights_url": weights_url, "is_encrypted": is_encrypted}
+        more = {"http_url": None, "pid": os.getpid(), "epoch": epoch}
+        with writing(self.path):
+            self.write_json("service.json", {**where, **more})
 
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""

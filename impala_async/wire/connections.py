@@ -46,7 +46,10 @@ NEVER_WHOLE = "sent what was no whole message while memory grew"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
+WITHOUT_KEY = "had not the key of this run"
 _BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
+# It has no descriptor, but a reason. A router with a key is told of it.
+REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # SO_ATTACH_FILTER, with one instruction that drops all, and SO_DETACH_FILTER: all that comes to a
 # listener is from newcomers, who knock again after a second. To unbind it would end all others.
@@ -117,7 +120,7 @@ class Connections:
         self.cut_off: Counter[str] = Counter()
         self._monitor = monitor
         # Hears of every event.
-        self.follow: Callable[[int], object] = bool
+        self.follow: Callable[[int, int], object] = lambda event, value: None
         # The connections by descriptor, in the order of their coming.
         self._open: dict[int, _Connection] = {}
         self._strangers: dict[int, None] = {}
@@ -162,7 +165,10 @@ class Connections:
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
         for event, fd in self._monitor.read():
-            self.follow(event)
+            self.follow(event, fd)
+            if event == REFUSED:
+                self.cut_off[WITHOUT_KEY] += 1
+                continue
             self._forget(fd)
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:

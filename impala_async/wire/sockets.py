@@ -16,7 +16,14 @@ import zmq
 
 from impala_async.errors import ConfigError
 from impala_async.wire import messages as wire
-from impala_async.wire.connections import WATCHED, Connections, Monitor, most_descriptors
+from impala_async.wire.connections import (
+    REFUSED,
+    WATCHED,
+    Connections,
+    Monitor,
+    most_descriptors,
+)
+from impala_async.wire.keys import OVERHEAD_BYTES, Key
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -40,7 +47,9 @@ _REDIALLING = {zmq.RECONNECT_IVL: 10, zmq.RECONNECT_IVL_MAX: 250, zmq.CONNECT_TI
 REDIAL_S = 1.0
 # So often a dealer looks at how much came, and no wait for another descriptor is longer.
 _LOOK_EVERY_S = 0.1
-_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED
+# The value of REFUSED where one end is encrypted and the other is not.
+_OTHER_MECHANISM = 0x11000002
 # Frames of a message that are dropped in one go: a few milliseconds.
 MAX_DISCARDED = 5000
 MAX_UNDER_WAY = 2
@@ -93,8 +102,14 @@ class Router:
     """The end that others dial. Never blocks: a peer that cannot be reached costs a counter."""
 
     def __init__(
-        self, context: Context, tcp_url: str, ipc_path: str | None, max_message_bytes: int
+        self,
+        context: Context,
+        tcp_url: str,
+        ipc_path: str | None,
+        max_message_bytes: int,
+        key: Key | None = None,
     ) -> None:
+        """The key is for tcp; the folder of an ipc path lets in this user alone."""
         self._socket = _new_socket(context, zmq.ROUTER, tcp_url)
         # Small frames are tracked as large ones are.
         self._socket.copy_threshold = 0
@@ -106,12 +121,15 @@ class Router:
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         # One of two that claim the same routing id must go, or the other is never read nor freed.
         self._socket.set(zmq.ROUTER_HANDOVER, 1)
-        self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
+        self._socket.set(zmq.MAXMSGSIZE, max_message_bytes + (OVERHEAD_BYTES if key else 0))
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self.has_more_frames = False
-        self.connections = Connections(Monitor(self._socket, WATCHED), most_descriptors() // 4)
+        watched = WATCHED if key is None else WATCHED | REFUSED
+        self.connections = Connections(Monitor(self._socket, watched), most_descriptors() // 4)
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
+        if key is not None:
+            key.guard(self._socket)
         self._bind(tcp_url)
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
@@ -239,12 +257,21 @@ class Router:
 class Dealer:
     """The end of one connection that dials, which is an actor's."""
 
-    def __init__(self, context: Context, url: str, max_frame_bytes: int = MAX_ANSWER_BYTES) -> None:
+    def __init__(
+        self,
+        context: Context,
+        url: str,
+        max_frame_bytes: int = MAX_ANSWER_BYTES,
+        key: Key | None = None,
+    ) -> None:
         """A larger frame than allowed ends its connection, and so do more bytes without a message:
-        frames of nothing that never end are 32 times as large in our memory."""
+        frames of nothing that never end are 32 times as large in our memory. The key is for tcp."""
         self._socket = _new_socket(context, zmq.DEALER, url)
         self._socket.set(zmq.RCVHWM, MAX_UNREAD)
-        self._socket.set(zmq.MAXMSGSIZE, max_frame_bytes)
+        self.has_key = key is not None and not url.startswith("ipc:")
+        if key is not None and self.has_key:
+            key.show(self._socket)
+        self._socket.set(zmq.MAXMSGSIZE, max_frame_bytes + (OVERHEAD_BYTES if self.has_key else 0))
         self._url, self._redial_at = url, math.inf
         self.is_local = url.startswith("ipc:")
         # Nothing queues for a learner that is not there: what was said to it would be out of date.
@@ -258,6 +285,8 @@ class Dealer:
             raise
         self.is_cut_short = False
         """Whether the last connection ended before both ends were known to talk by ZeroMQ."""
+        self.is_out_of_step = False
+        """Whether one of both ends has a key, and the other one none."""
         # These are of the connection that there is now.
         self._is_connected = self._is_greeted = False
         self._connections, self._look_at = self._new_connections(), 0.0
@@ -342,11 +371,15 @@ class Dealer:
             self._socket.disconnect(self._url)
         self._connections = self._new_connections()
 
-    def _follow(self, event: int) -> None:
+    def _follow(self, event: int, value: int) -> None:
+        if event == REFUSED:
+            self.is_out_of_step = value == _OTHER_MECHANISM
+            return  # the end of the connection is told of too
         if self.is_cut_short and self._redial_at < math.inf:
             return  # it is of a connection that was ended here
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._redial_at, self.is_cut_short = math.inf, False
+            self._redial_at = math.inf
+            self.is_cut_short = self.is_out_of_step = False
         elif event == zmq.EVENT_DISCONNECTED:
             self._redial_at = time.monotonic() + REDIAL_S
             self.is_cut_short = not self._is_connected

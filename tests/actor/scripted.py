@@ -61,8 +61,8 @@ class Heard(NamedTuple):
 class Ear:
     """One of the learner's ports, and what came there."""
 
-    def __init__(self, context, ipc_path):
-        self.router = Router(context, "tcp://127.0.0.1:*", ipc_path, 1 << 26)
+    def __init__(self, context, ipc_path, key):
+        self.router = Router(context, "tcp://127.0.0.1:*", ipc_path, 1 << 26, key)
         self._scratch = memoryview(bytearray(1 << 22))
         self._heard = deque()
 
@@ -108,12 +108,12 @@ class Ear:
 class ScriptedLearner:
     """Both ports, a nonce, and the words that a learner has."""
 
-    def __init__(self, context, folder):
+    def __init__(self, context, folder, key=None):
         self.folder = folder
         self.nonce = b"n" * 16
         (folder / "nonce").write_bytes(self.nonce)
-        self.data = Ear(context, str(folder / "d"))
-        self.weights = Ear(context, str(folder / "w"))
+        self.data = Ear(context, str(folder / "d"), key)
+        self.weights = Ear(context, str(folder / "w"), key)
         self.run_id = b"r" * 16
         self._num_sessions = 0
 
@@ -224,9 +224,9 @@ class Session:
 class Scene:
     """A learner and an actor that look at each other."""
 
-    def __init__(self, context, folder):
+    def __init__(self, context, folder, key):
         self.context = context
-        self.learner = ScriptedLearner(context, folder)
+        self.learner = ScriptedLearner(context, folder, key)
         self._actors = []
 
     def actor(self, connect_s=WITHIN_S, *, host=LEARNER_HOST, where=None):
@@ -292,9 +292,9 @@ class Scene:
 
 
 @contextmanager
-def open_scene(folder):
+def open_scene(folder, key=None):
     context = new_context()
-    scene = Scene(context, folder)
+    scene = Scene(context, folder, key)
     try:
         yield scene
     finally:

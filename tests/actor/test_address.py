@@ -10,10 +10,12 @@ import pytest
 
 from impala_async.actor import address as module
 from impala_async.actor.address import OTHER_RUN, Address
+from impala_async.config.learner import KEY_VARIABLE
 from impala_async.errors import CheckpointError, ConfigError, UnreachableError
 from impala_async.output import Wait
 from impala_async.runs.folder import RunFolder
 from impala_async.wire.actor_side import NO_RUN
+from impala_async.wire.keys import Key
 
 WITHIN_S = 60.0
 
@@ -98,6 +100,34 @@ def test_a_learner_that_was_started_elsewhere_has_moved_once(folder, monkeypatch
     # It is found without another look, too.
     folder.announce("tcp://h:11", "tcp://h:12", 3)
     assert find(address) == "tcp://h:11"
+
+
+def test_the_key_is_that_of_the_folder_or_of_the_environment(folder, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "cd" * 32)
+    assert Address("tcp://h:7").key == Key("cd" * 32, "")
+    address = Address(str(folder.path))
+    folder.announce("tcp://h:7", "tcp://h:8", 1)
+    find(address)
+    assert address.key is None
+    folder.keep_key("ab" * 32)
+    assert not address.has_moved()  # one of an earlier start
+    folder.announce("tcp://h:7", "tcp://h:8", 2, is_encrypted=True)
+    assert (address.has_moved(), address.key) == (True, Key("ab" * 32, ""))
+    assert not address.has_moved()
+    folder.keep_key("ef" * 32)
+    assert (address.has_moved(), address.key) == (True, Key("ef" * 32, ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(None, "the key of the run is not there"), ("ab", "wants 64 .* got 2 characters")],
+)
+def test_a_folder_without_the_key_that_is_wanted_is_told_with_its_path(folder, text, says):
+    if text is not None:
+        folder.keep_key(text)
+    folder.announce("tcp://h:7", "tcp://h:8", 1, is_encrypted=True)
+    with pytest.raises(ConfigError, match=f"{folder.path}/key: {says}"):
+        find(Address(str(folder.path)))
 
 
 def test_a_look_at_a_disk_is_not_made_at_every_turn(folder, monkeypatch):

@@ -1,5 +1,6 @@
 """A learner is lost, restarts, refuses, ends, is another one, or is none: what an actor does."""
 
+import json
 import math
 import socket
 import time
@@ -9,7 +10,8 @@ import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.client import NewRun, RunFinished
-from impala_async.errors import ConfigError, MismatchError, UnreachableError
+from impala_async.config.learner import KEY_VARIABLE
+from impala_async.errors import ConfigError, MismatchError, NotAllowedError, UnreachableError
 from impala_async.runs.folder import RunFolder
 from impala_async.wire.messages import VERDICTS, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec
 from impala_async.wire.session import reject
@@ -411,3 +413,53 @@ def test_a_weights_port_that_cannot_be_reached_is_named(scene, lines):
     assert lines(f"still waiting for weights from {at}")[0].endswith("s): it has not answered")
     assert lines(f"again: its weights port, {at}, has not answered for 1 s")
     assert not lines("back at work")
+
+
+# -------------------- it wants a key
+
+
+def test_with_the_key_all_is_as_without_one(locked_scene, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, locked_scene.key.text)
+    actor, session = locked_scene.at_work(2)
+    locked_scene.give(V1)
+    session.grant(2, settled=2, version=V1)
+    actor.pump_until(lambda: actor.client.newest() is not None)
+
+
+@pytest.mark.parametrize(
+    ("is_locked", "text", "says"),
+    [
+        (True, "", "wants the key of its run: set IMPALA_ASYNC_KEY"),
+        (False, "ab" * 32, "is not encrypted, and IMPALA_ASYNC_KEY is set here: take it away"),
+    ],
+)
+def test_one_side_alone_with_a_key_is_no_wait(
+    scene, locked_scene, monkeypatch, is_locked, text, says
+):
+    monkeypatch.setenv(KEY_VARIABLE, text)
+    actor = (locked_scene if is_locked else scene).actor()
+    with pytest.raises(NotAllowedError, match=says):
+        actor.do(actor.client.connect)
+
+
+def test_another_key_is_told_as_what_it_may_be(locked_scene, monkeypatch, impatient):
+    monkeypatch.setenv(KEY_VARIABLE, "ab" * 32)
+    actor = locked_scene.actor(connect_s=2.0)
+    with pytest.raises(UnreachableError, match="the key that we have is not that of its run"):
+        actor.do(actor.client.connect)
+
+
+def test_a_folder_that_tells_of_its_key_later_is_waited_for(locked_scene, tmp_path):
+    """A run that goes on with a key: the word of it comes after the learner has begun to listen."""
+    settings = {"run_id": locked_scene.learner.run_id.hex(), "config": {}}
+    settings = {"run_id": locked_scene.learner.run_id.hex(), "config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    folder = RunFolder(tmp_path)
+    folder.announce(locked_scene.learner.url, "tcp://h:8", 1)
+    actor = locked_scene.actor(where=tmp_path)
+    connected = actor.begin_connect()
+    until(lambda: actor.client._dealer is not None and actor.client._dealer.is_out_of_step)
+    folder.keep_key(locked_scene.key.text)
+    folder.announce(locked_scene.learner.url, "tcp://h:8", 1, is_encrypted=True)
+    locked_scene.learner.welcome(locked_scene.learner.data.hear(Hello), settings_of())
+    connected.result(WITHIN_S)

@@ -1,6 +1,7 @@
 """Commands as an engine runs them, again and again: a run that is begun and goes on, and the actors
 of a host."""
 
+import secrets
 import signal
 import socket
 import tempfile
@@ -143,3 +144,29 @@ def test_a_learner_that_comes_back_elsewhere_is_found_by_its_run_folder(site, wa
         assert actor.process.poll() is None
         learner.ends()
         actor.ends()
+
+
+def test_a_run_with_a_key_hears_those_who_have_it_and_tells_the_others(site):
+    key = secrets.token_hex(32)
+    learner = site.learner(*ENDLESS, "bind.encrypt=on", config=CARTPOLE)
+    url = site.service["data_url"]
+    without = site.open("actor", "--learner", url)
+    assert without.wait_exit(30) == 77
+    assert f"the learner at {url} wants the key of its run: set IMPALA_ASYNC_KEY" in without.log
+    wrong = site.open("actor", "--learner", url, "--connect-s", "4", IMPALA_ASYNC_KEY=key)
+    assert wrong.wait_exit(30) == 75
+    assert "the key that we have is not that of its run" in wrong.log
+    kept = (site.run_dir / "key").read_text()
+    friend = site.open("actor", "--learner", url, IMPALA_ASYNC_KEY=kept)
+    site.wait_report("it trains", lambda report: report["updates"] > 0)
+    wait_until("it counts the others", lambda: "had not the key of this run" in learner.log)
+    # It goes on with another key, which its folder tells.
+    same = site.same_ports
+    learner.ends()
+    assert friend.process.poll() is None
+    friend.kill()
+    by_folder = site.open("actor", "--learner", str(site.run_dir))
+    site.learner(*same, resume=True, IMPALA_ASYNC_KEY=key)
+    assert (site.run_dir / "key").read_text().strip() == key
+    site.wait_report("it trains again", lambda report: report["num_actors"] == 1)
+    assert kept.strip() not in learner.log + friend.log + by_folder.log

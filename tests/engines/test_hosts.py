@@ -53,6 +53,7 @@ def test_ranks_and_actors_on_three_hosts_of_which_one_is_cut_off_and_one_is_late
         site.wait_report("both ranks train", is_training(1, 1), within_s=60)
         service = json.loads((run / "service.json").read_text())
         assert service["data_url"].startswith(f"tcp://{first.address}:")
+        assert service["is_encrypted"]
         # Weights of every version come that way: nobody has found a path on a disk that all have.
         received = third.received()
         time.sleep(2)
@@ -65,7 +66,9 @@ def test_ranks_and_actors_on_three_hosts_of_which_one_is_cut_off_and_one_is_late
         site.wait_report("they are back", is_training(1, 1), within_s=60)
         assert time.monotonic() - healed < 20
         # Those of a host that comes late are sent on as well.
-        watchers.append(second.open("actors", "--learner", service["data_url"], "--num", "2"))
+        key = {"IMPALA_ASYNC_KEY": (run / "key").read_text()}
+        late = second.open("actors", "--learner", service["data_url"], "--num", "2", **key)
+        watchers.append(late)
         site.wait_report("a late host", is_training(2, 2), within_s=60)
 
         ranks[1][0].send_signal(signal.SIGTERM)

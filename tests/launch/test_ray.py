@@ -100,20 +100,21 @@ def hold(actor):
     Path("here").mkdir()
     make_doors(actor=actor)
     holder = ray.Holder(3, str(Path.cwd()))
-    answer = holder.hold("tcp://host:1")
+    answer = holder.hold("tcp://host:1", "ab" * 32)
     assert children() == []
     return answer
 
 
 def test_a_holder_starts_its_actor_again_until_the_run_is_over(capsys, caplog):
     actor = """
-note(flags=sys.argv[1:])
+note(flags=sys.argv[1:], key=os.environ["IMPALA_ASYNC_KEY"])
 print("at work", flush=True)
 if count("actor") < 2: os.abort()
 os.eventfd_write(int(sys.argv[sys.argv.index("--over-fd") + 1]), 1)
 """
     assert hold(actor) == (0, "")
     assert [e["flags"][:2] for e in events("actor")] == [["--learner", "tcp://host:1"]] * 2
+    assert {e["key"] for e in events("actor")} == {"ab" * 32}
     # The learner gives out the numbers by which actors are told apart.
     assert all("--start -1" in " ".join(e["flags"]) for e in events("actor"))
     assert capsys.readouterr().err.count("actor 3: at work\n") == 2
@@ -138,7 +139,9 @@ def placed(cluster, monkeypatch, caplog):
     actors = ray.PlacedActors(2, Path("run"))
     actors.look()
     assert cluster.made == []
-    Path("run/service.json").write_text(json.dumps({"data_url": "tcp://10.0.0.1:7001"}))
+    service = {"data_url": "tcp://10.0.0.1:7001", "is_encrypted": True}
+    Path("run/service.json").write_text(json.dumps(service))
+    Path("run/key").write_text("ab" * 32 + "\n")
     actors.look()
     waits = "waiting for Ray to place 2 of 2 actors, each of which wants a CPU (0 s)"
     assert caplog.messages == [waits]
@@ -152,7 +155,7 @@ def test_actors_are_placed_once_and_started_again_by_ray(placed, caplog):
     assert cluster.how["max_restarts"] == cluster.how["max_task_retries"] == -1
     assert cluster.how["num_cpus"] == 1
     where = [call[2] for call in cluster.calls if call[1] == "hold"]
-    assert where == [("tcp://10.0.0.1:7001",)] * 2
+    assert where == [("tcp://10.0.0.1:7001", "ab" * 32)] * 2
     cluster.of(0, "place").set_result("10.0.0.2")
     actors.look()
     assert caplog.messages == ["Ray has placed an actor on 10.0.0.2"]

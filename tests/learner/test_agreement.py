@@ -1,10 +1,15 @@
 """The word of all ranks, and the checkpoint that all of them have."""
 
+import stat
 import threading
 import uuid
 
+import pytest
+
+from impala_async.config.learner import KEY_VARIABLE, BindSection
 from impala_async.config.load import validate_config
 from impala_async.config.ranks import Place, in_common
+from impala_async.errors import ConfigError
 from impala_async.learner.agreement import (
     REASONS,
     Word,
@@ -14,9 +19,12 @@ from impala_async.learner.agreement import (
 from impala_async.learner.service import EXITS
 from impala_async.runs.folder import RunFolder
 from impala_async.training.ranks import Ranks
+from impala_async.wire.keys import Key
 
 WAIT_S = 10.0
 CONFIG = validate_config({"env": {"id": "E-v1"}}, {})
+LOCAL = BindSection()
+OPEN = BindSection(data="tcp://0.0.0.0:5555", weights="tcp://0.0.0.0:5556")
 
 
 class Threads(Ranks):
@@ -87,8 +95,8 @@ def test_a_hundred_episodes_of_all_are_a_return():
     assert Word(returns=(50.0, 100)).mean_return == 0.5
 
 
-def join(ranks, folder):
-    return join_run(ranks, folder, in_common(CONFIG))
+def join(ranks, folder, bind=LOCAL):
+    return join_run(ranks, folder, in_common(CONFIG), bind)
 
 
 def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(tmp_path):
@@ -99,10 +107,60 @@ def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(
         folder.write_settings(CONFIG, run_id=uuid.uuid4().hex)
     folders[2].next_epoch()
     first = folders[0].run_id
-    nonces = at_once(join, *folders)
+    nonces = [start.nonce for start in at_once(join, *folders)]
     assert len(set(nonces)) == 1
     assert len(nonces[0]) == 16
     assert {folder.run_id for folder in folders} == {first}
     assert [folder.next_epoch() for folder in folders] == [2, 2, 2]
     assert folders[1].load_config() == CONFIG
-    assert at_once(join, *folders)[0] != nonces[0]
+    assert at_once(join, *folders)[0].nonce != nonces[0]
+
+
+# -------------------- the key
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Those of two ranks."""
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    made = [RunFolder(Place(number, 2).folder(tmp_path)) for number in range(2)]
+    for folder in made:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.write_settings(CONFIG, run_id=uuid.uuid4().hex)
+    return made
+
+
+def keys(bind, folders):
+    return [start.key for start in at_once(lambda r, f: join(r, f, bind), *folders)]
+
+
+def test_there_is_a_key_where_other_hosts_come_in_and_it_stays(folders):
+    kept = folders[0].path / "key"
+    assert keys(LOCAL, folders) == [None, None]
+    off = OPEN.model_copy(update={"encrypt": "off"})
+    assert keys(off, folders) == [None, None]
+    assert not kept.exists()
+    first, second = keys(OPEN, folders)
+    assert first == second == Key(kept.read_text(), "")
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert not (folders[1].path / "key").exists()
+    assert keys(OPEN, folders) == [first, first]
+    assert keys(LOCAL.model_copy(update={"encrypt": "on"}), folders) == [first, first]
+    kept.unlink()
+    assert keys(OPEN, folders) != [first, first]
+
+
+def test_that_of_the_environment_goes_first_and_into_the_folder(folders, monkeypatch):
+    before = keys(OPEN, folders)
+    monkeypatch.setenv(KEY_VARIABLE, "AB" * 32)
+    given = Key("ab" * 32, "")
+    for bind in (OPEN, LOCAL):
+        assert keys(bind, folders) == [given, given] != before
+    assert (folders[0].path / "key").read_text() == "ab" * 32 + "\n"
+    assert keys(LOCAL.model_copy(update={"encrypt": "off"}), folders) == [None, None]
+
+
+def test_a_file_that_is_no_key_is_told_with_its_path(folders):
+    (folders[0].path / "key").write_text("secret")
+    with pytest.raises(ConfigError, match=rf"{folders[0].path}/key: wants 64 .* got 6 characters"):
+        join(Ranks(Place()), folders[0], OPEN)

@@ -74,7 +74,8 @@ async def test_a_run_to_its_goal(tmp_path, learner):
     async with service_run(tmp_path, stop={"env_steps": 2400}, learner=learner) as run:
         place = await run.place()
         assert (place["pid"], place["epoch"]) == (os.getpid(), 1)
-        assert place.keys() == {"data_url", "weights_url", "http_url", "pid", "epoch"}
+        names = {"data_url", "weights_url", "is_encrypted", "http_url", "pid", "epoch"}
+        assert place.keys() == names
         await run.start_actors(2)
         assert await run.end() == Exit.DONE
         assert [s.goodbyes for s in run.random_actors] == [["finished"], ["finished"]]

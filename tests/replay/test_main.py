@@ -53,8 +53,8 @@ class FakePlayer:
 
     is_finished = False
 
-    def __init__(self, url, index, *, should_stop, connect_s, **manner):
-        self.url, self.index, self.should_stop = url, index, should_stop
+    def __init__(self, learner, index, *, should_stop, connect_s, **manner):
+        self.learner, self.index, self.should_stop = learner, index, should_stop
         self.manner = {name for name, is_so in manner.items() if is_so}
         FakePlayer.made.append(self)
 
@@ -99,7 +99,7 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
     assert config.env.probe == "actor"
     assert set(config.stop.model_dump().values()) == {None}
     assert config.bind.data == config.bind.weights == "tcp://127.0.0.1:*"
-    assert player.url == "tcp://127.0.0.1:7"
+    assert player.learner == "here"
     assert player.manner == set()
     assert learner.grace_s == 0.0
     # The learner has said by then how it went.

@@ -18,8 +18,8 @@ class Ends:
         self.context = new_context()
         self.open = []
 
-    def router(self, url=ANY_PORT, ipc=None, max_bytes=MAX_MESSAGE_BYTES):
-        router = Router(self.context, url, str(ipc) if ipc else None, max_bytes)
+    def router(self, url=ANY_PORT, ipc=None, max_bytes=MAX_MESSAGE_BYTES, key=None):
+        router = Router(self.context, url, str(ipc) if ipc else None, max_bytes, key)
         self.open.append(router)
         return router
 
@@ -34,8 +34,8 @@ class Ends:
         self.open.append(flooder)
         return flooder
 
-    def dealer(self, url, max_frame_bytes=MAX_ANSWER_BYTES):
-        dealer = Dealer(self.context, url, max_frame_bytes)
+    def dealer(self, url, max_frame_bytes=MAX_ANSWER_BYTES, key=None):
+        dealer = Dealer(self.context, url, max_frame_bytes, key)
         self.open.append(dealer)
         return dealer
 

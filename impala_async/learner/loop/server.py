@@ -28,6 +28,7 @@ from impala_async.processes import Growth
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 from impala_async.wire import messages as wire
+from impala_async.wire.keys import Key
 from impala_async.wire.local_link import LocalLink
 from impala_async.wire.session import SessionTable
 from impala_async.wire.sockets import Router, new_context
@@ -63,11 +64,12 @@ class ActorServer:
         actor_seed: int | None = None,
         place: Place | None = None,
         nonce: bytes | None = None,
+        key: Key | None = None,
     ) -> None:
         """Without a schema `on_schema` takes that of the first actor, and `find_layout` may tell
         the digest of its weights before anything is built. `on_loss` is called when a session has
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint.
-        Actors know this start by the `nonce`, which all ranks have."""
+        Actors know this start by the `nonce`, which all ranks have, as they have the `key`."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
         settings_frame = _told(ActorSettings.of(config, actor_seed))
         self._filler = self._make_filler(on_episodes, on_loss)
@@ -77,7 +79,7 @@ class ActorServer:
         if accounts is not None:
             self.ledger.restore(accounts["ledger"])
             self.table.restore_watermarks(accounts["watermarks"], time.monotonic())
-        self._link = LocalLink(nonce)
+        self._link, self.key = LocalLink(nonce), key
         most = config.train.num_actors if config.pace.is_lockstep else None
         self.placement = Placement(place, most)
         data, weights = both = self._bind(schema)
@@ -104,8 +106,7 @@ class ActorServer:
         self._wire = Counters(WIRE_COUNTS)
         self._data = Endpoint(loop, data, self._wire, self.admission.hear, self._answer)
         self._weights = Endpoint(loop, weights, self._wire, self.sessions.hear_pull)
-        self._growth = Growth()
-        self._told_of = Counter[str]()
+        self._growth, self._told_of = Growth(), Counter[str]()
         self._tell_at = time.monotonic() + STRANGERS_EVERY_S
 
     def open(
@@ -319,7 +320,7 @@ class ActorServer:
         ends = ("data", bind.data, link.data_path), ("weights", bind.weights, link.weights_path)
         for name, url, ipc_path in ends:
             try:
-                routers.append(Router(self._context, url, ipc_path, size))
+                routers.append(Router(self._context, url, ipc_path, size, self.key))
             except ConfigError as error:
                 for router in routers:
                     router.close()

@@ -1,0 +1,59 @@
+"""The key of a run: one secret that its learner and its actors share. By it all that they say over
+tcp is encrypted, and nobody else is heard.
+
+It is the learner's secret key of CURVE. Actors derive from it the learner's public key, which CURVE
+never sends and without which no handshake comes to its end; theirs is another one each time.
+"""
+
+import os
+import re
+import secrets
+
+import zmq
+from zmq.utils import z85
+
+from impala_async.config.learner import KEY_VARIABLE
+from impala_async.errors import ConfigError
+
+# A frame is so much longer when it is encrypted, at most: a nonce, a signature and flags.
+OVERHEAD_BYTES = 64
+_TEXT = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+_WANTS = "wants 64 hexadecimal digits, as `openssl rand -hex 32` prints them, got"
+
+
+class Key:
+    """It is shown nowhere: `repr` has nothing of it."""
+
+    def __init__(self, text: str, where: str) -> None:
+        """Raise ConfigError for what is no key, and say where it was."""
+        if not _TEXT.fullmatch(text := text.strip()):
+            kind = "others" if len(text) == 64 else f"{len(text)} characters"
+            raise ConfigError(f"{where}: {_WANTS} {kind}")
+        self.text = text.lower()
+        self._secret = z85.encode(bytes.fromhex(text))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and secrets.compare_digest(self.text, other.text)
+
+    __hash__ = None  # type: ignore[assignment]  # it is no key of dictionaries
+
+    def guard(self, router: zmq.Socket[bytes]) -> None:
+        """Open what this socket binds from now on to those alone who have the key."""
+        router.set(zmq.CURVE_SERVER, 1)
+        router.set(zmq.CURVE_SECRETKEY, self._secret)
+
+    def show(self, dealer: zmq.Socket[bytes]) -> None:
+        """Let this socket, which is yet to dial, find a learner that has the key, or nobody."""
+        public, secret = zmq.curve_keypair()
+        dealer.set(zmq.CURVE_SERVERKEY, zmq.curve_public(self._secret))
+        dealer.set(zmq.CURVE_PUBLICKEY, public)
+        dealer.set(zmq.CURVE_SECRETKEY, secret)
+
+
+def new_key() -> Key:
+    return Key(secrets.token_hex(32), "a new key")
+
+
+def key_in_environment() -> Key | None:
+    text = os.environ.get(KEY_VARIABLE, "")
+    return Key(text, KEY_VARIABLE) if text else None

@@ -1,0 +1,120 @@
+"""A key of a run: who has it is heard, over tcp, and nobody else; and no text shows it."""
+
+import secrets
+import socket
+
+import pytest
+import zmq
+
+from impala_async.errors import ConfigError
+from impala_async.wire import keys
+from impala_async.wire.connections import WITHOUT_KEY
+from impala_async.wire.keys import Key, key_in_environment, new_key
+from tests.wire.ends import greeted, take, until
+
+
+@pytest.fixture
+def key():
+    return new_key()
+
+
+def test_only_who_has_the_key_is_heard(ends, key):
+    router = ends.router(key=key)
+    stranger, other = ends.dealer(router.url), ends.dealer(router.url, key=new_key())
+    until(lambda: router.connections.read() or router.connections.cut_off[WITHOUT_KEY] >= 2)
+    assert not stranger.send([b"hello"])
+    assert not other.send([b"hello"])
+    route = greeted(router, friend := ends.dealer(router.url, key=key))
+    assert router.send(route, [b"welcome", bytes(100_000)])
+    until(lambda: (got := friend.receive(0.1)) and [len(x) for x in got] == [7, 100_000])
+    assert not router.has_input()
+
+
+def test_both_ends_are_told_where_one_of_them_alone_has_a_key(ends, key):
+    locked, unlocked = ends.router(key=key), ends.router()
+    pairs = [ends.dealer(locked.url), ends.dealer(unlocked.url, key=key)]
+    for dealer in pairs:
+        until(lambda dealer=dealer: dealer.receive(0.05) or dealer.is_out_of_step)
+    assert [dealer.has_key for dealer in pairs] == [False, True]
+    # Without a key it is any stranger's nonsense.
+    unlocked.connections.read()
+    assert not unlocked.connections.cut_off
+
+
+def test_another_key_is_no_end_that_has_none(ends, key):
+    dealer = ends.dealer(ends.router(key=key).url, key=new_key())
+    until(lambda: dealer.receive(0.05) or dealer.is_cut_short)
+    assert not dealer.is_out_of_step
+
+
+def test_the_path_on_this_host_wants_no_key(ends, key, tmp_path):
+    router = ends.router(ipc=tmp_path / "ipc", key=key)
+    greeted(router, ends.dealer(f"ipc://{tmp_path / 'ipc'}", key=key))
+    greeted(router, ends.dealer(f"ipc://{tmp_path / 'ipc'}"))
+
+
+def test_the_largest_message_is_as_large_with_a_key(ends, key):
+    router = ends.router(key=key, max_bytes=1000)
+    dealer = ends.dealer(router.url, max_frame_bytes=1000, key=key)
+    route = greeted(router, dealer)
+    assert dealer.send([bytes(1000)])
+    assert take(router)[2] == 1000
+    assert router.send(route, [bytes(1000)])
+    until(lambda: (got := dealer.receive(0.1)) and len(got[0]) == 1000)
+    assert dealer.send([bytes(1000 + keys.OVERHEAD_BYTES + 1)])
+    until(lambda: dealer.receive(0.05) or not dealer.is_greeted)
+    assert not router.has_input()
+
+
+def test_nothing_that_is_said_can_be_read_on_its_way(ends, key):
+    """Somebody in the middle passes on all bytes, and has seen neither a word nor the key."""
+    router = ends.router(key=key)
+    port = int(router.url.rpartition(":")[2])
+    with socket.create_server(("127.0.0.1", 0)) as middle:
+        dealer = ends.dealer(f"tcp://127.0.0.1:{middle.getsockname()[1]}", key=key)
+        near, _ = middle.accept()
+        far = socket.create_connection(("127.0.0.1", port))
+        seen = bytearray()
+
+        def pass_on():
+            for source, target in ((near, far), (far, near)):
+                source.setblocking(False)
+                try:
+                    data = source.recv(1 << 16)
+                except BlockingIOError:
+                    continue
+                seen.extend(data)
+                target.sendall(data)
+
+        until(lambda: pass_on() or dealer.send([b"a word that is secret"]))
+        until(lambda: pass_on() or router.has_input())
+        near.close()
+        far.close()
+    assert take(router)[1] == b"a word that is secret"
+    # The public key is as secret as the key, which it lets in.
+    public = zmq.curve_public(key._secret)
+    for word in (b"a word", bytes.fromhex(key.text), key.text.encode(), public):
+        assert word not in seen
+    assert b"CURVE" in seen
+
+
+def test_it_is_64_hexadecimal_digits_and_no_error_shows_it():
+    text = secrets.token_hex(32)
+    assert Key(f" {text.upper()}\n", "there") == Key(text, "here") != new_key()
+    for wrong in (text[:-1], f"{text}0", text[:-1] + "g", "é" * 64, "hunter2" * 9):
+        with pytest.raises(ConfigError, match="there: wants 64 hexadecimal digits") as caught:
+            Key(wrong, "there")
+        assert wrong not in str(caught.value)
+    assert text not in repr(Key(text, "there"))
+
+
+def test_the_environment_may_have_it(monkeypatch):
+    monkeypatch.delenv(keys.KEY_VARIABLE, raising=False)
+    assert key_in_environment() is None
+    monkeypatch.setenv(keys.KEY_VARIABLE, "")
+    assert key_in_environment() is None
+    monkeypatch.setenv(keys.KEY_VARIABLE, "0" * 64)
+    assert key_in_environment() == Key("0" * 64, "there")
+    monkeypatch.setenv(keys.KEY_VARIABLE, "secret")
+    with pytest.raises(ConfigError, match=r"IMPALA_ASYNC_KEY: wants .* got 6 characters"):
+        key_in_environment()
