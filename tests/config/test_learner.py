@@ -52,14 +52,16 @@ def test_a_host_for_others_goes_with_addresses_that_others_reach():
         assert "bind: host (learner) is for other hosts, which do not reach tcp://" in text
 
 
-def test_open_doors_are_warned_of():
+def test_open_doors_are_warned_of_where_they_have_no_key():
     for data, weights, told in (
         ("0.0.0.0:5555", "localhost:1", "tcp://0.0.0.0:5555"),
         ("*:1", "[::]:2", "tcp://*:1 and tcp://[::]:2"),
         ("127.0.0.1:1", "example.org:*", "tcp://example.org:*"),
         ("127.9.9.9:1", "[::1]:2", None),
     ):
-        warnings = config_of(f"bind.data=tcp://{data} bind.weights=tcp://{weights}").warnings()
+        bind = f"bind.data=tcp://{data} bind.weights=tcp://{weights}"
+        assert config_of(bind).warnings() == []
+        warnings = config_of(f"{bind} bind.encrypt=off").warnings()
         assert len(warnings) == (told is not None)
         for warning in warnings:
             assert warning.startswith(f"bind: other hosts reach {told}, and")
