@@ -5,6 +5,7 @@ Runs on: event loop, once
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import psutil
 import torch
@@ -53,7 +54,7 @@ def build_learner(
     section, ranks = config.learner, ranks or Ranks()
     device = pick_device(section.device, ranks.place)
     num_host_slots, num_device_slots = num_slots(section, device)
-    check_memory(config, schema, num_host_slots)
+    check_memory(config, schema, num_host_slots, device)
     torch.set_num_threads(section.threads)
     step, precision = build_step(config, schema, device, ranks)
     if training is not None:
@@ -138,41 +139,74 @@ def num_slots(section: LearnerSection, device: torch.device) -> tuple[int, int]:
     return ring + waiting + 1, 0
 
 
-def check_memory(config: RunConfig, schema: Schema, num_slots: int) -> None:
-    """Raise SpacesError if slots and weights want more memory than the system says is free: the
-    spaces may come from an actor, and what they ask for must not end the learner."""
+def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torch.device) -> None:
+    """Raise SpacesError if slots, weights and updates want more memory than the system says is
+    free: the spaces may come from an actor, and what they ask for must not end the learner."""
     slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
-    weights_bytes = sum(tensor.nbytes for tensor in _shapes(config.model, schema).values())
+    model = _shape_of(config.model, schema)
+    weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values()) if model else 0
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
     # A part of a batch at a time.
     num_columns = -(-config.learner.batch_columns // config.algorithm.num_minibatches)
-    num_choices = num_columns * (schema.rows + 1) * schema.action.num_choices
-    model_bytes += CHOICE_BYTES * num_choices
+    row_bytes = CHOICE_BYTES * schema.action.num_choices
+    if model and device.type == "cpu":
+        precision = pick_precision(config.model.precision, model.torso_name, device)
+        row_bytes += _kept_bytes(model, schema) * precision.itemsize // torch.float32.itemsize
+    update_bytes = num_columns * (schema.rows + 1) * row_bytes
     free_bytes = psutil.virtual_memory().available
-    if slot_bytes + model_bytes > free_bytes:
+    if slot_bytes + model_bytes + update_bytes > free_bytes:
         raise SpacesError(
-            f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches and "
-            f"{model_bytes / GIB:.1f} GiB for the model, and {free_bytes / GIB:.1f} GiB are free: "
-            "lower learner.batch_columns, trajectory.rows, learner.queue_size, "
-            "learner.minibatch_buffer_size or model.hidden_sizes, or choose an environment with "
-            "fewer actions"
+            f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches, "
+            f"{model_bytes / GIB:.1f} GiB for the model and {update_bytes / GIB:.1f} GiB for an "
+            f"update, and {free_bytes / GIB:.1f} GiB are free: lower learner.batch_columns, "
+            "trajectory.rows, learner.queue_size, learner.minibatch_buffer_size or "
+            "model.hidden_sizes, raise algorithm.num_minibatches, or choose an environment with "
+            "fewer actions or smaller images"
         )
 
 
 def find_layout(model: ModelSection, schema: Schema) -> bytes | None:
     """The digest by which a model is known before it is built; None where only that tells."""
-    state = _shapes(model, schema)
-    return None if schema.policies or not state else layout_of(state).digest
+    found = _shape_of(model, schema)
+    return None if schema.policies or not found else layout_of(dict(found.state_dict())).digest
 
 
-def _shapes(section: ModelSection, schema: Schema) -> dict[str, torch.Tensor]:
+def _shape_of(section: ModelSection, schema: Schema) -> ActorCritic | None:
     """One network, of which no memory is taken: `meta` tensors only have a shape."""
     try:
         with torch.device("meta"):
-            model = ActorCritic(section, schema.inputs, schema.action)
+            return ActorCritic(section, schema.inputs, schema.action)
     except (RuntimeError, TypeError, ConfigError):
         # A network of one's own may ask for values, and only tensors with memory have some.
         if section.name in TORSOS:
             raise
-        return {}
-    return dict(model.state_dict())
+        return None
+
+
+def _kept_bytes(model: ActorCritic, schema: Schema) -> int:
+    """Bytes that an update in float32 keeps of a row until it has its gradients, where the network
+    is one of ours: another one may do anything with tensors that have no values."""
+    if model.torso_name not in TORSOS:
+        return 0
+    kept = [0, 0]
+    for num_rows in (1, 2):
+        # A result that the next layer keeps as well is there once.
+        storages = set[torch.UntypedStorage]()
+
+        def keep(tensor: torch.Tensor, storages: set[Any] = storages) -> torch.Tensor:
+            storages.add(tensor.untyped_storage())
+            return tensor
+
+        obs, state = (
+            {
+                array.name: torch.empty(
+                    (num_rows, *array.shape), dtype=getattr(torch, array.dtype), device="meta"
+                )
+                for array in arrays
+            }
+            for arrays in (schema.inputs.leaves, schema.state)
+        )
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model(obs, tuple(state.values()), torch.empty((num_rows, 1), device="meta").bool())
+        kept[num_rows - 1] = sum(storage.nbytes() for storage in storages)
+    return kept[1] - kept[0]  # weights are kept as well, once

@@ -20,6 +20,7 @@ from impala_async.learner.build import (
 )
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loader import HostLoader
+from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.torso import device_of
 from impala_async.policy import Policy
 from impala_async.schema import ArraySpec, ObsSpec, policy_leaf, recurrent_state
@@ -154,17 +155,19 @@ def free(monkeypatch):
     """A machine with 4 GiB to spare."""
     free = SimpleNamespace(available=4 * GIB)
     monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
+    return free
 
 
 def check(schema, num_slots=4, **sections):
-    check_memory(config_of(schema, learner={"batch_columns": 16}, **sections), schema, num_slots)
+    config = config_of(schema, learner={"batch_columns": 16}, **sections)
+    check_memory(config, schema, num_slots, CPU)
 
 
 def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free):
     wide = ObsSpec((ArraySpec("obs", (1 << 14,), "uint8"),))
     schema = replace(small_schema(), obs=wide, rows=63)
     check(schema, num_slots=220)
-    says = r"4\.\d GiB for 256 batches .* 4\.0 GiB are free: .*\.minibatch_buffer_size or"
+    says = r"4\.\d GiB for 256 batches, .* 4\.0 GiB are free: .*\.minibatch_buffer_size or"
     with pytest.raises(SpacesError, match=says):
         check(schema, num_slots=256)
 
@@ -186,6 +189,38 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
     ):
         with pytest.raises(SpacesError, match=r"GiB for the model"):
             check(too_large, model=model)
+
+
+@pytest.mark.parametrize(("core", "name"), [(None, "impala_resnet"), ("lstm", "nature_cnn")])
+def test_an_update_s_own_tensors_are_estimated_within_a_quarter(free, monkeypatch, core, name):
+    """By those that torch keeps of two batches, of which one has four rows more."""
+    model = {"name": name, "core": core, "precision": "float32", "normalize_obs": False}
+    state = recurrent_state(core, 256)
+    image = ObsSpec((ArraySpec("obs", (4, 84, 84), "uint8"),))
+    schema = replace(small_schema(), obs=image, state=state, rows=3)
+    config = config_of(schema, learner={"batch_columns": 16}, model=model)
+    network = ActorCritic(config.model, schema.inputs, schema.action)
+    kept = []
+    for num_rows in (4, 8):
+        found = {}
+
+        def keep(tensor, found=found):
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        obs = {"obs": torch.zeros(num_rows, 4, 84, 84, dtype=torch.uint8)}
+        carried = tuple(torch.zeros(1, 256) for _ in state)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            outputs = network(obs, carried, torch.zeros(1, num_rows, dtype=torch.bool))
+        kept.append(sum(found.values()))
+        del outputs
+    of_update = 16 * 4 * (kept[1] - kept[0]) // 4
+    free.available = int(1.3 * of_update) + 7 * sum(p.nbytes for p in network.parameters())
+    check_memory(config, schema, 0, CPU)
+    free.available -= int(0.6 * of_update)
+    with pytest.raises(SpacesError, match=r"GiB for an update.*or smaller images"):
+        check_memory(config, schema, 0, CPU)
+    check_memory(config, schema, 0, CUDA)  # there they have memory of their own
 
 
 class Measures(torch.nn.Module):
