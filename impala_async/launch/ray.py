@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 5.0
 LEARNER_RESTART_S = 5.0
+# One that dies more often in a row, and trains nothing that is saved, would do so for ever.
+MAX_RESTARTS_IN_VAIN = 5
+IN_VAIN = (
+    f"and so did the {MAX_RESTARTS_IN_VAIN} before it, of which none has saved anything new: it is "
+    "given up; what it died of is above"
+)
 
 
 def connect() -> None:
@@ -143,6 +149,7 @@ class RayRun(LocalRun):
         super().__init__([*flags, *_at_ports(binds, {})], run_dir)
         self._flags, self._binds = flags, binds
         self._start_at = math.inf
+        self._trained, self._num_in_vain = self._find_trained(), 0
         # Actors were told an address, and nobody could tell them another one.
         self._service: dict[str, Any] = {}
 
@@ -157,6 +164,9 @@ class RayRun(LocalRun):
         if code in (Exit.DONE, Exit.CONFIG) or self.heard:
             return False
         if self._start_at == math.inf:
+            if self._is_in_vain(code):
+                logger.error("the learner %s, %s", how_it_ended(code), IN_VAIN)
+                return False
             self._start_at = time.monotonic() + LEARNER_RESTART_S
             told = "the learner %s: starting it again in %.0f s"
             logger.warning(told, how_it_ended(code), LEARNER_RESTART_S)
@@ -165,6 +175,18 @@ class RayRun(LocalRun):
             flags = [*self._flags, *_at_ports(self._binds, self._service)]
             self._learner = spawn("learner", flags, self._lifeline)
         return True
+
+    def _find_trained(self) -> bytes:
+        """The number of updates in the last checkpoint, as it is in the name of that."""
+        return (find_bytes(self._run_dir / "last_checkpoint") or b"").rpartition(b"-")[2]
+
+    def _is_in_vain(self, code: int) -> bool:
+        """Whether there is no sense in another start, after so many; of 75 there is."""
+        before, self._trained = self._trained, self._find_trained()
+        if before != self._trained:
+            self._num_in_vain = 0
+        self._num_in_vain += code != Exit.TRY_AGAIN
+        return self._num_in_vain > MAX_RESTARTS_IN_VAIN
 
 
 def _at_ports(binds: Mapping[str, str], service: Mapping[str, Any]) -> list[str]:

@@ -64,12 +64,19 @@ run={run}
 srun --overlap --wait=0 --kill-on-bad-exit=0 --cpu-bind=none \\
     {program} actors --learner "$run" --num {num_actors} &
 
-# The learner, on the first node beside the actors of that. With 2 a setting is wrong.
-until srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" \\
+# The learner, on the first node beside the actors of that. With 2 a setting is wrong, with 75 it is
+# to be tried again. One that dies six times in a row, and trains nothing between, is given up.
+trained() {{ sed 's/.*-//' "$run/last_checkpoint" 2>/dev/null; }}
+in_vain=0
+until before=$(trained)
+    srun --overlap --cpu-bind=none --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" \\
     {program} learner --resume auto --run-dir "$run" \\
     {learner_flags}
 do
-    test $? -eq 2 && exit 2
+    code=$?
+    test $code -eq 2 && exit 2
+    test "$before" = "$(trained)" || in_vain=0
+    test $code -eq 75 || test $((in_vain += 1)) -lt 6 || exit $code
     sleep 5
 done
 """

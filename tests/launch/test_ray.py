@@ -231,6 +231,19 @@ sys.exit(75 if count("learner") == 2 else 0)
     ]
 
 
+def test_one_that_dies_again_and_again_and_trains_nothing_is_given_up(monkeypatch, caplog):
+    # The third trains something, and 75 may pass.
+    learner = """
+note()
+saved = Path("run/last_checkpoint")
+saved.write_text(f"ckpt-{count('learner')}-{7 if count('learner') < 3 else 8}")
+sys.exit(75 if count("learner") == 5 else 70)
+"""
+    assert run(learner, monkeypatch) == 70
+    assert len(events("learner")) == 2 + 1 + 1 + 5
+    assert caplog.messages[-1].startswith("the learner ended with exit code 70, and so did the 5")
+
+
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_learner_that_is_done_or_finds_a_setting_wrong_is_not(code, monkeypatch):
     assert run(f"note()\nsys.exit({code})", monkeypatch) == code

@@ -88,6 +88,27 @@ def test_a_job_starts_its_learner_again_unless_a_setting_is_wrong(codes, ends, m
     assert all(step[step.index("my python") :] == ours for step in actors)
 
 
+@pytest.mark.parametrize(
+    ("saves", "num_starts"),
+    # Other epochs of the same update are nothing new.
+    [("ckpt-$n-7", 7), ("ckpt-1-$n", 9)],
+)
+def test_a_learner_that_dies_and_trains_nothing_is_given_up(saves, num_starts, make_commands):
+    saving = f"""n=$(wc -l < codes)
+echo {saves} > mine/last_checkpoint
+read -r code"""
+    make_commands(srun=SRUN.replace("read -r code", saving))
+    Path("mine").mkdir()
+    Path("mine/last_checkpoint").write_text("ckpt-1-7")
+    codes = ["70", "75", *["70"] * 6, "0"]
+    Path("codes").write_text("\n".join(codes) + "\n")
+    environment = {**os.environ, "SLURMD_NODENAME": "first"}
+    done = subprocess.run(["bash", "-u"], input=job(run="mine").encode(), env=environment)
+    assert done.returncode == int(codes[num_starts - 1])
+    steps = [json.loads(line) for line in Path("steps").read_text().splitlines()]
+    assert sum("learner" in step for step in steps) == num_starts
+
+
 def test_a_script_is_kept_in_the_run_folder_and_submitted(make_commands, monkeypatch):
     make_commands(sbatch=SBATCH)
     monkeypatch.setenv("SAYS", "Submitted batch job 7")
