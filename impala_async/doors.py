@@ -401,11 +401,13 @@ def run_door(body: Callable[[], int]) -> int:
         with quit_at_once():
             code = body()
     except errors.ImpalaAsyncError as error:
+        from impala_async.config.ranks import prefix_here
+
         code = error.exit_code
         # An environment that hangs is no bug of ours, and its stack was told.
         if code == errors.Exit.BUG and not isinstance(error, errors.EnvHangsError):
             said = traceback.format_exc()
-        prefix = "" if code == errors.Exit.DONE else "error: "
+        prefix = "" if code == errors.Exit.DONE else f"error: {prefix_here()}"
         said += "".join(f"{prefix}{line}\n" for line in str(error).splitlines())
     except KeyboardInterrupt as error:
         said, code = last_word(*error.args if isinstance(error, Interrupted) else ())

@@ -136,9 +136,9 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
         args.config = chosen
         flags += ["--config", str(chosen)]
     config, folder = doors.check_run(args)
-    num_actors = share_of(config, place_in()).train.num_actors
+    num_actors = share_of(config, place := place_in()).train.num_actors
     folder.check_free()
-    doors.start_logging()
+    doors.start_logging(place.prefix)
     if args.run_dir is None:
         flags += ["--run-dir", str(folder.path)]
     # Where the settings name no port any will do, at a later resume too.

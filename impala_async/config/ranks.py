@@ -93,6 +93,13 @@ def place_in(environ: Mapping[str, str] = os.environ) -> Place:
     return place
 
 
+def prefix_here() -> str:
+    """That of this process; none where it cannot be told which rank it is."""
+    with suppress(ConfigError):
+        return place_in().prefix
+    return ""
+
+
 def share_of(config: RunConfig, place: Place, *, has_actors: bool = True) -> RunConfig:
     """The settings by which this rank serves: the numbers of a config are of all ranks together.
     A learner alone has no actors to share, but in lockstep it has their number."""

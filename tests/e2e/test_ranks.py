@@ -289,8 +289,8 @@ def test_bad_settings_are_a_line_at_each_rank(tmp_path):
         with ranks_in(tmp_path) as ranks:
             doors = ranks.start(*ASYNC, setting)
             assert [door.wait_exit(15) for door in doors] == [2, 2]
-            for door in doors:
-                assert f"error: {told}" in door.log
+            for number, door in enumerate(doors):
+                assert f"error: rank {number}: {told}" in door.log
                 assert "Traceback" not in door.log
 
 
