@@ -213,6 +213,17 @@ def quit_at_once() -> Iterator[None]:
 
 
 @contextmanager
+def terms_later() -> Iterator[None]:
+    """A context at whose end this process first hears what asked it to end meanwhile, but for
+    Ctrl-C: others wait for it, and would not be told."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*REQUESTS} - CTRL_C)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def undone(undo: Callable[[], object]) -> Iterator[None]:
     """A context that calls `undo` before a signal ends this process at once in it."""
     _undoings.append(undo)

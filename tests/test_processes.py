@@ -17,7 +17,15 @@ from impala_async import processes
 from impala_async.config.run import EnvSection, RunConfig
 from impala_async.doors import run_door
 from impala_async.errors import Exit
-from impala_async.processes import ECHO_S, REQUESTS, VARIABLE, Lifeline, quit_at_once, without_echo
+from impala_async.processes import (
+    ECHO_S,
+    REQUESTS,
+    VARIABLE,
+    Lifeline,
+    quit_at_once,
+    terms_later,
+    without_echo,
+)
 from impala_async.runs.folder import RunFolder
 
 PATIENCE_S = 60.0
@@ -294,10 +302,17 @@ def test_what_was_begun_is_taken_back_the_newest_first():
     assert told(code, signal.SIGTERM) == (0, "21", "terminated\n")
 
 
+def test_a_word_may_be_heard_later_but_ctrl_c_is_heard_at_once():
+    later = "with quit_at_once():\n    with terms_later():\n        TELL\n        print('held')"
+    assert told(later, signal.SIGTERM) == (0, "held\n", "terminated\n")
+    assert told(later, signal.SIGINT) == (130, "", "interrupted\n")
+    assert told(later.replace("TELL", "pass")) == (0, "held\nalive\n", "")
+
+
 def test_afterwards_all_is_as_before():
     handlers = list(map(signal.getsignal, REQUESTS))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with quit_at_once():
+    with quit_at_once(), terms_later():
         assert set(map(signal.getsignal, REQUESTS)).isdisjoint(handlers)
     Lifeline().start(["true"]).wait()
     assert list(map(signal.getsignal, REQUESTS)) == handlers

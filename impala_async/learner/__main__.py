@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with processes.undone(folder.withdraw), ExitStack() as starting:
             # A start that fails leaves nothing behind, whatever the reason.
             starting.push(lambda kind, *_: folder.withdraw() if kind else None)
+            if place.count > 1:
+                starting.enter_context(processes.terms_later())
             folder.begin(config)
             return _serve(share, folder, args, starting, place, config)
 

@@ -281,11 +281,11 @@ class LearnerService:
             self._is_building = False
 
     def _announce(self) -> None:
-        self._on_ready()
         for number in {*REQUESTS} - CTRL_C:
             self._loop.add_signal_handler(number, self.stop, "terminated")
         self._loop.add_signal_handler(GIVE_UP, self.stop, "actor_failed")
         self._loop.add_signal_handler(signal.SIGINT, without_echo(self._on_interrupt))
+        self._on_ready()
         server = self._server
         urls = server.data_url, server.weights_url
         self._folder.announce(*urls, self._start.epoch, is_encrypted=server.key is not None)

@@ -109,6 +109,17 @@ def test_a_signal_to_one_ends_all_with_the_same_checkpoint(tmp_path):
         assert ("CartPole-v1: ended" in first.log, "CartPole-v1: ended" in second.log) == (1, 0)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_signal_to_one_while_all_start_ends_all_as_soon_as_they_have(number, tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*ASYNC, door="learner")
+        begun = ranks.sites[number].run_dir / "config.json"
+        wait_until("it has begun", begun.exists)
+        doors[number].tell(signal.SIGTERM)
+        assert [door.wait_exit(30) for door in doors] == [0, 0]
+        assert {site.summary["exit_reason"] for site in ranks.sites} == {"terminated"}
+
+
 def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
     with ranks_in(tmp_path) as ranks:
         first, second = ranks.start(*ASYNC)
