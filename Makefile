@@ -52,6 +52,11 @@ test-all: $(STAMP) ## Run all tests, the slow ones too
 e2e: $(STAMP) ## Run only the tests with real processes
 	@$(PYTEST) tests/e2e $(ARGS)
 
+.PHONY: engines
+engines: $(STAMP) ## Run the tests on real engines (Ray, Slurm, MPI, Kubernetes' schemas); none may be missing
+	@$(PIP) install -c constraints.txt ray kubernetes-validate
+	@ENGINES=required $(BIN)/python -m pytest -q -rs tests/engines $(ARGS)
+
 .PHONY: lint
 lint: $(STAMP) ## Check style and formatting
 	@$(BIN)/python -m ruff check $(ARGS) .
