@@ -33,8 +33,8 @@ GOODBYE_S = 3.0
 class _Actor:
     """One number, its log, and the process that has it now."""
 
-    def __init__(self, number: int, log: Log) -> None:
-        self.number = number
+    def __init__(self, number: int, log: Log, here: int) -> None:
+        self.number, self.here = number, here
         self.log = log
         self.process: subprocess.Popen[bytes] | None = None
         self.start_at = time.monotonic()
@@ -96,12 +96,13 @@ class Actors:
         lifeline: Lifeline,
         *,
         first: int = 0,
+        here: int = 0,
         has_numbers: bool = True,
     ) -> None:
         """`learner` is its address or its run folder; there is an actor for each log, and they are
-        told of by numbers from `first`. Without numbers the learner gives out others, as to the
-        actors of several hosts."""
-        self._actors = [_Actor(number, log) for number, log in enumerate(logs, first)]
+        told of by numbers from `first`. Those among all of this host count from `here`. Without
+        numbers the learner gives out others, as to the actors of several hosts."""
+        self._actors = [_Actor(first + n, log, here + n) for n, log in enumerate(logs)]
         self._lifeline, self._has_numbers = lifeline, has_numbers
         # An actor writes to it where its learner says that the run is over: with 0 it ends, too,
         # where somebody else has told it to.
@@ -157,7 +158,7 @@ class Actors:
             logger.warning(told, actor.number, actor.how_it_was_lost, actor.log.where)
             actor.how_it_was_lost = ""
         number = actor.number if self._has_numbers else -1
-        start = map(str, (number, actor.num_starts, actor.number))
+        start = map(str, (number, actor.num_starts, actor.here))
         flags = [*self._flags, "--start", *start]
         try:
             actor.start(flags, self._lifeline, self._over_fd)

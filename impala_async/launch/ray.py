@@ -4,13 +4,16 @@ Ray places actors, and places them again when it loses a node or a process of it
 run passes through Ray: the processes that it has placed dial the learner, as all actors do.
 """
 
+import errno
+import itertools
 import logging
 import math
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,22 @@ def connect() -> None:
         raise ConfigError(f"there is no Ray cluster on this host: {wants}") from None
 
 
+@contextmanager
+def number_here(learner: str) -> Iterator[int]:
+    """The least number that no other process of this host has for this learner: GPUs go by it."""
+    # Such a name has no file, and is free again when the process ends, in whatever way.
+    name = f"\0impala-async-{os.getuid()}-{zlib.crc32(learner.encode())}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        for number in itertools.count():
+            try:
+                own.bind(f"{name}-{number}")
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        yield number
+
+
 class Holder:
     """An actor of Ray's, somewhere. It holds one process of ours, which ends with it."""
 
@@ -75,11 +94,14 @@ class Holder:
         """Look after the process until its run is over; exit code and reason if it cannot run."""
         os.environ[KEY_VARIABLE] = key  # nothing where none is wanted
         log, lifeline = EchoedLog(f"actor {self._number}"), Lifeline()
-        actors = Actors(learner, [log], lifeline, first=self._number, has_numbers=False)
-        while not (actors.verdict or actors.is_over):
-            actors.look()
-            time.sleep(POLL_S)
-        actors.end(GOODBYE_S if actors.is_over else 0.0, lambda: False)
+        with number_here(learner) as here:
+            actors = Actors(
+                learner, [log], lifeline, first=self._number, here=here, has_numbers=False
+            )
+            while not (actors.verdict or actors.is_over):
+                actors.look()
+                time.sleep(POLL_S)
+            actors.end(GOODBYE_S if actors.is_over else 0.0, lambda: False)
         lifeline.close()
         return actors.verdict or (int(Exit.DONE), "")
 

@@ -125,7 +125,7 @@ def test_last_words_are_told_where_they_may_be_a_reason(tmp_path):
         ("x" * 9999, 1, f"ended with exit code 1 (the last line of its log: {'x' * 300})"),
     ):
         log.write_text("error: of the life before\n")
-        actor = _Actor(0, LogFile(log, "--log-dir"))
+        actor = _Actor(0, LogFile(log, "--log-dir"), 0)
         with actor.log.open() as file:
             file.write(said.encode())
         assert actor.how_it_ended(code) == how

@@ -4,6 +4,7 @@ import functools
 import json
 import signal
 import socket
+import subprocess
 import sys
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -115,10 +116,25 @@ os.eventfd_write(int(sys.argv[sys.argv.index("--over-fd") + 1]), 1)
     assert hold(actor) == (0, "")
     assert [e["flags"][:2] for e in events("actor")] == [["--learner", "tcp://host:1"]] * 2
     assert {e["key"] for e in events("actor")} == {"ab" * 32}
+    assert [e["flags"][e["flags"].index("--start") + 3] for e in events("actor")] == ["0", "0"]
     # The learner gives out the numbers by which actors are told apart.
     assert all("--start -1" in " ".join(e["flags"]) for e in events("actor"))
     assert capsys.readouterr().err.count("actor 3: at work\n") == 2
     assert "actor 3 died of SIGABRT" in caplog.text
+
+
+def test_the_actors_of_a_host_count_from_0_and_take_what_is_free_again():
+    with ray.number_here("tcp://a:1") as first, ray.number_here("tcp://b:1") as of_another:
+        with ray.number_here("tcp://a:1") as second:
+            assert (first, second, of_another) == (0, 1, 0)
+        code = "from impala_async.launch.ray import number_here\n"
+        code += "with number_here('tcp://a:1') as number: print(number, flush=True); input()"
+        command = [sys.executable, "-c", code]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        for _ in range(2):
+            with subprocess.Popen(command, **pipes) as other:
+                assert other.stdout.readline() == b"1\n"
+                other.kill()
 
 
 def test_a_holder_says_why_its_actor_cannot_run():
