@@ -131,4 +131,4 @@ def test_last_words_are_told_where_they_may_be_a_reason(tmp_path):
         assert actor.how_it_ended(code) == how
     # No more is read of a long log than its end.
     log.write_text("error: it began\n" + "word " * 14_000)
-    assert "it began" not in _Actor(0, LogFile(log, "--log-dir")).how_it_ended(1)
+    assert "it began" not in _Actor(0, LogFile(log, "--log-dir"), 0).how_it_ended(1)
