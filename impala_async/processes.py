@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any, NoReturn
 
 from impala_async.errors import ConfigError, Exit
@@ -40,7 +41,10 @@ ECHO_S = 0.5
 GRACE_S = 2.0
 # Small tensors gain nothing from more threads, and the processes share the cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+# So long a process that was asked to end goes on with a start for which others wait.
+TERM_PATIENCE_S = 8.0
 _undoings: list[Callable[[], object]] = []
+_is_orphaned = threading.Event()
 _SIGEV_THREAD = 2
 GROWTH_BYTES, GROWTH_OVER_S = 64 << 20, 10.0
 # These are options of mallopt, from malloc.h.
@@ -120,6 +124,7 @@ def _watch(fd: int) -> None:
             pass
     except OSError:
         return
+    _is_orphaned.set()
     os.kill(os.getpid(), signal.SIGTERM)
     # An interpreter that is torn down may let no other thread run: then the kernel ends us.
     signal.setitimer(signal.ITIMER_REAL, ORPHAN_S + 0.2)
@@ -215,12 +220,33 @@ def quit_at_once() -> Iterator[None]:
 @contextmanager
 def terms_later() -> Iterator[None]:
     """A context at whose end this process first hears what asked it to end meanwhile, but for
-    Ctrl-C: others wait for it, and would not be told."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*REQUESTS} - CTRL_C)
+    Ctrl-C: others wait for it, and would not be told. It hears it before that if it is asked once
+    more, if the context is too long, or if nobody is there any more for whom it works."""
+    before = {int(number): signal.getsignal(number) for number in {*REQUESTS} - CTRL_C}
+    heard = list[int]()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        answer = before[number]
+        if (heard or _is_orphaned.is_set()) and callable(answer):
+            answer(number, frame)
+        elif not heard:
+            heard.append(number)
+            again.start()
+
+    again = threading.Timer(TERM_PATIENCE_S, lambda: os.kill(os.getpid(), heard[0]))
+    again.daemon = True
+    later = without_echo(hear)
+    for number in before:
+        signal.signal(number, later)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        again.cancel()
+        for number, answer in before.items():
+            if signal.getsignal(number) is later:  # else somebody has taken it over
+                signal.signal(number, answer)
+        if heard:
+            os.kill(os.getpid(), heard[0])
 
 
 @contextmanager

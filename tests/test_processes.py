@@ -309,6 +309,18 @@ def test_a_word_may_be_heard_later_but_ctrl_c_is_heard_at_once():
     assert told(later.replace("TELL", "pass")) == (0, "held\nalive\n", "")
 
 
+def test_it_is_heard_in_a_start_that_is_too_long_or_at_a_second_word_and_children_hear_theirs():
+    head = "import time\nfrom impala_async import processes\n"
+    waits = "with quit_at_once(), terms_later():\n    TELL\n    time.sleep(60)"
+    soon = f"{head}processes.TERM_PATIENCE_S = 0.7\n{waits}"
+    assert told(soon, signal.SIGTERM) == (0, "", "terminated\n")
+    twice = waits.replace("time.sleep(60)", "time.sleep(0.6)\n    TELL\n    time.sleep(60)")
+    assert told(head + twice, signal.SIGTERM) == (0, "", "terminated\n")
+    child = "with quit_at_once(), terms_later():\n    child = subprocess.Popen(['sleep', '60'])\n"
+    child += "    child.terminate()\n    print(child.wait())"
+    assert told(f"import subprocess\n{child}") == (0, "-15\nalive\n", "")
+
+
 def test_afterwards_all_is_as_before():
     handlers = list(map(signal.getsignal, REQUESTS))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -36,7 +36,7 @@ class Address:
         self.url = where
         """The address; nothing until a folder has named one."""
         self.key: Key | None = None
-        """The folder has it, where that names the address; else the environment of the process."""
+        """That of the folder, where it names the address, or else that of the environment."""
         if is_folder(where):
             # Code of the user's own, imported later, may change the current folder.
             self._folder, self.url = RunFolder(Path(os.path.abspath(where))), ""
@@ -59,11 +59,11 @@ class Address:
     def find(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
         """Read it anew, and wait until there is one; UnreachableError if there is none in time."""
         if not (self._look() or self.url):
-            self._wait(give_up_at, check_stop, self._silent)
+            self._wait(give_up_at, check_stop, lambda: self._silent)
 
     def leave_other(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
         """Another run is here: wait until the folder names another address; or the same error."""
-        self._wait(give_up_at, check_stop, OTHER_RUN)
+        self._wait(give_up_at, check_stop, lambda: OTHER_RUN)
 
     def has_moved(self) -> bool:
         """Whether the folder names another address or key than before, which hold from now on."""
@@ -72,13 +72,15 @@ class Address:
         self._look_at = now + LOOK_EVERY_S
         return self._look()
 
-    def _wait(self, give_up_at: float, check_stop: Callable[[], None], why: str) -> None:
+    def _wait(
+        self, give_up_at: float, check_stop: Callable[[], None], why: Callable[[], str]
+    ) -> None:
         wait = Wait(logger.info)
         while not self._look():
             check_stop()
-            wait.look(lambda s: f"{why} ({s:.0f} s)")
+            wait.look(lambda s: f"{why()} ({s:.0f} s)")
             if time.monotonic() >= give_up_at:
-                raise UnreachableError(why)
+                raise UnreachableError(why())
             time.sleep(POLL_S)
 
     def _look(self) -> bool:
@@ -90,6 +92,9 @@ class Address:
                 url = str(service.get("data_url"))
                 check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
                 key = self._read_key() if service.get("is_encrypted") else None
+                if service.get("is_encrypted") and key is None:
+                    url = ""  # it may be of a learner that was killed
+                    self._silent = f"{self._folder.path / KEY_FILE}: the key of the run is missing"
         except (CheckpointError, ConfigError):
             if not self.url:
                 raise
@@ -99,13 +104,18 @@ class Address:
         self.url, self.key = url, key
         return True
 
-    def _read_key(self) -> Key:
-        """The key in the folder; ConfigError where there is none."""
+    def _read_key(self) -> Key | None:
+        """The key in the folder. Where it is another user's, who alone may read it, or is not there
+        now, it is that of the environment."""
         assert self._folder is not None
-        path = self._folder.whole / KEY_FILE
-        if (text := find_bytes(path)) is None:
-            raise ConfigError(f"{path}: the key of the run is not there, which its learner wants")
-        return Key(text.decode(errors="replace"), str(path))
+        path, given = self._folder.whole / KEY_FILE, key_in_environment()
+        try:
+            text = find_bytes(path)
+        except CheckpointError:
+            if given is None:
+                raise
+            text = None
+        return given if text is None else Key(text.decode(errors="replace"), str(path))
 
 
 def is_folder(where: str) -> bool:

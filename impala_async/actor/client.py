@@ -160,8 +160,9 @@ class Client:
                 address.leave_other(give_up_at, self._check_stop)
 
     def _is_in_vain(self, handshake: Handshake, sent_to: str, since: float) -> bool:
-        """Whether to say hello somewhere else. A folder may yet tell of another key."""
-        if not self._address.is_folder:
+        """Whether to say hello somewhere else. A folder may yet tell of another key; and where a
+        learner was, something else may have its port for a while."""
+        if self.side.run_id == NO_RUN and not self._address.is_folder:
             check_key(self._data, self._url)
         is_silent = bool(sent_to) and time.monotonic() - since > SENT_S
         return is_silent or bool(handshake.elsewhere) or self._address.has_moved()

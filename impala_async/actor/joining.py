@@ -47,8 +47,8 @@ WANTS_KEY = (
     "run folder has, or let --learner name that folder, where it can be seen from here"
 )
 WANTS_NONE = (
-    f"the learner at %s is not encrypted, and {KEY_VARIABLE} is set here: take it away, or start "
-    "the learner with --set bind.encrypt=on"
+    f"the learner at %s has no key, and {KEY_VARIABLE} is set here: take it away, or start the "
+    "learner with --set bind.encrypt=on"
 )
 OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process still "
@@ -104,8 +104,7 @@ def find_learner(
     def why() -> str:
         found = inquiry.why() if is_understood else NOT_UNDERSTOOD
         # Nobody may listen there any more.
-        cut_short = CUT_SHORT + WHY_CUT_SHORT[dealer.has_key]
-        return cut_short if found == SILENT and dealer.is_cut_short else found
+        return _why_cut_short(dealer) if found == SILENT and dealer.is_cut_short else found
 
     def say_wait(seconds: float) -> str:
         # Until it is asked again, what it said last is how things are.
@@ -142,6 +141,12 @@ def find_learner(
         f"no learner answered at {url} within {within_s:g} s: {why()}; is it running, and "
         "is this the address that it printed?"
     )
+
+
+def _why_cut_short(dealer: Dealer) -> str:
+    if dealer.is_out_of_step:
+        return "it has no key, and we have one" if dealer.has_key else "it wants a key"
+    return CUT_SHORT + WHY_CUT_SHORT[dealer.has_key]
 
 
 def check_key(dealer: Dealer, url: str) -> None:

@@ -1,7 +1,8 @@
 """Actors on the nodes of a Ray cluster, and their learner here.
 
 Ray places actors, and places them again when it loses a node or a process of its own. Nothing of a
-run passes through Ray: the processes that it has placed dial the learner, as all actors do.
+run passes through Ray but its address and key: the processes that it has placed dial the learner,
+as all actors do.
 """
 
 import errno
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
-from impala_async.errors import ConfigError, Exit, UnreachableError, how_it_ended
+from impala_async.errors import CheckpointError, ConfigError, Exit, UnreachableError, how_it_ended
 from impala_async.files import find_bytes, find_object
 from impala_async.launch.actors import GOODBYE_S, Actors, Supervision
 from impala_async.launch.children import POLL_S, spawn
@@ -34,8 +35,8 @@ LEARNER_RESTART_S = 5.0
 # One that dies more often in a row, and trains nothing that is saved, would do so for ever.
 MAX_RESTARTS_IN_VAIN = 5
 IN_VAIN = (
-    f"and so did the {MAX_RESTARTS_IN_VAIN} before it, of which none has saved anything new: it is "
-    "given up; what it died of is above"
+    f"the {MAX_RESTARTS_IN_VAIN + 1}th time since it has saved anything new: it is given up; "
+    "what it died of is above"
 )
 
 
@@ -171,7 +172,8 @@ class RayRun(LocalRun):
         super().__init__([*flags, *_at_ports(binds, {})], run_dir)
         self._flags, self._binds = flags, binds
         self._start_at = math.inf
-        self._trained, self._num_in_vain = self._find_trained(), 0
+        self._trained, self._num_in_vain = b"", 0
+        self._trained = self._find_trained()
         # Actors were told an address, and nobody could tell them another one.
         self._service: dict[str, Any] = {}
 
@@ -199,8 +201,11 @@ class RayRun(LocalRun):
         return True
 
     def _find_trained(self) -> bytes:
-        """The number of updates in the last checkpoint, as it is in the name of that."""
-        return (find_bytes(self._run_dir / "last_checkpoint") or b"").rpartition(b"-")[2]
+        """The number of updates in the last checkpoint, as it is in the name of that. A disk that
+        fails now may have killed the learner too: it is as it was."""
+        with suppress(CheckpointError):
+            return (find_bytes(self._run_dir / "last_checkpoint") or b"").rpartition(b"-")[2]
+        return self._trained
 
     def _is_in_vain(self, code: int) -> bool:
         """Whether there is no sense in another start, after so many; of 75 there is."""

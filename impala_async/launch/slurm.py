@@ -77,7 +77,7 @@ do
     test $code -eq 2 && exit 2
     test "$before" = "$(trained)" || in_vain=0
     test $code -eq 75 || test $((in_vain += 1)) -lt 6 || exit $code
-    sleep 5
+    sleep $((5 + 5 * in_vain))
 done
 """
 

@@ -152,7 +152,8 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     if model and device.type == "cpu":
         precision = pick_precision(config.model.precision, model.torso_name, device)
         row_bytes += _kept_bytes(model, schema) * precision.itemsize // torch.float32.itemsize
-    update_bytes = num_columns * (schema.rows + 1) * row_bytes
+    # Several policies learn one after the other, each from its own columns.
+    update_bytes = num_columns * (schema.rows + 1) * row_bytes // max(1, len(schema.policies))
     free_bytes = psutil.virtual_memory().available
     if slot_bytes + model_bytes + update_bytes > free_bytes:
         raise SpacesError(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
 from impala_async.config.ranks import Place
 from impala_async.config.run import RunConfig, StopSection
 from impala_async.errors import (
@@ -287,14 +286,13 @@ class LearnerService:
         self._loop.add_signal_handler(signal.SIGINT, without_echo(self._on_interrupt))
         self._on_ready()
         server = self._server
-        urls = server.data_url, server.weights_url
-        self._folder.announce(*urls, self._start.epoch, is_encrypted=server.key is not None)
+        urls, is_encrypted = (server.data_url, server.weights_url), server.key is not None
+        command = self._folder.announce(*urls, self._start.epoch, is_encrypted=is_encrypted)
         for warning in self._config.warnings(self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
         if self._place.is_first:  # that one sends actors to the others
-            key = f"{KEY_VARIABLE}=$(cat {self._folder.path / KEY_FILE}) " if server.key else ""
-            command = f"{key}impala-async actor --learner {server.data_url}"
+            # Lockstep begins with all of them.
             many = f"{self._settings.train.num_actors} " if self._config.pace.is_lockstep else ""
             logger.info("waiting for %sactors: %s", many, command)
 

@@ -11,13 +11,14 @@ import json
 import logging
 import os
 import re
+import shlex
 import time
 import uuid
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from impala_async.config.learner import KEY_FILE
+from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
 from impala_async.config.load import validate_config
 from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import RunConfig
@@ -251,17 +252,23 @@ class RunFolder:
             self.write_json(SPACES, spaces)
 
     def keep_key(self, text: str) -> None:
-        with writing(self.path):
-            write_whole(self.whole / KEY_FILE, f"{text}\n".encode(), PRIVATE)
+        path, kept = self.whole / KEY_FILE, f"{text}\n".encode()
+        # A file that has it stays as it is: its owner may have let a group read it.
+        if find_bytes(path) != kept:
+            with writing(self.path):
+                write_whole(path, kept, PRIVATE)
 
     def announce(
         self, data_url: str, weights_url: str, epoch: int, *, is_encrypted: bool = False
-    ) -> None:
-        """Say where actors find the learner of this start, which is this process."""
+    ) -> str:
+        """Say where actors find the learner of this start, which is this process. Return the
+        command that starts one."""
         where = {"data_url": data_url, "weights_url": weights_url, "is_encrypted": is_encrypted}
         more = {"http_url": None, "pid": os.getpid(), "epoch": epoch}
         with writing(self.path):
             self.write_json("service.json", {**where, **more})
+        key = f"{KEY_VARIABLE}=$(cat {shlex.quote(str(self.path / KEY_FILE))}) "
+        return f"{key * is_encrypted}impala-async actor --learner {data_url}"
 
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""

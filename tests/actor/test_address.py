@@ -118,16 +118,27 @@ def test_the_key_is_that_of_the_folder_or_of_the_environment(folder, monkeypatch
     assert (address.has_moved(), address.key) == (True, Key("ef" * 32, ""))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [(None, "the key of the run is not there"), ("ab", "wants 64 .* got 2 characters")],
-)
-def test_a_folder_without_the_key_that_is_wanted_is_told_with_its_path(folder, text, says):
-    if text is not None:
-        folder.keep_key(text)
+def test_a_folder_whose_key_is_missing_is_waited_for_and_one_that_is_none_is_told(folder):
     folder.announce("tcp://h:7", "tcp://h:8", 1, is_encrypted=True)
-    with pytest.raises(ConfigError, match=f"{folder.path}/key: {says}"):
+    # A learner that was killed has said so, and the next one brings another.
+    with pytest.raises(UnreachableError, match=f"{folder.path}/key: the key of the run is missing"):
+        find(Address(str(folder.path)), 0.1)
+    folder.keep_key("ab")
+    with pytest.raises(ConfigError, match=rf"{folder.path}/key: wants 64 .* got 2 characters"):
         find(Address(str(folder.path)))
+
+
+def test_the_folder_of_another_user_goes_with_the_key_of_the_environment(folder, monkeypatch):
+    folder.announce("tcp://h:7", "tcp://h:8", 1, is_encrypted=True)
+    (folder.path / "key").mkdir()  # as one that may not be read, by root too
+    with pytest.raises(CheckpointError, match="key: cannot be read"):
+        find(Address(str(folder.path)))
+    monkeypatch.setenv(KEY_VARIABLE, "cd" * 32)
+    address = Address(str(folder.path))
+    assert (find(address), address.key) == ("tcp://h:7", Key("cd" * 32, ""))
+    (folder.path / "key").rmdir()
+    folder.keep_key("ab" * 32)
+    assert (address.has_moved(), address.key) == (True, Key("ab" * 32, ""))
 
 
 def test_a_look_at_a_disk_is_not_made_at_every_turn(folder, monkeypatch):

@@ -13,6 +13,7 @@ from impala_async.actor.client import NewRun, RunFinished
 from impala_async.config.learner import KEY_VARIABLE
 from impala_async.errors import ConfigError, MismatchError, NotAllowedError, UnreachableError
 from impala_async.runs.folder import RunFolder
+from impala_async.wire.keys import new_key
 from impala_async.wire.messages import VERDICTS, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
@@ -430,7 +431,7 @@ def test_with_the_key_all_is_as_without_one(locked_scene, monkeypatch):
     ("is_locked", "text", "says"),
     [
         (True, "", "wants the key of its run: set IMPALA_ASYNC_KEY"),
-        (False, "ab" * 32, "is not encrypted, and IMPALA_ASYNC_KEY is set here: take it away"),
+        (False, "ab" * 32, "has no key, and IMPALA_ASYNC_KEY is set here: take it away"),
     ],
 )
 def test_one_side_alone_with_a_key_is_no_wait(
@@ -440,6 +441,29 @@ def test_one_side_alone_with_a_key_is_no_wait(
     actor = (locked_scene if is_locked else scene).actor()
     with pytest.raises(NotAllowedError, match=says):
         actor.do(actor.client.connect)
+
+
+def test_something_else_at_the_port_of_a_learner_that_is_gone_is_a_wait(
+    scene, monkeypatch, lines, impatient
+):
+    """A learner with a key has the port for a while, as any service may that speaks by ZeroMQ."""
+    monkeypatch.setattr("impala_async.output.AFTER_S", 0.1)
+    actor, session = scene.at_work()
+    url = scene.learner.url
+    session.bye("restarting")
+    pumped = pump(actor)
+    scene.learner.data.hear(ByeOk)
+    scene.learner.close()
+    other = Router(scene.context, url, None, 1 << 20, new_key())
+    try:
+        until(lambda: lines(f"no learner answers at {url} yet"))
+        until(lambda: lines("it wants a key"))
+        assert not pumped.done()
+    finally:
+        other.close()
+    actor.stop.set()
+    with pytest.raises(RunFinished):
+        pumped.result(WITHIN_S)
 
 
 def test_another_key_is_told_as_what_it_may_be(locked_scene, monkeypatch, impatient):

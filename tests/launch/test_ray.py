@@ -19,9 +19,10 @@ from tests.e2e.zygote import children
 from tests.launch.fake_doors import events, make_doors, signals
 
 SERVES = """
-Path("run/service.json").write_text(json.dumps(
+Path("run/.beside").write_text(json.dumps(
     {"data_url": "tcp://10.0.0.1:7001", "weights_url": "tcp://10.0.0.1:7002"}
 ))
+Path("run/.beside").rename("run/service.json")
 """
 
 
@@ -257,7 +258,7 @@ sys.exit(75 if count("learner") == 5 else 70)
 """
     assert run(learner, monkeypatch) == 70
     assert len(events("learner")) == 2 + 1 + 1 + 5
-    assert caplog.messages[-1].startswith("the learner ended with exit code 70, and so did the 5")
+    assert caplog.messages[-1].startswith("the learner ended with exit code 70, the 6th time since")
 
 
 @pytest.mark.parametrize("code", [0, 2])

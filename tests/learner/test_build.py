@@ -192,7 +192,7 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
 
 
 @pytest.mark.parametrize(("core", "name"), [(None, "impala_resnet"), ("lstm", "nature_cnn")])
-def test_an_update_s_own_tensors_are_estimated_within_a_quarter(free, monkeypatch, core, name):
+def test_an_update_s_own_tensors_are_estimated(free, monkeypatch, core, name):
     """By those that torch keeps of two batches, of which one has four rows more."""
     model = {"name": name, "core": core, "precision": "float32", "normalize_obs": False}
     state = recurrent_state(core, 256)
