@@ -36,6 +36,10 @@ BYE_OK_S = 0.5
 DIAL_S = 3.0
 NOT_UNDERSTOOD = "what it answers is not understood: it may be no learner, or another release"
 SILENT = "something listens there, but has said nothing: it starts, or is no learner"
+HAS_NONE = (
+    "it has no key, and we have one: it is not the learner of this run, unless that was started "
+    "with bind.encrypt=off"
+)
 CUT_SHORT = "connections end there before a word is understood: "
 # By whether we have a key.
 WHY_CUT_SHORT = {
@@ -45,10 +49,6 @@ WHY_CUT_SHORT = {
 WANTS_KEY = (
     f"the learner at %s wants the key of its run: set {KEY_VARIABLE} to what the file `key` in its "
     "run folder has, or let --learner name that folder, where it can be seen from here"
-)
-WANTS_NONE = (
-    f"the learner at %s has no key, and {KEY_VARIABLE} is set here: take it away, or start the "
-    "learner with --set bind.encrypt=on"
 )
 OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process still "
@@ -144,15 +144,16 @@ def find_learner(
 
 
 def _why_cut_short(dealer: Dealer) -> str:
-    if dealer.is_out_of_step:
-        return "it has no key, and we have one" if dealer.has_key else "it wants a key"
-    return CUT_SHORT + WHY_CUT_SHORT[dealer.has_key]
+    if not dealer.is_out_of_step:
+        return CUT_SHORT + WHY_CUT_SHORT[dealer.has_key]
+    return HAS_NONE if dealer.has_key else "it wants a key, and we have none"
 
 
 def check_key(dealer: Dealer, url: str) -> None:
-    """Raise NotAllowedError where the learner wants a key and we have none, or the other way."""
-    if dealer.is_out_of_step:
-        raise NotAllowedError((WANTS_NONE if dealer.has_key else WANTS_KEY) % url)
+    """Raise NotAllowedError where the learner wants a key and we have none. The other way it is a
+    wait: anybody may listen there who is no learner of ours, and would like to be taken for one."""
+    if dealer.is_out_of_step and not dealer.has_key:
+        raise NotAllowedError(WANTS_KEY % url)
 
 
 def say_goodbye(dealer: Dealer, bye: wire.Bye, log: SeldomLog) -> None:

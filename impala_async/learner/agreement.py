@@ -117,5 +117,6 @@ def _find_key(folder: RunFolder, bind: BindSection) -> Key | None:
     if bind.encrypt == "off" or (bind.encrypt == "auto" and not bind.open_urls and not given):
         return None
     if given is None and (kept := find_bytes(folder.whole / KEY_FILE)) is not None:
-        return Key(kept.decode(errors="replace"), str(folder.path / KEY_FILE))
+        fix = ": remove the file, and a new one is made"
+        return Key(kept.decode(errors="replace"), str(folder.path / KEY_FILE), fix)
     return given or new_key()

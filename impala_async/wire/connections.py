@@ -31,6 +31,9 @@ MANY_DESCRIPTORS = 65536
 # ZeroMQ closes one that was cut off only when what it took from there is read. While more than so
 # many wait for that, each for so long at most, nobody is let in; and so many are remembered.
 MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
+# Where a key keeps strangers' messages out, so many may come from one look to the next: each costs
+# what a handshake does.
+MAX_NEW_LOCKED = 250
 LONGEST_HOLD_S = 10.0
 # Frames of nothing take 32 times as much memory as bytes. So where memory grows, more than so many
 # bytes that are no whole message after so long are no trajectory on a slow line.
@@ -46,7 +49,7 @@ NEVER_WHOLE = "sent what was no whole message while memory grew"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
-WITHOUT_KEY = "had not the key of this run"
+WITHOUT_KEY = "dialled without the key of this run"
 _BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
 # It has no descriptor, but a reason. A router with a key is told of it.
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -115,9 +118,16 @@ class Connections:
     """Owns the monitor of a socket. Nothing that fails here is worth more than this look:
     a connection may end at any moment, and its descriptor be another's."""
 
-    def __init__(self, monitor: Monitor, max_strangers: int = MAX_STRANGERS) -> None:
+    def __init__(
+        self, monitor: Monitor, max_strangers: int = MAX_STRANGERS, *, is_locked: bool = False
+    ) -> None:
+        """`is_locked`: nothing that is said without the key comes through."""
         # The counts since the start, by the reason.
         self.cut_off: Counter[str] = Counter()
+        self.shut_s = 0.0
+        """For how long nobody was let in, since the start, until the last look."""
+        self._shut_at = math.inf
+        self._is_locked = is_locked
         self._monitor = monitor
         # Hears of every event.
         self.follow: Callable[[int, int], object] = lambda event, value: None
@@ -137,7 +147,7 @@ class Connections:
         self._leaving: dict[int, float] = {}
         self._listener, self._is_shut, self._shut_until = -1, False, -math.inf
         # Those that came since all was read: each may bring a thousand messages, and hang up.
-        self.num_new = 0
+        self._num_new = 0
 
     @property
     def fd(self) -> int:
@@ -162,6 +172,14 @@ class Connections:
             self._routes.pop(connection.route, None)
             connection.route, self._routes[route] = route, fd
 
+    @property
+    def _are_many_new(self) -> bool:
+        return self._num_new > (MAX_NEW_LOCKED if self._is_locked else MAX_LEAVING)
+
+    def note_drained(self) -> None:
+        """All that had come is read."""
+        self._num_new *= self._is_locked
+
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
         for event, fd in self._monitor.read():
@@ -174,13 +192,13 @@ class Connections:
             if event == zmq.EVENT_LISTENING:
                 self._listener = fd
             if event in _BEGINNINGS:
-                self.num_new += 1
+                self._num_new += 1
                 self._open[fd], self._strangers[fd] = _Connection(), None
                 if route := self._early.pop(fd, b""):
                     self._open[fd].route, self._routes[route] = route, fd
         while len(self._strangers) > self._max_strangers:
             self._cut(next(iter(self._strangers)), NEVER_JOINED)
-        self._shut(self._is_shut or self.num_new > MAX_LEAVING)
+        self._shut(self._is_shut or self._are_many_new)
 
     def look(
         self,
@@ -225,7 +243,7 @@ class Connections:
         for fd in self._doubtful & doubtful:
             self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
         self._doubtful = doubtful & self._open.keys()
-        self.num_new *= not is_drained
+        self._num_new *= not (is_drained or self._is_locked)
         self._open_or_shut(under_way.keys() & self._strangers.keys())
         return bool(self._doubtful)
 
@@ -257,7 +275,7 @@ class Connections:
             self._cut(fd, SHUT_OUT)
         since = time.monotonic() - LONGEST_LEAVE_S
         num_leaving = sum(at > since for at in self._leaving.values())
-        self._shut(is_held or max(num_leaving, self.num_new) > MAX_LEAVING)
+        self._shut(is_held or num_leaving > MAX_LEAVING or self._are_many_new)
 
     def _forget(self, fd: int) -> None:
         self._strangers.pop(fd, None)
@@ -267,6 +285,9 @@ class Connections:
 
     def _shut(self, is_shut: bool) -> None:
         """Let nobody in, or everybody again, where there is a listener: who dials has none."""
+        now = time.monotonic()
+        self.shut_s += max(now - self._shut_at, 0.0)
+        self._shut_at = now if is_shut else math.inf
         if is_shut != self._is_shut and self._listener >= 0:
             _ask(self._listener, lambda own: own.setsockopt(socket.SOL_SOCKET, *_FILTERS[is_shut]))
             self._is_shut = is_shut

@@ -24,11 +24,11 @@ _WANTS = "wants 64 hexadecimal digits, as `openssl rand -hex 32` prints them, go
 class Key:
     """It is shown nowhere: `repr` has nothing of it."""
 
-    def __init__(self, text: str, where: str) -> None:
-        """Raise ConfigError for what is no key, and say where it was."""
+    def __init__(self, text: str, where: str, fix: str = "") -> None:
+        """Raise ConfigError for what is no key, and say where it was and what can be done."""
         if not _TEXT.fullmatch(text := text.strip()):
             kind = "others" if len(text) == 64 else f"{len(text)} characters"
-            raise ConfigError(f"{where}: {_WANTS} {kind}")
+            raise ConfigError(f"{where}: {_WANTS} {kind}{fix}")
         self.text = text.lower()
         self._secret = z85.encode(bytes.fromhex(text))
 

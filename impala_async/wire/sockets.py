@@ -125,7 +125,9 @@ class Router:
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self.has_more_frames = False
         watched = WATCHED if key is None else WATCHED | REFUSED
-        self.connections = Connections(Monitor(self._socket, watched), most_descriptors() // 4)
+        self.connections = Connections(
+            Monitor(self._socket, watched), most_descriptors() // 4, is_locked=key is not None
+        )
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")
         if key is not None:
@@ -162,7 +164,7 @@ class Router:
         try:
             route = self._socket.recv(_NOBLOCK)
         except zmq.Again:
-            self.connections.num_new = 0
+            self.connections.note_drained()
             return None
         self.has_more_frames = True
         if not self.connections.is_first(route):

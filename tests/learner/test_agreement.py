@@ -162,5 +162,7 @@ def test_that_of_the_environment_goes_first_and_into_the_folder(folders, monkeyp
 
 def test_a_file_that_is_no_key_is_told_with_its_path(folders):
     (folders[0].path / "key").write_text("secret")
-    with pytest.raises(ConfigError, match=rf"{folders[0].path}/key: wants 64 .* got 6 characters"):
+    with pytest.raises(
+        ConfigError, match=rf"{folders[0].path}/key: wants 64 .* 6 characters: remove the"
+    ):
         join(Ranks(Place()), folders[0], OPEN)

@@ -12,6 +12,7 @@ import zmq
 
 from impala_async.wire import connections, sockets
 from impala_async.wire import connections as module
+from impala_async.wire.keys import new_key
 from tests.proxy import LEARNER_HOST
 from tests.wire import raw_peer
 from tests.wire.ends import ANY_PORT, DEADLINE_S, greeted, take, until
@@ -206,6 +207,25 @@ def test_nobody_is_let_in_while_many_wait_to_be_read(ends, router, dial, monkeyp
     monkeypatch.setattr(module, "MAX_GONE", len(watched.gone))
     watched._note_gone(b"another")
     assert len(watched.gone) == module.MAX_GONE
+
+
+def test_behind_a_key_some_hundreds_may_come_between_two_looks(ends, monkeypatch):
+    """They bring no messages: what they cost is their handshakes."""
+    monkeypatch.setattr(module, "MAX_NEW_LOCKED", 3)
+    monkeypatch.setattr(module, "MAX_LEAVING", 1)
+    router = ends.router(key=new_key())
+    watched, knock = router.connections, (LEARNER_HOST, router.port)
+    raws = [socket.create_connection(knock) for _ in range(4)]
+    until(lambda: watched.read() or len(watched._open) == 4)
+    assert router.receive() is None  # that all is read says nothing of newcomers
+    assert watched.shut_s == 0.0
+    with pytest.raises(TimeoutError):
+        socket.create_connection(knock, timeout=0.1)
+    watched.look({})
+    assert 0.1 <= watched.shut_s < 5.0
+    raws.append(socket.create_connection(knock, timeout=0.1))
+    for raw in raws:
+        raw.close()
 
 
 def test_a_port_is_held_shut_for_a_while(router, monkeypatch):

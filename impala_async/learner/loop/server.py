@@ -41,6 +41,8 @@ LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
 # An actor that gets no credit meanwhile is told after so long what became of what it sent.
 ACKNOWLEDGE_AFTER_S = 0.1
 STRANGERS_EVERY_S = 10.0
+# A port that was shut to newcomers for longer meanwhile is told of.
+LEAST_SHUT_S = 1.0
 # Beside trajectories: what any peer may send between two looks.
 SPARE_BYTES = 1 << 17
 
@@ -106,7 +108,7 @@ class ActorServer:
         self._wire = Counters(WIRE_COUNTS)
         self._data = Endpoint(loop, data, self._wire, self.admission.hear, self._answer)
         self._weights = Endpoint(loop, weights, self._wire, self.sessions.hear_pull)
-        self._growth, self._told_of = Growth(), Counter[str]()
+        self._growth, self._told_of, self._shut_s = Growth(), Counter[str](), 0.0
         self._tell_at = time.monotonic() + STRANGERS_EVERY_S
 
     def open(
@@ -250,8 +252,12 @@ class ActorServer:
     def _tell_of_strangers(self) -> None:
         """Tell in one line what is new, over both sockets; then their hellos are forgotten."""
         before, hellos = self._told_of, self._data.hellos
+        ends = self._data.connections, self._weights.connections
+        shut_s, self._shut_s = self._shut_s, max(end.shut_s for end in ends)
         self._told_of = self._cut_off() + Counter({"gave way": self.table.num_given_way})
         new = [f"{number:,} {what}" for what, number in (self._told_of - before).items()]
+        if (shut_s := self._shut_s - shut_s) >= LEAST_SHUT_S:
+            new.append(f"nobody was let in for {shut_s:.1f} s, as too many came")
         if new:
             new[-1] += f"; {hellos.total():,} hellos over {len(hellos):,} connections"
             logger.warning("strangers in %.0f s: %s", STRANGERS_EVERY_S, ", ".join(new))
