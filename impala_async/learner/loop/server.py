@@ -6,6 +6,7 @@ Runs on: event loop
 
 import asyncio
 import logging
+import random
 import secrets
 import time
 from collections import Counter
@@ -189,7 +190,9 @@ class ActorServer:
         """A task: who sends too much is cut off."""
         is_doubtful = False
         while True:
-            await asyncio.sleep(LOOK_AGAIN_S if is_doubtful else LOOK_EVERY_S)
+            # Who finds a port shut knocks once a second: regular looks would open it in vain.
+            usual_s = LOOK_EVERY_S * random.uniform(0.6, 1.4)
+            await asyncio.sleep(LOOK_AGAIN_S if is_doubtful else usual_s)
             is_doubtful = self.look_at_connections()
 
     def look_at_connections(self) -> bool:
