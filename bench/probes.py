@@ -4,6 +4,7 @@ Tests and benchmarks use them by name: `bench.probes:MatchObservation`. Observat
 vectors, actions are Discrete(2) unless said otherwise.
 """
 
+import os
 import time
 from typing import Any, Literal
 
@@ -139,6 +140,18 @@ class Slow(Counting):
         self._step_s = step_s
 
     def step(self, action: np.int64) -> Transition:
+        time.sleep(self._step_s)
+        return super().step(action)
+
+
+class Straggler(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole, each step of which takes `step_s` seconds more, and ten times as many in rank 1."""
+
+    def __init__(self, step_s: float = 0.0002) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self._step_s = step_s * (10 if os.environ.get("RANK") == "1" else 1)
+
+    def step(self, action: Any) -> Any:
         time.sleep(self._step_s)
         return super().step(action)
 
