@@ -147,7 +147,7 @@ class Slow(Counting):
 class Straggler(gym.Wrapper[Any, Any, Any, Any]):
     """CartPole, each step of which takes `step_s` seconds more, and ten times as many in rank 1."""
 
-    def __init__(self, step_s: float = 0.0002) -> None:
+    def __init__(self, step_s: float = 0.0004) -> None:
         super().__init__(gym.make("CartPole-v1"))
         self._step_s = step_s * (10 if os.environ.get("RANK") == "1" else 1)
 

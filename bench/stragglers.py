@@ -8,7 +8,7 @@ from bench.door import run
 from bench.one_run import CONFIGS, one_run, steps_per_s
 from bench.paired import Figure, Sample, figure, in_turns, new_parser, publish, ratio
 
-ENV_STEPS = 60_000
+ENV_STEPS = 40_000
 SETTINGS = (
     *("env.id=bench.probes:Straggler", "actor.sampler=serial", "train.num_actors=2"),
     *("stop.mean_return=none", f"stop.env_steps={ENV_STEPS}"),
@@ -16,7 +16,7 @@ SETTINGS = (
 CUT = ("pace.cut_share=0.5",)
 POLL_S = 0.5
 NOTES = """
-DD-PPO on CartPole (`configs/cartpole_ddppo.toml`), whose steps sleep 0.2 ms, and 2 ms in rank 1:
+DD-PPO on CartPole (`configs/cartpole_ddppo.toml`), whose steps sleep 0.4 ms, and 4 ms in rank 1:
 with nothing cut each update waits for that. With `pace.cut_share` half of the ranks being ready
 is enough, and the other one sends what it has, at least a quarter of its rows. Seconds are those in
 which the learners train. The return is the mean of the last 100 episodes, when as many env steps

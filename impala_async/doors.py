@@ -185,9 +185,12 @@ def add_learner_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def check_learner(where: str) -> None:
-    """Raise ConfigError for what can be neither an address of a learner nor its run folder."""
+    """Raise ConfigError for what can be neither an address of a learner nor its run folder, and for
+    a key in the environment that is none."""
     from impala_async.actor.address import check_address, is_folder
+    from impala_async.wire.keys import key_in_environment
 
+    key_in_environment()
     if not is_folder(where):
         wants = "wants tcp://HOST:PORT, or a run folder that this host has"
         check_address(where, f"--learner: {wants}")

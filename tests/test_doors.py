@@ -155,6 +155,12 @@ def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypat
         assert capsys.readouterr().err.rstrip().endswith(told), flags
 
 
+def test_a_key_in_the_environment_that_is_none_is_told_before_anything_starts(monkeypatch):
+    monkeypatch.setenv("IMPALA_ASYNC_KEY", "secret")
+    with pytest.raises(ConfigError, match="IMPALA_ASYNC_KEY: wants 64 hexadecimal digits"):
+        doors.check_learner("tcp://h:5")
+
+
 def test_where_a_learner_may_be():
     for url in (
         "runs/it-will-be-here",

@@ -144,7 +144,7 @@ def find_learner(
 
 
 def _why_cut_short(dealer: Dealer) -> str:
-    if not dealer.is_out_of_step:
+    if not dealer.is_key_one_sided:
         return CUT_SHORT + WHY_CUT_SHORT[dealer.has_key]
     return HAS_NONE if dealer.has_key else "it wants a key, and we have none"
 
@@ -152,7 +152,7 @@ def _why_cut_short(dealer: Dealer) -> str:
 def check_key(dealer: Dealer, url: str) -> None:
     """Raise NotAllowedError where the learner wants a key and we have none. The other way it is a
     wait: anybody may listen there who is no learner of ours, and would like to be taken for one."""
-    if dealer.is_out_of_step and not dealer.has_key:
+    if dealer.is_key_one_sided and not dealer.has_key:
         raise NotAllowedError(WANTS_KEY % url)
 
 

@@ -287,7 +287,7 @@ class Dealer:
             raise
         self.is_cut_short = False
         """Whether the last connection ended before both ends were known to talk by ZeroMQ."""
-        self.is_out_of_step = False
+        self.is_key_one_sided = False
         """Whether one of both ends has a key, and the other one none."""
         # These are of the connection that there is now.
         self._is_connected = self._is_greeted = False
@@ -375,13 +375,13 @@ class Dealer:
 
     def _follow(self, event: int, value: int) -> None:
         if event == REFUSED:
-            self.is_out_of_step = value == _OTHER_MECHANISM
+            self.is_key_one_sided = value == _OTHER_MECHANISM
             return  # the end of the connection is told of too
         if self.is_cut_short and self._redial_at < math.inf:
             return  # it is of a connection that was ended here
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._redial_at = math.inf
-            self.is_cut_short = self.is_out_of_step = False
+            self.is_cut_short = self.is_key_one_sided = False
         elif event == zmq.EVENT_DISCONNECTED:
             self._redial_at = time.monotonic() + REDIAL_S
             self.is_cut_short = not self._is_connected

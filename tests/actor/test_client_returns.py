@@ -487,7 +487,7 @@ def test_a_folder_that_tells_of_its_key_later_is_waited_for(locked_scene, tmp_pa
     folder.announce(locked_scene.learner.url, "tcp://h:8", 1)
     actor = locked_scene.actor(where=tmp_path)
     connected = actor.begin_connect()
-    until(lambda: actor.client._dealer is not None and actor.client._dealer.is_out_of_step)
+    until(lambda: actor.client._dealer is not None and actor.client._dealer.is_key_one_sided)
     folder.keep_key(locked_scene.key.text)
     folder.announce(locked_scene.learner.url, "tcp://h:8", 1, is_encrypted=True)
     locked_scene.learner.welcome(locked_scene.learner.data.hear(Hello), settings_of())

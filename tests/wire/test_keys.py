@@ -34,7 +34,7 @@ def test_both_ends_are_told_where_one_of_them_alone_has_a_key(ends, key):
     locked, unlocked = ends.router(key=key), ends.router()
     pairs = [ends.dealer(locked.url), ends.dealer(unlocked.url, key=key)]
     for dealer in pairs:
-        until(lambda dealer=dealer: dealer.receive(0.05) or dealer.is_out_of_step)
+        until(lambda dealer=dealer: dealer.receive(0.05) or dealer.is_key_one_sided)
     assert [dealer.has_key for dealer in pairs] == [False, True]
     # Without a key it is any stranger's nonsense.
     unlocked.connections.read()
@@ -44,7 +44,7 @@ def test_both_ends_are_told_where_one_of_them_alone_has_a_key(ends, key):
 def test_another_key_is_no_end_that_has_none(ends, key):
     dealer = ends.dealer(ends.router(key=key).url, key=new_key())
     until(lambda: dealer.receive(0.05) or dealer.is_cut_short)
-    assert not dealer.is_out_of_step
+    assert not dealer.is_key_one_sided
 
 
 def test_the_path_on_this_host_wants_no_key(ends, key, tmp_path):

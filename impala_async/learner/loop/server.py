@@ -256,10 +256,10 @@ class ActorServer:
         """Tell in one line what is new, over both sockets; then their hellos are forgotten."""
         before, hellos = self._told_of, self._data.hellos
         ends = self._data.connections, self._weights.connections
-        shut_s, self._shut_s = self._shut_s, max(end.shut_s for end in ends)
+        shut_before_s, self._shut_s = self._shut_s, max(end.shut_s for end in ends)
         self._told_of = self._cut_off() + Counter({"gave way": self.table.num_given_way})
         new = [f"{number:,} {what}" for what, number in (self._told_of - before).items()]
-        if (shut_s := self._shut_s - shut_s) >= LEAST_SHUT_S:
+        if (shut_s := self._shut_s - shut_before_s) >= LEAST_SHUT_S:
             new.append(f"nobody was let in for {shut_s:.1f} s, as too many came")
         if new:
             new[-1] += f"; {hellos.total():,} hellos over {len(hellos):,} connections"
