@@ -180,7 +180,8 @@ def add_learner_flag(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="URL",
         help="where the learner takes trajectories, for example tcp://127.0.0.1:5555, or its run "
-        "folder, if this host has it, which names the place whenever it is looked for",
+        "folder, if this host has it, which names the place whenever it is looked for; the key of "
+        "the run, where it has one, is that of the folder or of IMPALA_ASYNC_KEY",
     )
 
 

@@ -43,7 +43,7 @@ HAS_NONE = (
 CUT_SHORT = "connections end there before a word is understood: "
 # By whether we have a key.
 WHY_CUT_SHORT = {
-    False: "it is no learner, or a proxy that reaches none",
+    False: "it is no learner, or a proxy that reaches none, or one that wants a key",
     True: "the key that we have is not that of its run, or it is no learner",
 }
 WANTS_KEY = (

@@ -165,6 +165,12 @@ class BindSection(Section):
         return [url for url in (self.data, self.weights) if not is_loopback(url)]
 
     def warnings(self) -> Iterator[str]:
+        if len(found := self.open_urls) == 1:
+            other = self.weights if found[0] == self.data else self.data
+            yield (
+                f"bind: other hosts reach {found[0]} and not {other}, and their actors want both: "
+                "set bind.data and bind.weights to tcp://0.0.0.0:PORT"
+            )
         if self.encrypt == "off" and (found := self.open_urls):
             yield (
                 f"bind: other hosts reach {' and '.join(found)}, and with bind.encrypt=off "

@@ -106,8 +106,9 @@ def join_run(
     first = said[0]
     folder.join_run(first[:16], max(int.from_bytes(each[32:40]) for each in said))
     key = Key(first[40:].decode(), "the key of rank 0") if first[40:] else None
-    if key and ranks.place.is_first:
-        folder.keep_key(key.text)
+    if key and ranks.place.is_first and folder.keep_key(key.text):
+        told = "%s is new: actors of an earlier start that were given another key want this one"
+        logger.info(told, folder.path / KEY_FILE)
     return Start(first[16:32], key)
 
 

@@ -30,7 +30,7 @@ ADVICE = {
     "network": "a faster link or smaller observations; for actors that are far away, a larger "
     "learner.queue_size; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
-    "actors": "start actors: python -m impala_async.actor --learner tcp://HOST:PORT; if they end, "
+    "actors": "start actors by the command that the learner has told at its start; if they end, "
     "see their logs",
 }
 UPDATE_MS = "timing_breakdown/learner_grad_time_ms"

@@ -251,12 +251,15 @@ class RunFolder:
         with writing(self.path):
             self.write_json(SPACES, spaces)
 
-    def keep_key(self, text: str) -> None:
+    def keep_key(self, text: str) -> bool:
+        """Whether it is new, and others have had none or another one."""
         path, kept = self.whole / KEY_FILE, f"{text}\n".encode()
         # A file that has it stays as it is: its owner may have let a group read it.
-        if find_bytes(path) != kept:
-            with writing(self.path):
-                write_whole(path, kept, PRIVATE)
+        if find_bytes(path) == kept:
+            return False
+        with writing(self.path):
+            write_whole(path, kept, PRIVATE)
+        return True
 
     def announce(
         self, data_url: str, weights_url: str, epoch: int, *, is_encrypted: bool = False

@@ -18,7 +18,7 @@ from impala_async.errors import ConfigError
 # A frame is so much longer when it is encrypted, at most: a nonce, a signature and flags.
 OVERHEAD_BYTES = 64
 _TEXT = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
-_WANTS = "wants 64 hexadecimal digits, as `openssl rand -hex 32` prints them, got"
+_WANTS = "wants 64 hexadecimal digits and no quotes, as `openssl rand -hex 32` prints them, got"
 
 
 class Key:
