@@ -9,6 +9,8 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Before anything imports torch: its pool of threads spins while it waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A key of somebody who develops would be that of every run.
+os.environ.pop("IMPALA_ASYNC_KEY", None)
 # How long an example takes says nothing.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")

@@ -98,6 +98,12 @@ def test_what_keeps_it_from_a_cluster_is_told_in_a_line(cluster, monkeypatch):
 # -------------------- a holder
 
 
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """A holder puts the key into its own, as it has a process of its own."""
+    monkeypatch.setenv("IMPALA_ASYNC_KEY", "")
+
+
 def hold(actor):
     Path("here").mkdir()
     make_doors(actor=actor)
