@@ -43,7 +43,7 @@ def main() -> int:
 
 def measure(case: str, rounds: int) -> dict[str, list[Sample]]:
     another = "crowd" if case == "cartpole" else "narrow"
-    names = ("raw", "tcp", "sealed", "ipc", another)
+    names = ("raw", "tcp", "keyed", "ipc", another)
     sides = {side: lambda side=side: one_turn(side, case) for side in names}
     return in_turns(sides, rounds)
 
@@ -51,7 +51,7 @@ def measure(case: str, rounds: int) -> dict[str, list[Sample]]:
 def one_turn(side: str, case: str) -> Sample:
     """A fresh receiver and a fresh sender, or a crowd of them."""
     ends = [sys.executable, "-m", "bench.ingest_ends"]
-    key = {KEY_VARIABLE: secrets.token_hex(32)} if side == "sealed" else {}
+    key = {KEY_VARIABLE: secrets.token_hex(32)} if side == "keyed" else {}
     started: dict[str, Any] = {"preexec_fn": end_with_parent, "env": os.environ | key}
     role = side if side in ("raw", "crowd") else "ours"
     receive = [*ends, "receive", role, case, str(NUM_MESSAGES[case])]
@@ -77,17 +77,17 @@ def figures_of(samples: dict[str, dict[str, list[Sample]]]) -> list[Figure]:
         ratio("the same, ipc over raw TCP", stacked["ipc"], stacked["raw"], "per_s"),
         ratio("the same, tcp, two messages under way and not eight, over raw TCP",
               stacked["narrow"], stacked["raw"], "per_s"),
-        ratio("the same, tcp with a key, over raw TCP", stacked["sealed"], stacked["raw"], "per_s"),
+        ratio("the same, tcp with a key, over raw TCP", stacked["keyed"], stacked["raw"], "per_s"),
         _cpu("the same: receive CPU, tcp", stacked["tcp"], 175),
-        _cpu("the same: receive CPU, tcp with a key", stacked["sealed"]),
+        _cpu("the same: receive CPU, tcp with a key", stacked["keyed"]),
         ratio("each frame once, 177 kB: trajectories, tcp over stacked tcp",
               frames["tcp"], stacked["tcp"], "per_s", at_least=2.5),
         _cpu("the same: receive CPU, tcp", frames["tcp"], 65),
         ratio(f"CartPole, {message_bytes('cartpole') / 1000:.1f} kB: throughput, tcp over raw TCP",
               small["tcp"], small["raw"], "per_s"),
         _cpu("the same: receive CPU, tcp", small["tcp"], 10),
-        ratio("the same, tcp with a key, over raw TCP", small["sealed"], small["raw"], "per_s"),
-        _cpu("the same: receive CPU, tcp with a key", small["sealed"]),
+        ratio("the same, tcp with a key, over raw TCP", small["keyed"], small["raw"], "per_s"),
+        _cpu("the same: receive CPU, tcp with a key", small["keyed"]),
         ratio(f"the same from {CROWD} actors at once: throughput, tcp over raw TCP",
               small["crowd"], small["raw"], "per_s"),
         _cpu("the same: receive CPU, tcp", small["crowd"], 10),

@@ -1,7 +1,7 @@
 """Both ends of a measured line.
 
     python -m bench.ingest_ends receive raw|ours|crowd CASE NUM
-    python -m bench.ingest_ends send raw|tcp|sealed|narrow|ipc CASE 0 URL
+    python -m bench.ingest_ends send raw|tcp|keyed|narrow|ipc CASE 0 URL
 
 The receiving end prints where it listens, and at the end its figures, each as a line of JSON. It is
 a process of its own, so that its CPU time is that of receiving and of nothing else.

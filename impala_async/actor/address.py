@@ -91,8 +91,7 @@ class Address:
             if (service := find_object(path)) is not None:
                 url = str(service.get("data_url"))
                 check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
-                key = self._read_key() if service.get("is_encrypted") else None
-                if service.get("is_encrypted") and key is None:
+                if service.get("is_encrypted") and (key := self._read_key()) is None:
                     url = ""  # it may be of a learner that was killed
                     self._silent = f"{self._folder.path / KEY_FILE}: the key of the run is missing"
         except (CheckpointError, ConfigError):

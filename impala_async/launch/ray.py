@@ -188,7 +188,7 @@ class RayRun(LocalRun):
         if code in (Exit.DONE, Exit.CONFIG) or self.heard:
             return False
         if self._start_at == math.inf:
-            if self._is_in_vain(code):
+            if self._count_in_vain(code) > MAX_RESTARTS_IN_VAIN:
                 logger.error("the learner %s, %s", how_it_ended(code), IN_VAIN)
                 return False
             self._start_at = time.monotonic() + LEARNER_RESTART_S
@@ -207,13 +207,13 @@ class RayRun(LocalRun):
             return (find_bytes(self._run_dir / "last_checkpoint") or b"").rpartition(b"-")[2]
         return self._trained
 
-    def _is_in_vain(self, code: int) -> bool:
-        """Whether there is no sense in another start, after so many; of 75 there is."""
+    def _count_in_vain(self, code: int) -> int:
+        """Its ends since it has trained anything that is saved, with this one; 75 may pass."""
         before, self._trained = self._trained, self._find_trained()
         if before != self._trained:
             self._num_in_vain = 0
         self._num_in_vain += code != Exit.TRY_AGAIN
-        return self._num_in_vain > MAX_RESTARTS_IN_VAIN
+        return self._num_in_vain
 
 
 def _at_ports(binds: Mapping[str, str], service: Mapping[str, Any]) -> list[str]:
