@@ -7,6 +7,7 @@ of all else: a report line cannot say them, and one infinity would hide every ot
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -36,32 +37,35 @@ class WindowStat:
 
     @property
     def mean(self) -> float | None:
-        return self._compute(np.mean)
+        return self._one(np.mean)
 
     @property
     def max(self) -> float | None:
-        return self._compute(np.max)
+        return self._one(np.max)
 
     @property
     def quantiles(self) -> list[float | None]:
         """Percentiles 0, 10, 50, 90 and 100; empty without values."""
-        found = [self._compute(partial(np.percentile, q=q)) for q in PERCENTILES]
-        return [] if found[0] is None else found
+        return self._compute(partial(np.percentile, q=PERCENTILES))
 
     def stats(self) -> dict[str, Value]:
         """`{name}_count`, `{name}_mean`, `{name}_std` and `{name}_quantiles`, clean for JSON."""
         return {
             f"{self.name}_count": self.count,
             f"{self.name}_mean": self.mean,
-            f"{self.name}_std": self._compute(np.std),
+            f"{self.name}_std": self._one(np.std),
             f"{self.name}_quantiles": self.quantiles,
         }
 
-    def _compute(self, function: Callable[[npt.NDArray[np.float64]], Any]) -> float | None:
+    def _one(self, function: Callable[[npt.NDArray[np.float64]], Any]) -> float | None:
+        return next(iter(self._compute(function)), None)
+
+    def _compute(self, function: Callable[[npt.NDArray[np.float64]], Any]) -> list[float | None]:
+        """What a function finds, each number None where it is not finite; empty without values."""
         held = np.array(self._held)
         finite = held[np.isfinite(held)]
         if not finite.size:
-            return None
+            return []
         with np.errstate(all="ignore"):  # numbers near the largest overflow
-            found = float(function(finite))
-        return found if np.isfinite(found) else None
+            found = np.atleast_1d(function(finite)).tolist()
+        return [x if isfinite(x) else None for x in found]

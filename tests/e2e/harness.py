@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import psutil
 
 from tests.e2e.zygote import Forked
@@ -228,12 +230,21 @@ def is_alive(process):
         return False
 
 
-def cpu_share(process, over_s):
-    """Share of one core that a process uses, its threads included."""
+def use_of(process, over_s):
+    """Share of one core that a process uses, and how often in a second one of its threads wakes."""
     watched = psutil.Process(process.pid)
-    before, started = sum(watched.cpu_times()[:2]), time.monotonic()
+
+    def measure():
+        status = "".join(
+            path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/status")
+        )
+        wakes = sum(map(int, re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", status, re.M)))
+        return np.array([sum(watched.cpu_times()[:2]), wakes, time.monotonic()])
+
+    before = measure()
     time.sleep(over_s)
-    return (sum(watched.cpu_times()[:2]) - before) / (time.monotonic() - started)
+    cpu_s, num_wakes, passed_s = measure() - before
+    return cpu_s / passed_s, num_wakes / passed_s
 
 
 def identities_hold(report):
