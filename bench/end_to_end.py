@@ -33,22 +33,25 @@ NUM_BARE_ENVS = 16
 # Processor time is that between the first and the last of these that are younger.
 CPU_WARM_S = 2.0
 BARE_S, PONG_BARE_S = 2.0, 5.0
-CARTPOLE_S, PONG_S, PONG_MEMORY_S = 10.0, 60.0, 20.0
+CARTPOLE_S, PONG_S, PONG_MEMORY_S, SLEEPING_S = 10.0, 60.0, 20.0, 20.0
+STEP_S, EPISODE = 0.005, 200
 # These of a Pong run are not counted.
 PONG_WARM_S = 10.0
 LOOK_EVERY_S = 0.5
 GB = 1e9
 
 NOTES = """
-Everything is `python -m impala_async.train` with a config of this repository. Steps per second are
-those trained, by the reports of the run, from its first update on (Pong: from ten seconds later on)
-to its end; at CartPole no return ends it. "To the first update", "to 475" and "to the end" are wall
-time from before the process is started: the reports say how long ago the first update was, and the
-file's time when the last of them was written, which is after the goal was met. "The end" is that of
-`train`, checkpoint and picture included.
+Everything is `python -m impala_async.train` with a config of this repository; where steps sleep,
+with nothing set but the environment. Steps per second are those trained, by the reports of the run,
+from its first update on (Pong: from ten seconds later on) to its end; at CartPole no return ends
+it. "To the first update", "to 475" and "to the end" are wall time from before the process is
+started: the reports say how long ago the first update was, and the file's time when the last of
+them was written, which is after the goal was met. "The end" is that of `train`, checkpoint and
+picture included.
 
 Bare is random actions, one process, every row counted, those that reset too: CartPole through
-gymnasium's `SyncVectorEnv`, Pong as one environment in the wrappers of the papers.
+gymnasium's `SyncVectorEnv`, Pong as one environment in the wrappers of the papers. In turn is one
+environment whose steps sleep, too.
 
 Processor time is that of `train` and all below it, of all their threads, from two seconds after the
 first update on, over the env steps trained meanwhile. With acting, bare is gymnasium's own vector
@@ -68,7 +71,11 @@ def main() -> int:
     args = new_parser("End to end", __doc__, rounds=5).parse_args()
     figures: list[Figure] = []
     verdicts: dict[str, str] = {}
-    cases = (("CartPole", "gymnasium", cartpole), ("Pong", "ale_py", pong))
+    cases = (
+        ("CartPole", "gymnasium", cartpole),
+        ("Sleeping", "gymnasium", sleeping),
+        ("Pong", "ale_py", pong),
+    )
     for name, needs, measure in cases:
         if args.only.lower() not in name.lower():
             continue
@@ -100,6 +107,28 @@ def cartpole(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
         "to 475": to_goal,
     }
     return cartpole_figures(*in_turns(sides, rounds).values())
+
+
+def sleeping(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
+    """Nothing is set but an environment whose steps wait."""
+    env = EnvSection(id="bench.probes:Slow", kwargs={"step_s": STEP_S, "length": EPISODE})
+
+    def in_turn() -> Sample:
+        with ExitStack() as stack:
+            return {"per_s": bare_rate(Case("Sleeping", env, 1), stack)(BARE_S)}
+
+    def at_speed() -> Sample:
+        kwargs = [f"env.kwargs.{name}={value}" for name, value in env.kwargs.items()]
+        settings = [*ENDLESS, f"env.id={env.id}", *kwargs, f"stop.wall_s={SLEEPING_S}"]
+        return train(None, settings, "Sleeping", verdicts, is_watched=False)
+
+    turns = in_turns({"in turn": in_turn, "at speed": at_speed}, rounds)
+    one_by_one, speed = turns["in turn"], turns["at speed"]
+    what = f"An environment whose steps sleep for {1000 * STEP_S:g} ms"
+    return [
+        figure_of(f"{what}: trained env steps/s", speed, "per_s"),
+        ratio("The same over one that is stepped in turn", speed, one_by_one, "per_s", at_least=6),
+    ]
 
 
 def pong(rounds: int, verdicts: dict[str, str]) -> list[Figure]:
@@ -148,7 +177,7 @@ def pong_figures(bare: list[Sample], speed: list[Sample], two: list[Sample]) -> 
 
 
 def train(
-    config: Path,
+    config: Path | None,
     settings: list[str],
     name: str,
     verdicts: dict[str, str],
