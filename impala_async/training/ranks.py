@@ -72,15 +72,18 @@ class Ranks:
         """A tenth of the time of gloo's own sum, where messages are short and ranks are few."""
         others = range(1, self.place.count)
         if not self.place.is_first:
-            dist.send(shares, 0, self._group)
-            dist.recv(shares, 0, self._group)
+            with _told("rank 0"):
+                dist.send(shares, 0, self._group)
+                dist.recv(shares, 0, self._group)
             return
         theirs = torch.empty_like(shares)
         for number in others:  # in their order, so that the sum is the same each time
-            dist.recv(theirs, number, self._group)
+            with _told(f"rank {number}"):
+                dist.recv(theirs, number, self._group)
             shares += theirs
         for number in others:
-            dist.send(shares, number, self._group)
+            with _told(f"rank {number}"):
+                dist.send(shares, number, self._group)
 
     def totals(self, *shares: float) -> Sequence[float]:
         if self._is_apart:
@@ -157,12 +160,12 @@ def digest_of(tensors: Mapping[str, Tensor], num_bits: int = 56) -> int:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _told(who: str = "another rank") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         why = str(error).partition("\n")[0][:200]
-        raise RankError(f"another rank has ended, or does not answer: {why}") from None
+        raise RankError(f"{who} has ended, or does not answer: {why}") from None
 
 
 @contextmanager

@@ -175,4 +175,4 @@ def test_ranks_that_differ_and_one_that_is_lost_are_told(of_two):
 
 def test_all_hear_the_word_of_each(of_two):
     assert of_two.words == ["[b'', b'a word']"] * 2
-    assert of_two.lost.startswith("another rank has ended, or does not answer: ")
+    assert of_two.lost.startswith("rank 1 has ended, or does not answer: ")
