@@ -131,7 +131,7 @@ class Captured(NamedTuple):
     progress: Progress
     training: "TrainingState"
     is_save_due: bool = False
-    """All ranks save it, where there are some."""
+    """It is to be saved, by all ranks."""
 
 
 @dataclass(frozen=True)

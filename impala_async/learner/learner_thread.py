@@ -157,7 +157,9 @@ class LearnerThread:
     def _agree(self, *, is_asked: bool) -> Word:
         """The word of all ranks. One alone need not wait for a batch to say it."""
         channels = self.channels
-        own = Word(is_capture_due=channels.is_capture_due.is_set())
+        is_save_due = channels.is_save_due.is_set()
+        is_capture_due = channels.is_capture_due.is_set() or is_save_due
+        own = Word(is_capture_due=is_capture_due, is_save_due=is_save_due)
         if not self.ranks.are_many:
             return own
         if self._held is None and not self._is_over():
@@ -170,14 +172,10 @@ class LearnerThread:
         is_over = self._is_over() or (bool(channels.endings) and self._is_between_updates)
         returns = self._returns if self.is_lockstep else channels.returns[0]
         reason = self._stop_reason or (*channels.endings, "terminated")[0]
-        is_save_due = channels.is_save_due.is_set()
         num_joined, num_sessions = channels.count_actors()
         own = own._replace(
             is_ready=self._held is not None,
             num_rows=num_rows,
-            # The loop may have asked for more since it was looked at.
-            is_capture_due=own.is_capture_due or is_save_due,
-            is_save_due=is_save_due,
             reason=reason if is_over else None,
             returns=(math.fsum(returns), len(returns)),
             is_report_due=is_asked and self.ranks.place.is_first,

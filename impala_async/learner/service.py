@@ -102,7 +102,6 @@ class LearnerService:
         self._is_building = False
         self._last_words: handoff.Captured | None = None
         self._saving: asyncio.Task[object] | None = None
-        self._is_save_due = False
         self._late_death: ServiceError | RankError | None = None
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = handoff.LearnerReport(self._start)
@@ -330,9 +329,7 @@ class LearnerService:
         if self._ended.done():
             return
         self._evaluations.take(captured)
-        is_due = captured.is_save_due if self._place.count > 1 else self._is_save_due
-        if is_due and (self._saving is None or self._saving.done()):
-            self._is_save_due = False
+        if captured.is_save_due and (self._saving is None or self._saving.done()):
             self._saving = self._begin("a save", self._saver.save(captured))
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -365,9 +362,7 @@ class LearnerService:
         """All ranks save when rank 0 does, so that they have the same."""
         while self._place.is_first:
             await asyncio.sleep(self._config.checkpoint.every_s)
-            self._is_save_due = True
             self._channels.is_save_due.set()
-            self._channels.is_capture_due.set()
 
     async def _wind_down(self, reason: str) -> str:
         """Close the doors, let the threads end, settle every column, save, say goodbye."""
