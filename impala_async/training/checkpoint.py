@@ -32,7 +32,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
-from impala_async.files import find_object, sync
+from impala_async.files import MOST_BYTES, find_object, sync
 from impala_async.user_code import one_line
 from impala_async.weights import NO_VERSION, Version
 
@@ -107,6 +107,9 @@ def save_checkpoint(
     final = _path_of(directory, version)
     for group, members in tensors.items():
         _check_finite(final / group, members)
+    if len(state_json := _to_json(state)) > MOST_BYTES:
+        long = f"{STATE} is longer than can be read again, {len(state_json):,} bytes"
+        raise CheckpointError(f"cannot write checkpoint {final}: {long}")
     partial = directory / f"{_HIDDEN}{final.name}"
     try:
         # Not what it lies in: a run folder that was removed does not come back as half of one.
@@ -117,7 +120,7 @@ def save_checkpoint(
         for group, members in tensors.items():
             name = f"{group}{TENSORS_SUFFIX}"
             files[name] = _write(partial / name, save(dict(members)))
-        files[STATE] = _write(partial / STATE, _to_json(state))
+        files[STATE] = _write(partial / STATE, state_json)
         manifest = {"schema": SCHEMA, **version._asdict(), "files": files}
         _write(partial / MANIFEST, _to_json(manifest))
         sync(partial)

@@ -32,8 +32,9 @@ MANY_DESCRIPTORS = 65536
 # many wait for that, each for so long at most, nobody is let in; and so many are remembered.
 MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
 # Where a key keeps strangers' messages out, so many may come from one look to the next: each costs
-# what a handshake does.
-MAX_NEW_LOCKED = 250
+# what a handshake does. While more come, looks are frequent: many short moments in which a port is
+# open are worth more to a newcomer than a few, as whoever floods it is there in each of them first.
+MAX_NEW_LOCKED = 60
 LONGEST_HOLD_S = 10.0
 # Frames of nothing take 32 times as much memory as bytes. So where memory grows, more than so many
 # bytes that are no whole message after so long are no trajectory on a slow line.
@@ -207,7 +208,8 @@ class Connections:
         is_drained: bool = False,
         is_memory_growing: bool = False,
     ) -> bool:
-        """End those that send too much; whether there is a doubt, and the next look should be soon.
+        """End those that send too much; whether the next look should be soon: there is a doubt, or
+        more came than a port with a key lets in.
         A peer that is known has an allowance, by its route: the bytes that may be under way."""
         self.read()
         heard, self._heard = self._heard, set()
@@ -243,9 +245,10 @@ class Connections:
         for fd in self._doubtful & doubtful:
             self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
         self._doubtful = doubtful & self._open.keys()
+        is_flooded = self._is_locked and self._are_many_new
         self._num_new *= not (is_drained or self._is_locked)
         self._open_or_shut(under_way.keys() & self._strangers.keys())
-        return bool(self._doubtful)
+        return is_flooded or bool(self._doubtful)
 
     def hold_shut(self, seconds: float) -> None:
         """Let nobody in for so long, beyond what was said before; ten seconds from now at most."""

@@ -15,6 +15,8 @@ from impala_async.wire.messages import NO_SEQ, Grant
 
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
 WINDOW = 2
+# What is settled above a gap is memory, here and in checkpoints: so many seqs more than that window.
+MOST_ABOVE = 256
 # Credit unused for so long is taken back while somebody waits for some, unless that is usual.
 UNUSED_S = 1.5
 # A message is late if it takes so many times the usual time: of all, or of the peer itself.
@@ -136,12 +138,12 @@ class Peer:
     @property
     def is_waiting(self) -> bool:
         """Whether it would take room. It is called back for one message at a time; and a seq that
-        never comes must not let the others run away: what is settled above a gap is memory."""
+        never comes must not let the others run away."""
         if self.turned_away:
             return not self.has_call_room
         window = WINDOW * self.streams if self.is_brisk else 1
         reach = self.granted - self.watermark.below
-        return self.outstanding_messages < window and reach < 2 * window
+        return self.outstanding_messages < window and reach < window + min(window, MOST_ABOVE)
 
     @property
     def is_newcomer(self) -> bool:

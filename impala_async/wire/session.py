@@ -16,9 +16,11 @@ MAX_SESSIONS = 10_000
 MAX_STRANGERS = 1000
 MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
-# Actors that are gone are remembered for so long, and so many of them: the last ones.
+# Actors that are gone are remembered for so long, and so many of them with so many seqs that are
+# settled above their marks: the last ones. A checkpoint has as many of all actors.
 WATERMARK_LIFE_S = 3600.0
 MAX_GONE = 10_000
+MOST_ABOVE_ALL = 100_000
 
 
 def reject(code: str, text: str, retry_after_s: float = -1.0) -> wire.Reject:
@@ -188,9 +190,11 @@ class SessionTable:
         asked = self._asked.items()
         self._asked = {route: each for route, each in asked if any(map(self.peer_of, each))}
         gone = [peer for peer in self._known.values() if self.peer_of(peer.session) is None]
-        num_too_many = len(gone) - MAX_GONE
-        for number, peer in enumerate(gone):
-            if number < num_too_many or now - peer.last_heard >= WATERMARK_LIFE_S:
+        num_above = 0
+        for number, peer in enumerate(reversed(gone)):
+            num_above += len(peer.watermark.above)
+            are_many = number >= MAX_GONE or num_above > MOST_ABOVE_ALL
+            if are_many or now - peer.last_heard >= WATERMARK_LIFE_S:
                 self._forget(peer.actor)
         return expired
 
@@ -203,9 +207,18 @@ class SessionTable:
                 self._remember(peer)
 
     def watermarks(self) -> dict[str, list[int]]:
-        """For a checkpoint, by actor: its rank, its mark, and the seqs settled above it."""
+        """For a checkpoint, by actor: its rank, its mark, and the seqs settled above it. Where these
+        are too many to be read again, actors that have the most of them lose theirs."""
+        num_above, fitting = 0, set[bytes]()
+        for peer in sorted(self._known.values(), key=lambda each: len(each.watermark.above)):
+            num_above += len(peer.watermark.above)
+            if num_above <= MOST_ABOVE_ALL:
+                fitting.add(peer.actor)
         return {
-            actor.hex(): [peer.rank, peer.watermark.below, *peer.watermark.above]
+            actor.hex(): [
+                *(peer.rank, peer.watermark.below),
+                *(peer.watermark.above if actor in fitting else ()),
+            ]
             for actor, peer in self._known.items()
         }
 

@@ -31,6 +31,13 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_a_state_that_could_not_be_read_again_is_not_written(folder, monkeypatch):
+    monkeypatch.setattr("impala_async.training.checkpoint.MOST_BYTES", 10)
+    with pytest.raises(CheckpointError, match=r"state.json is longer than can be read again, \d+ b"):
+        save(folder, 1, 1)
+    assert not folder.exists()
+
+
 def test_what_is_saved_is_what_is_loaded_and_what_the_manifest_says(folder):
     path = save(folder, 2, 15)
     assert path == folder / "ckpt-2-15"

@@ -8,7 +8,7 @@ from impala_async.errors import ProtocolError
 from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire import messages as wire
 from impala_async.wire import session
-from impala_async.wire.peer import Peer
+from impala_async.wire.peer import WINDOW, Peer
 from tests.wire.tables import (
     LEASE_S,
     MAX_LAG,
@@ -308,6 +308,30 @@ def test_actors_long_gone_are_forgotten_and_too_many_sooner(table, monkeypatch):
     assert remembered(session.WATERMARK_LIFE_S + 1.0) == [0, 2, 3]
     monkeypatch.setattr(session, "MAX_GONE", 1)
     assert remembered(session.WATERMARK_LIFE_S + 1.5) == [0, 3]
+
+
+def test_what_is_settled_above_a_gap_is_bounded_in_memory_and_in_checkpoints(table, monkeypatch):
+    monkeypatch.setattr("impala_async.wire.peer.MOST_ABOVE", 4)
+    peer = join(table, 0, streams=100)
+    # It keeps back its first message, and what it sends besides is refused at once.
+    seq, window = 1, WINDOW * peer.streams
+    while table.deal(10_000, now=0.0):
+        for seq in range(seq, peer.granted):
+            assert send(table, peer, seq, Version(0, 0)) == "invalid"
+        seq = peer.granted
+    assert len(peer.watermark.above) == window + 4 - 1
+    assert peer.watermark.below == 0
+    # Others have theirs in a checkpoint, though not all fit.
+    other = join(table, 1)
+    other.watermark.settle(2)
+    monkeypatch.setattr(session, "MOST_ABOVE_ALL", 3)
+    assert table.watermarks() == {actor_id(0).hex(): [0, 0], actor_id(1).hex(): [1, 0, 2]}
+    # Of those that are gone, the last are remembered.
+    other.has_settled = True
+    for each in (peer, other):
+        table.end(each)
+    table.expire(1.0)
+    assert table.watermarks().keys() == {actor_id(1).hex()}
 
 
 @pytest.mark.parametrize("changes", [{}, {"lowest_unsettled": 5}, {"run_id": bytes(16)}])
