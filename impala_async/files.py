@@ -91,10 +91,12 @@ def find_bytes(path: Path, most: int = MOST_BYTES) -> bytes | None:
     return data
 
 
-def find_object(path: Path, *, is_strict: bool = False) -> dict[str, Any] | None:
+def find_object(
+    path: Path, *, is_strict: bool = False, most: int = MOST_BYTES
+) -> dict[str, Any] | None:
     """The JSON object in a small file, None if there is none; raises CheckpointError. Strict: every
     number in it is finite and can be computed with, as a checkpoint's are."""
-    data = find_bytes(path)
+    data = find_bytes(path, most)
     if data is None:
         return None
     hooks: dict[str, Any] = {}

@@ -23,6 +23,8 @@ from impala_async.wire.keys import Key, key_in_environment
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
+# Of a file that whoever writes to the folder may have changed.
+MOST_BYTES = 1 << 16
 # Where something else is waited for, too.
 LOOK_EVERY_S = 0.5
 OTHER_RUN = (
@@ -88,7 +90,7 @@ class Address:
             return False
         path, url, key = self._folder.path / "service.json", "", None
         try:
-            if (service := find_object(path)) is not None:
+            if (service := find_object(path, most=MOST_BYTES)) is not None:
                 url = str(service.get("data_url"))
                 check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
                 if service.get("is_encrypted") and (key := self._read_key()) is None:
@@ -122,10 +124,10 @@ def is_folder(where: str) -> bool:
     return os.path.isdir(where) or ("/" in where and "://" not in where)
 
 
-def check_address(url: str, wants: str) -> None:
-    """Raise ConfigError, with what is wanted, for an address that nobody can dial."""
+def check_address(url: str, wants: str, error: type[Exception] = ConfigError) -> None:
+    """Raise an error, with what is wanted, for an address that nobody can dial."""
     like = like_url(url)
     # A learner may listen everywhere, and nobody can dial that.
     if like != url or "*" in url:
         hint = f"; did you mean {like}?" if like and "*" not in like else ""
-        raise ConfigError(f"{wants}, got {url[:200]!r}{hint}")
+        raise error(f"{wants}, got {url[:200]!r}{hint}")

@@ -47,9 +47,10 @@ SPEC_POLL_S = 0.005
 MAX_AT_ONCE = 100
 GIB = 1 << 30
 # A rank to which we were sent may have ended since: then its first one knows another.
-SENT_S = 3.0
+SENT_S = AFTER_S + 1.0
 NO_CONNECTION = "there is no connection"
 NO_CREDIT = "the learner at %s has granted nothing more for %.0f s"
+NOTHING_NEWER = "no newer weights from %s for %.0f s: in lockstep all actors do their part first"
 
 
 class RunFinished(Exception):
@@ -152,7 +153,8 @@ class Client:
             # Nobody is sent on twice.
             sent_to = "" if sent_to else handshake.elsewhere
             if sent_to:
-                check_address(sent_to, f"the learner at {self._url} sends us to another rank")
+                text = f"the learner at {self._url} sends us to another rank: wants tcp://HOST:PORT"
+                check_address(sent_to, text, MismatchError)
                 self._log.info("the learner at %s sends us to %s", self._url, sent_to)
             if found and address.run_id in (NO_RUN, found[0].run_id):
                 return found
@@ -267,6 +269,8 @@ class Client:
                     "still waiting for weights from %s (%.0f s): %s",
                     *(self.link.url, waited_s, pulls.answer),
                 )
+            elif waited_s > EVERY_S:
+                self._log.info(NOTHING_NEWER, self.link.url, waited_s)
             weights = self.link.take_newest()
         self._weights_wait_s += time.perf_counter() - before
         if weights is not None:

@@ -99,10 +99,10 @@ def find_learner(
     was one; a learner that refuses for good is a MismatchError or a NotAllowedError."""
     now = time.monotonic()
     give_up_at = since + within_s
-    inquiry, wait, is_understood = Inquiry(url), Wait(logger.warning), True
+    inquiry, wait, odd = Inquiry(url), Wait(logger.warning), ""
 
     def why() -> str:
-        found = inquiry.why() if is_understood else NOT_UNDERSTOOD
+        found = odd or inquiry.why()
         # Nobody may listen there any more.
         return _why_cut_short(dealer) if found == SILENT and dealer.is_cut_short else found
 
@@ -124,7 +124,7 @@ def find_learner(
         frames = dealer.receive(min(ANSWER_POLL_S, wait_s, give_up_at - now))
         message = read(frames[0], log) if frames else None
         if frames:
-            is_understood = isinstance(message, wire.Reject | wire.Welcome)
+            odd = "" if isinstance(message, wire.Reject | wire.Welcome) else NOT_UNDERSTOOD
         now = time.monotonic()
         welcome = handshake.take(message, now)
         if frames and welcome is not None:
@@ -133,7 +133,9 @@ def find_learner(
             log.warning("the learner refuses us for now: %s", message.text)
             wait = Wait(logger.warning)
         elif isinstance(message, wire.Welcome):
-            log.warning(OUTDATED, message.epoch, handshake.hello.epoch)
+            epochs = message.epoch, handshake.hello.epoch
+            log.warning(OUTDATED, *epochs)
+            odd = OUTDATED % epochs
     if handshake.refusal:
         told = f"the learner at {url} refused us for {within_s:g} s: {handshake.refusal}"
         raise UnreachableError(told)
@@ -193,7 +195,7 @@ def _read_settings(frames: Sequence[wire.Frame]) -> ActorSettings:
         first = error.errors(include_url=False, include_input=False)[0]
         fault = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (ValueError, TypeError, RecursionError, ImpalaAsyncError) as error:
-        fault = str(error)
+        fault = str(error) or type(error).__name__
     raise MismatchError(
         f"the learner's settings do not fit impala-async {__version__}, which runs here; install "
         f"the same release of impala-async on both sides: {wire.plain(fault)[:MAX_FAULT_CHARS]}"

@@ -34,6 +34,9 @@ class RecordingIndex:
         if not isinstance(first, Start):
             begins = "does not begin with what is said of its run"
             raise RecordingError(f"{path}: {begins if first else 'holds no message'}")
+        for name in ("env", "pace", "stop"):
+            if not isinstance(first.settings.get(name, {}), dict):
+                raise RecordingError(f"{path}: its settings are odd: {name} is no table")
         self.start, self.schema = first, first.schema
         for begin, record, end in records:
             whole = end

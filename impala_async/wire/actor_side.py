@@ -20,6 +20,8 @@ from impala_async.wire.pulls import Pulls, doubling
 HELLO_EVERY_S = 1.0
 FIRST_S, LONGEST_S = 0.1, 5.0
 NO_RUN = bytes(16)
+# An actor that begins anew counts from what it held. Nobody settles so much beyond that.
+MOST_SETTLED_AHEAD = 1 << 20
 
 Item = TypeVar("Item")
 
@@ -240,8 +242,10 @@ class ActorSide(Generic[Item]):
         return None
 
     def take_grant(self, grant: wire.Grant) -> wire.Grant | None:
-        """The same of a grant, at whichever port; None if it is of another session."""
-        if grant.session != self.session:
+        """The same of a grant, at whichever port; None if it is of another session, or settles
+        what was never sent: a hello that says so later is refused."""
+        is_odd = grant.settled > self.outbox.next_seq + MOST_SETTLED_AHEAD
+        if grant.session != self.session or is_odd:
             return None
         settled = self.outbox.on_grant(grant)
         if settled:

@@ -207,8 +207,8 @@ class SessionTable:
                 self._remember(peer)
 
     def watermarks(self) -> dict[str, list[int]]:
-        """For a checkpoint, by actor: its rank, its mark, and the seqs settled above it. Where these
-        are too many to be read again, actors that have the most of them lose theirs."""
+        """For a checkpoint, by actor: its rank, its mark, and the seqs settled above it. Where all
+        are too many to be read again, actors that have the most lose theirs."""
         num_above, fitting = 0, set[bytes]()
         for peer in sorted(self._known.values(), key=lambda each: len(each.watermark.above)):
             num_above += len(peer.watermark.above)

@@ -298,6 +298,21 @@ def test_after_a_lost_session_it_begins_anew(scene, lag):
 
 
 @pytest.mark.usefixtures("quick_hellos")
+def test_a_wait_for_all_others_is_told(scene, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("impala_async.actor.client.EVERY_S", 0.05)
+    actor, session = scene.at_work(settings=lockstep(0), heartbeat_s=0.1)
+    session.grant(2)
+    begin(scene, actor, 5)
+    actor.do(actor.unroll)
+    waiting = actor.begin(boundary, actor)
+    until(lambda: "in lockstep all actors do their part first" in caplog.text)
+    session.grant(2, 1, version_of(6))
+    scene.give(version_of(6), have=version_of(5))
+    assert waiting.result(WITHIN_S) == version_of(6)
+
+
+@pytest.mark.usefixtures("quick_hellos")
 def test_a_trajectory_that_others_wait_for_is_to_be_cut_and_the_next_one_is_not(scene):
     actor, session = scene.at_work(settings=lockstep(0), heartbeat_s=0.1)
     session.grant(2)

@@ -280,7 +280,8 @@ def test_a_rank_that_is_silent_is_left_for_the_address_that_was_given(
 def test_a_place_that_nobody_can_dial_is_told(scene):
     connected = scene.actor().begin_connect()
     scene.learner.data.hear(Hello).answer(reject("elsewhere", "ipc:///tmp/x", 0.0))
-    with pytest.raises(ConfigError, match="sends us to another rank, got 'ipc:///tmp/x'"):
+    says = "sends us to another rank: wants tcp://HOST:PORT, got 'ipc:///tmp/x'"
+    with pytest.raises(MismatchError, match=says):
         connected.result(WITHIN_S)
 
 

@@ -130,7 +130,7 @@ def settings_frame(**changes):
         ([], "a welcome comes with one frame"),
         ([settings_frame(), b"more"], "a welcome comes with one frame"),
         ([b"\xc1"], ""),
-        ([b"\x81\xa1x" + b"\x91" * 3000], ""),
+        ([b"\x81\xa1x" + b"\x91" * 3000], r"both sides: \w+"),
         ([msgpack.packb({1: 2})], ""),
         ([msgpack.packb({"x": msgpack.ExtType(1, b"x")})], ""),
         ([msgpack.packb([1])], "Input should be a valid dictionary"),
@@ -157,6 +157,18 @@ def test_what_answers_and_is_not_understood_has_not_said_nothing(scene, find, mo
     scene.learner.data.hear(wire.Hello).answer_raw(frame)
     with pytest.raises(UnreachableError, match="what it answers is not understood"):
         found.result(WITHIN_S)
+
+
+def test_a_learner_of_an_older_epoch_is_told_to_the_last(scene, find, monkeypatch, caplog):
+    monkeypatch.setattr(Inquiry, "why", lambda inquiry: "it has said nothing")
+    found = find(within_s=0.5)
+    scene.learner.data.hear(wire.Hello).answer(
+        WELCOME._replace(run_id=HELLO.run_id, epoch=HELLO.epoch - 1), settings_frame()
+    )
+    said = f"a learner of epoch {HELLO.epoch - 1} answered, but this run is in epoch {HELLO.epoch}"
+    with pytest.raises(UnreachableError, match=said):
+        found.result(WITHIN_S)
+    assert said in caplog.text
 
 
 def urls(nonce_path, **changes):

@@ -53,6 +53,9 @@ def test_what_is_no_recording_to_play(path):
         refused("holds no message")
     write(path, message(0))
     refused("does not begin with what is said of its run")
+    for name in ("env", "pace", "stop"):
+        write(path, start()._replace(settings={name: 5}), message(0))
+        refused(f"its settings are odd: {name} is no table")
     write(path, start(), message(0), start(2, 1))
     refused(r"the record at byte \d+ is not of its run")
     write(path, start(), message(0, schema=big_schema()))

@@ -33,7 +33,9 @@ def names(folder):
 
 def test_a_state_that_could_not_be_read_again_is_not_written(folder, monkeypatch):
     monkeypatch.setattr("impala_async.training.checkpoint.MOST_BYTES", 10)
-    with pytest.raises(CheckpointError, match=r"state.json is longer than can be read again, \d+ b"):
+    with pytest.raises(
+        CheckpointError, match=r"state.json is longer than can be read again, \d+ b"
+    ):
         save(folder, 1, 1)
     assert not folder.exists()
 

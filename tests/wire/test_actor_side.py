@@ -44,6 +44,17 @@ def send_all(outbox, now=0.0):
     return "".join(items)
 
 
+def test_a_grant_that_settles_what_was_never_sent_is_passed_over():
+    side = side_of()
+    for settled in (2**61, actor_side.MOST_SETTLED_AHEAD + 1):
+        assert side.take(grant_of(settled, settled), 0.0) is None
+    assert side.handshake(0.0).hello.lowest_unsettled == 0
+    assert not side.outbox.has_credit
+    # One that counts from what it held, anew, may be behind.
+    assert side.take(grant_of(9, 7), 0.0)
+    assert side.outbox.lowest_unsettled == 7
+
+
 def test_hello_is_due_now_and_then_and_over_each_new_connection():
     pauses = actor_side.new_pauses()
     taken = [next(pauses) for _ in range(9)]

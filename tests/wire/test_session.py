@@ -314,11 +314,11 @@ def test_what_is_settled_above_a_gap_is_bounded_in_memory_and_in_checkpoints(tab
     monkeypatch.setattr("impala_async.wire.peer.MOST_ABOVE", 4)
     peer = join(table, 0, streams=100)
     # It keeps back its first message, and what it sends besides is refused at once.
-    seq, window = 1, WINDOW * peer.streams
+    begin, window = 1, WINDOW * peer.streams
     while table.deal(10_000, now=0.0):
-        for seq in range(seq, peer.granted):
+        for seq in range(begin, peer.granted):
             assert send(table, peer, seq, Version(0, 0)) == "invalid"
-        seq = peer.granted
+        begin = peer.granted
     assert len(peer.watermark.above) == window + 4 - 1
     assert peer.watermark.below == 0
     # Others have theirs in a checkpoint, though not all fit.

@@ -51,6 +51,8 @@ class Receiver:
             raise ProtocolError("wrong_size", f"{data.rows} rows, not {self._schema.rows}")
         if data.num_episodes > data.columns * data.rows:
             raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
+        if data.num_cut >= data.rows:
+            raise ProtocolError("wrong_size", f"{data.num_cut} rows cut of {data.rows}")
         sizes = wire.body_sizes(self._schema.layout, data.columns, data.num_episodes)
         small = self._small[: sizes.small]
         if data.body is not None:

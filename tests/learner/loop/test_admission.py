@@ -152,6 +152,7 @@ def broken(actor):
             [wire.pack(inline._replace(codec=wire.ZSTD))],
             [wire.pack(actor.header(rows=actor.schema.rows + 1)), obs, small],
             [wire.pack(actor.header(rows=1)), obs, small],
+            [wire.pack(actor.header(num_cut=actor.schema.rows)), obs, small],
             # Rows cannot end more episodes than they are; and one end is missing.
             [
                 wire.pack(actor.header(num_episodes=4)),

@@ -544,9 +544,9 @@ def test_whoever_is_late_is_told_the_seq_to_cut_once_and_others_are_not():
     learner.end_burst()
     # It was told, with the answer to its heartbeat, and that is enough.
     assert cuts(learner, 0) == []
-    later.send(num_cut=3)
+    later.send(num_cut=2)
     learner.end_burst()
-    assert merge(learner.filler.report())["lockstep/rows_cut"] == 3 * WIDTH
+    assert merge(learner.filler.report())["lockstep/rows_cut"] == 2 * WIDTH
     # The batch is complete: a word that others wait for it comes too late.
     assert cuts(learner, 0) == []
     learner.settle(learner.full.pop())
