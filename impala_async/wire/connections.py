@@ -32,9 +32,9 @@ MANY_DESCRIPTORS = 65536
 # many wait for that, each for so long at most, nobody is let in; and so many are remembered.
 MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
 # Where a key keeps strangers' messages out, so many may come from one look to the next: each costs
-# what a handshake does. While more come, looks are frequent: many short moments in which a port is
-# open are worth more to a newcomer than a few, as whoever floods it is there in each of them first.
-MAX_NEW_LOCKED = 60
+# what a handshake does. While more come, looks are frequent: whoever floods a port is there first
+# each time that it opens, and a newcomer knocks but once a second.
+MAX_NEW_LOCKED = 1000
 LONGEST_HOLD_S = 10.0
 # Frames of nothing take 32 times as much memory as bytes. So where memory grows, more than so many
 # bytes that are no whole message after so long are no trajectory on a slow line.

@@ -17,6 +17,7 @@ import zmq
 from impala_async.errors import ConfigError
 from impala_async.wire import messages as wire
 from impala_async.wire.connections import (
+    MAX_NEW_LOCKED,
     REFUSED,
     WATCHED,
     Connections,
@@ -132,6 +133,8 @@ class Router:
             self._bind(f"ipc://{ipc_path}")
         if key is not None:
             key.guard(self._socket)
+            # Where the kernel's own queue is full, newcomers have knocked in vain.
+            self._socket.set(zmq.BACKLOG, MAX_NEW_LOCKED)
         self._bind(tcp_url)
         self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
