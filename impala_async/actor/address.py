@@ -23,7 +23,7 @@ from impala_async.wire.keys import Key, key_in_environment
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
-# Of a file that whoever writes to the folder may have changed.
+# A folder may be written to by others.
 MOST_BYTES = 1 << 16
 # Where something else is waited for, too.
 LOOK_EVERY_S = 0.5

@@ -51,8 +51,8 @@ WANTS_KEY = (
     "run folder has, or let --learner name that folder, where it can be seen from here"
 )
 OUTDATED = (
-    "a learner of epoch %d answered, but this run is in epoch %d: is an old learner process still "
-    "alive?"
+    "a learner of epoch %d answered, but this run is in epoch %d: an old learner process may still "
+    "be alive"
 )
 MAX_FAULT_CHARS = 200
 

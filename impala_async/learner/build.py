@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 MODEL_COPIES = 7
 # For each choice in each row: what a network says of it, its logarithms and gradients.
 CHOICE_BYTES = 32
-# Of what is free. The estimate is within a fourteenth, and others take memory meanwhile.
+# No more of free memory is asked for: the estimate is within a fourteenth, and others take some.
 FREE_SHARE = 0.9
 GIB = 1 << 30
 

@@ -61,7 +61,7 @@ class WindowStat:
         return next(iter(self._compute(function)), None)
 
     def _compute(self, function: Callable[[npt.NDArray[np.float64]], Any]) -> list[float | None]:
-        """What a function finds, each number None where it is not finite; empty without values."""
+        """The numbers that a function finds, None for those not finite; empty without values."""
         held = np.array(self._held)
         finite = held[np.isfinite(held)]
         if not finite.size:

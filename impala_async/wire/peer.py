@@ -15,7 +15,7 @@ from impala_async.wire.messages import NO_SEQ, Grant
 
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
 WINDOW = 2
-# What is settled above a gap is memory, here and in checkpoints: so many seqs more than a window.
+# Seqs settled above a gap are memory, here and in checkpoints: so many more than a window.
 MOST_ABOVE = 256
 # Credit unused for so long is taken back while somebody waits for some, unless that is usual.
 UNUSED_S = 1.5

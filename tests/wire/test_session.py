@@ -326,7 +326,7 @@ def test_what_is_settled_above_a_gap_is_bounded_in_memory_and_in_checkpoints(tab
     other.watermark.settle(2)
     monkeypatch.setattr(session, "MOST_ABOVE_ALL", 3)
     assert table.watermarks() == {actor_id(0).hex(): [0, 0], actor_id(1).hex(): [1, 0, 2]}
-    # Of those that are gone, the last are remembered.
+    # The last of those that are gone are remembered.
     other.has_settled = True
     for each in (peer, other):
         table.end(each)
