@@ -25,6 +25,7 @@ EXTRAS = {
     "mujoco": "mujoco",
     "mpe2": "pettingzoo",
     "pettingzoo": "pettingzoo",
+    "popgym": "popgym",
     "tensorboardX": "tensorboard",
     "wandb": "wandb",
 }

@@ -59,6 +59,9 @@ LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
 SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 400_000)
 CHEETAH = Case("HalfCheetah-v5", "halfcheetah.toml", 5000, 1_000_000,
                num_seeds=5, num_must=3, is_quick=False, needs="mujoco")  # fmt: skip
+# Their rewards are at most 1 in all; random answers come to -0.5, -0.93 and -0.5.
+RECALL = Case("POPGym RepeatFirst, easy, LSTM", "memory.toml", 0.95, 1_000_000,
+              num_seeds=5, num_must=5, is_quick=False, needs="popgym")  # fmt: skip
 BREAKOUT = Case("MinAtar breakout", "minatar.toml", 15, 1_500_000, needs="minatar")
 UNCORRECTED = (
     "algorithm.name=a2c",
@@ -89,6 +92,11 @@ CASES = (
     MEMORY.without("MLP", *NO_CORE, goal=80),
     REPEAT,
     REPEAT.without("MLP", *NO_CORE, goal=0.3),
+    RECALL,
+    replace(RECALL, name="POPGym CountRecall, easy, LSTM", goal=0.1, env_steps=2_000_000,
+            overrides=("env.id=popgym:popgym-CountRecallEasy-v0",)),
+    replace(RECALL, name="POPGym Autoencode, easy, LSTM", goal=-0.3, env_steps=2_000_000,
+            overrides=("env.id=popgym:popgym-AutoencodeEasy-v0",)),
     LEGAL,
     LEGAL.without("no mask", "env.kwargs.is_masked=false", goal=0.85),
     SPLIT,

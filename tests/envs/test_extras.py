@@ -31,6 +31,7 @@ CASES = [
     ("minatar", {"id": "minatar:MinAtar/SpaceInvaders-v1"}, {"": (10, 10, 6)}),
     ("minigrid", {"id": GRID, "wrappers": ["minigrid.wrappers:ImgObsWrapper"]}, {"": (7, 7, 3)}),
     ("minigrid", {"id": GRID, "wrappers": [WITHOUT_WORDS]}, {"direction": (), "image": (7, 7, 3)}),
+    ("popgym", {"id": "popgym:popgym-CountRecallEasy-v0"}, {"": (2,)}),
     ("mpe2", {"id": SPREAD}, {"": (18,)}),
     (
         "mpe2",
