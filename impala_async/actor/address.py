@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
 # A folder may be written to by others.
-MOST_BYTES = 1 << 16
+MOST_SERVICE_BYTES = 1 << 16
 # Where something else is waited for, too.
 LOOK_EVERY_S = 0.5
 OTHER_RUN = (
@@ -90,7 +90,7 @@ class Address:
             return False
         path, url, key = self._folder.path / "service.json", "", None
         try:
-            if (service := find_object(path, most=MOST_BYTES)) is not None:
+            if (service := find_object(path, most=MOST_SERVICE_BYTES)) is not None:
                 url = str(service.get("data_url"))
                 check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
                 if service.get("is_encrypted") and (key := self._read_key()) is None:

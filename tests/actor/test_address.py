@@ -163,6 +163,12 @@ def test_a_folder_that_says_no_address_is_told_at_first_and_later_passed_over(sa
     assert (address.has_moved(), find(address)) == (False, "tcp://h:7")
 
 
+def test_a_file_that_only_grows_is_not_taken_in(folder):
+    folder.write_json("service.json", {"data_url": "tcp://h:7", "more": "x" * 70_000})
+    with pytest.raises(CheckpointError, match=r"service\.json: cannot be read: it is longer than 65"):
+        find(Address(str(folder.path)))
+
+
 def test_a_folder_that_cannot_be_read_for_now_is_told_only_at_first(folder, monkeypatch):
     folder.announce("tcp://h:7", "tcp://h:8", 1)
     address, stale = Address(str(folder.path)), OSError(errno.ESTALE, "Stale file handle")
