@@ -16,7 +16,9 @@ from typing import Any
 
 from impala_async.errors import CheckpointError, ConfigError
 
-PUBLIC = 0o666
+# Others may read what a run did, but not the arguments of its environment, a key, or the ids of
+# actors, by which one could speak in their name.
+PUBLIC, PRIVATE = 0o666, 0o600
 # A disk that takes no more, or a limit: a later try may succeed.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MOST_BYTES = 32 << 20

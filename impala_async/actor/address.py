@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from impala_async.config.learner import KEY_FILE, like_url
 from impala_async.errors import CheckpointError, ConfigError, UnreachableError
@@ -46,6 +47,8 @@ class Address:
             self.key = key_in_environment()
         self._silent = f"{where}: no learner has said there where it listens"
         self._look_at = 0.0
+        self._said: dict[str, Any] | None = None
+        """All that the folder said last of a learner."""
 
     @property
     def is_folder(self) -> bool:
@@ -61,11 +64,16 @@ class Address:
     def find(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
         """Read it anew, and wait until there is one; UnreachableError if there is none in time."""
         if not (self._look() or self.url):
-            self._wait(give_up_at, check_stop, lambda: self._silent)
+            self._wait(give_up_at, check_stop, lambda: self._silent, self._look)
 
     def leave_other(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
-        """Another run is here: wait until the folder names another address; or the same error."""
-        self._wait(give_up_at, check_stop, lambda: OTHER_RUN)
+        """Another run is here: wait until the folder names another learner; or the same error."""
+        said = self._said
+
+        def has_changed() -> bool:
+            return self._look() or self._said != said
+
+        self._wait(give_up_at, check_stop, lambda: OTHER_RUN, has_changed)
 
     def has_moved(self) -> bool:
         """Whether the folder names another address or key than before, which hold from now on."""
@@ -75,10 +83,14 @@ class Address:
         return self._look()
 
     def _wait(
-        self, give_up_at: float, check_stop: Callable[[], None], why: Callable[[], str]
+        self,
+        give_up_at: float,
+        check_stop: Callable[[], None],
+        why: Callable[[], str],
+        is_over: Callable[[], bool],
     ) -> None:
         wait = Wait(logger.info)
-        while not self._look():
+        while not is_over():
             check_stop()
             wait.look(lambda s: f"{why()} ({s:.0f} s)")
             if time.monotonic() >= give_up_at:
@@ -91,6 +103,7 @@ class Address:
         path, url, key = self._folder.path / "service.json", "", None
         try:
             if (service := find_object(path, most=MOST_SERVICE_BYTES)) is not None:
+                self._said = service
                 url = str(service.get("data_url"))
                 check_address(url, f"{path}: data_url: wants tcp://HOST:PORT")
                 if service.get("is_encrypted") and (key := self._read_key()) is None:

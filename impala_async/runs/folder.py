@@ -23,15 +23,21 @@ from impala_async.config.load import validate_config
 from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError
-from impala_async.files import PUBLIC, beside, find_bytes, find_object, write_whole, writing
+from impala_async.files import (
+    PRIVATE,
+    PUBLIC,
+    beside,
+    find_bytes,
+    find_object,
+    write_whole,
+    writing,
+)
 
 logger = logging.getLogger(__name__)
 
 # These may lie in the folder of a new run: `train`, `replay` and `launch` put some there for their
 # learner, a start that was killed may have left another, and a file system of its own has the last.
 PREPARED = ("actors", "replay.json", "slurm", "checkpoints", "lost+found", RANKS)
-# Others may read what a run did, but not the arguments of its environment.
-PRIVATE = 0o600
 SPACES = "spaces.json"
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""

@@ -32,7 +32,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError
-from impala_async.files import MOST_BYTES, find_object, sync
+from impala_async.files import MOST_BYTES, PRIVATE, PUBLIC, find_object, sync
 from impala_async.user_code import one_line
 from impala_async.weights import NO_VERSION, Version
 
@@ -120,7 +120,7 @@ def save_checkpoint(
         for group, members in tensors.items():
             name = f"{group}{TENSORS_SUFFIX}"
             files[name] = _write(partial / name, save(dict(members)))
-        files[STATE] = _write(partial / STATE, state_json)
+        files[STATE] = _write(partial / STATE, state_json, PRIVATE)
         manifest = {"schema": SCHEMA, **version._asdict(), "files": files}
         _write(partial / MANIFEST, _to_json(manifest))
         sync(partial)
@@ -216,9 +216,9 @@ def _path_of(directory: Path, version: Version) -> Path:
     return directory / f"ckpt-{version.epoch}-{version.update}"
 
 
-def _write(path: Path, data: bytes) -> dict[str, Any]:
+def _write(path: Path, data: bytes, mode: int = PUBLIC) -> dict[str, Any]:
     """Write through to the disk; return what the manifest says of it."""
-    with path.open("xb") as file:
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

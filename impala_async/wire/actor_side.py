@@ -5,6 +5,7 @@ hello ─► Welcome ─► Spec ─► Grant ─► Data ... ─► goodbye
   └──── the learner is lost, or wants a new hello
 """
 
+import os
 import random
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -201,6 +202,9 @@ class ActorSide(Generic[Item]):
         self._max_lag, self._lockstep_lag = max_lag, lockstep_lag
         self.has_session, self.is_joined = True, False
         self.named = NO_VERSION
+        if self.version.epoch > welcome.epoch:
+            # It has never published that.
+            self.version = NO_VERSION
         self.last_heard = now
         self.outbox.resend_all(is_new_session=True)
         return is_same_run
@@ -241,18 +245,26 @@ class ActorSide(Generic[Item]):
             return message
         return None
 
-    def take_grant(self, grant: wire.Grant) -> wire.Grant | None:
-        """The same of a grant, at whichever port; None if it is of another session, or settles
-        what was never sent: a hello that says so later is refused."""
-        is_odd = grant.settled > self.outbox.next_seq + MOST_SETTLED_AHEAD
-        if grant.session != self.session or is_odd:
+    def take_grant(self, grant: wire.Grant) -> wire.Grant | wire.Reject | None:
+        """The same of a grant, at whichever port; None if it is of another session."""
+        if grant.session != self.session:
             return None
+        if grant.settled > self.outbox.next_seq + MOST_SETTLED_AHEAD:
+            return self._take_another_id()
         settled = self.outbox.on_grant(grant)
         if settled:
             self.pauses = new_pauses()
         self.settled += settled
         self.named = max(self.named, Version(grant.epoch, grant.update))
         return grant
+
+    def _take_another_id(self) -> wire.Reject:
+        """Somebody has spoken in our name, or is no learner of ours: nothing sent by the old id
+        would be taken any more. Trajectories under way may have been taken, and are given up."""
+        self.actor, self.has_session = os.urandom(len(self.actor)), False
+        self.settled += self.outbox.give_up()
+        text = "what was never sent is settled, as if another one had said hello in our name"
+        return wire.Reject(wire.REJECT_CODES.index("hello_again"), text, 0.0)
 
     def overdue(self, now: float, pulls: Pulls, weights_s: float) -> float | None:
         """The seconds after which an answer is overdue, once one is. `weights_s`: weights may take

@@ -224,6 +224,14 @@ def test_another_run_at_the_address_of_its_folder_is_not_worked_for(scene, folde
     assert connected.result(WITHIN_S) == settings_of()
 
 
+def test_its_own_learner_may_come_back_to_an_address_where_another_run_was(scene, folder):
+    connected = scene.actor(where=folder.path).begin_connect()
+    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), run_id=b"o" * 16)
+    folder.announce(scene.learner.url, "", 2)
+    scene.learner.welcome(scene.learner.data.find(Hello), settings_of(), epoch=2)
+    assert connected.result(WITHIN_S) == settings_of()
+
+
 def test_a_folder_that_has_another_run_by_now_is_of_that_one(scene, folder):
     actor = scene.actor(where=folder.path)
     session = scene.join(actor, ACTOR_SPEC)

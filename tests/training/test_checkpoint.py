@@ -45,6 +45,8 @@ def test_what_is_saved_is_what_is_loaded_and_what_the_manifest_says(folder):
     assert path == folder / "ckpt-2-15"
     found = next(checkpoint.whole_checkpoints(folder), None)
     assert (found.path, found.version, found.state) == (path, Version(2, 15), STATE)
+    # It has the ids of actors.
+    assert (path / "state.json").stat().st_mode & 0o777 == 0o600
     assert found.tensors.keys() == TENSORS.keys()
     for name, tensor in TENSORS["model"].items():
         assert torch.equal(found.tensors["model"][name], tensor)

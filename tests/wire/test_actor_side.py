@@ -3,7 +3,7 @@
 import pytest
 
 from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
-from impala_async.weights import Version
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire import actor_side
 from impala_async.wire import messages as wire
 from impala_async.wire.pulls import Pulls
@@ -44,15 +44,26 @@ def send_all(outbox, now=0.0):
     return "".join(items)
 
 
-def test_a_grant_that_settles_what_was_never_sent_is_passed_over():
+def test_who_is_told_that_more_is_settled_than_it_sent_goes_on_under_another_id():
     side = side_of()
-    for settled in (2**61, actor_side.MOST_SETTLED_AHEAD + 1):
-        assert side.take(grant_of(settled, settled), 0.0) is None
-    assert side.handshake(0.0).hello.lowest_unsettled == 0
-    assert not side.outbox.has_credit
     # One that counts from what it held, anew, may be behind.
     assert side.take(grant_of(9, 7), 0.0)
-    assert side.outbox.lowest_unsettled == 7
+    side.put("a")
+    answer = side.take(grant_of(2**61, 2**61), 0.0)
+    assert (wire.code_of(answer), answer.retry_after_s) == ("hello_again", 0.0)
+    # A message that was under way may have been taken from the old one.
+    assert (side.settled, side.has_session) == (["a"], False)
+    hello = side.handshake(0.0).hello
+    assert (hello.actor == b"a" * 16, len(hello.actor)) == (False, 16)
+    assert hello.lowest_unsettled == 8
+
+
+def test_weights_that_this_learner_never_published_are_not_kept():
+    side = side_of()
+    for version, kept in ((Version(3, 5), NO_VERSION), (Version(2, 5), Version(2, 5))):
+        side.act_with(version)
+        side.accept(welcome_of(), 0.0)
+        assert side.version == kept
 
 
 def test_hello_is_due_now_and_then_and_over_each_new_connection():
