@@ -11,8 +11,10 @@ from impala_async.errors import ConfigError
 from impala_async.launch import slurm
 
 # It notes the words of each step; of the learner's it ends with the next code of a list.
+# Its line is one write: the learner's and the actors' may come at once.
 SRUN = """#!/bin/sh
-python3 -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" >> steps
+python3 -c 'import json, os, sys
+os.write(1, f"{json.dumps(sys.argv[1:])}\\n".encode())' "$@" >> steps
 case "$*" in
   *" actors "*) exit 0 ;;
 esac
