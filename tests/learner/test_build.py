@@ -170,6 +170,9 @@ def test_slots_that_do_not_fit_are_refused_with_the_numbers_and_the_keys(free):
     says = r"4\.\d GiB for 256 batches, .* 4\.0 GiB are free: .*\.minibatch_buffer_size or"
     with pytest.raises(SpacesError, match=says):
         check(schema, num_slots=256)
+    # A tenth of what is free is left to others.
+    with pytest.raises(SpacesError, match=r"3\.\d GiB for 236 batches, .* 4\.0 GiB are free"):
+        check(schema, num_slots=236)
 
 
 def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
