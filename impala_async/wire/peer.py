@@ -112,6 +112,8 @@ class Peer:
     is_called: bool = False
     # Whether it came when it was called the last time.
     heeds_calls: bool = False
+    # Whether it has credit, no room for it, and is slow: until it sends, no deal changes that.
+    is_resting: bool = False
     verdicts: list[list[int]] = field(default_factory=list)
     # The last that it told: when, its timers; since when an environment hangs, as a line that is a
     # function of the seconds, and when that is told again.
@@ -232,7 +234,7 @@ class Credit:
         elif was_admitted:
             self._measure(peer)
         peer.turned_away.discard(seq)
-        peer.is_owed_room = False
+        peer.is_owed_room = peer.is_resting = False
         peer.used_at = peer.last_heard
 
     def turn_away(self, peer: Peer, seq: int) -> None:
@@ -241,17 +243,19 @@ class Credit:
         if seq != peer.called_back and seq not in peer.turned_away:
             self._measure(peer)
         peer.turned_away.add(seq)
+        peer.is_resting = False
 
     def take_back(self, peers: Collection[Peer], now: float) -> list[Peer]:
         """Keep no room for what does not come, though others wait; whose credit it was."""
         stood_still, self._looked_at = now - self._looked_at > STOOD_STILL_S, now
-        waiting = [peer for peer in peers if peer.is_waiting]
+        awake = [peer for peer in peers if stood_still or not peer.is_resting]
+        waiting = [peer for peer in awake if peer.is_waiting]
         patience_s = max(UNUSED_S, PATIENCE * self._usual_s)
         found = []
-        for peer in peers:
+        for peer in awake:
             if stood_still:
                 # The silence was our own.
-                peer.used_at = now
+                peer.used_at, peer.is_resting = now, False
             unused_s = now - peer.used_at
             if unused_s > patience_s and peer.kept_columns and any(p is not peer for p in waiting):
                 peer.lapse()
@@ -265,8 +269,8 @@ class Credit:
         is_pause = now < self._next_moment_at
         # For the sake of those that do not give way nobody is put to the test.
         num_needed = PROVEN if any(peer.gives_way for peer in peers) else 1
-        # The number keeps those in order that never had a turn.
-        for number, peer in enumerate(peers):
+        # The number keeps those in order that never had a turn. Thousands may join and never send.
+        for number, peer in enumerate(each for each in peers if not each.is_resting):
             under_way, usual_s = peer.outstanding_messages, peer.usual_s
             is_brisk = usual_s <= patience_s
             if under_way and is_brisk:
@@ -278,7 +282,9 @@ class Credit:
                 peer.heeds_calls = False
             is_called = peer.heeds_calls and (peer.has_call_room or peer.turned_away)
             line = expected if is_proven or is_called else others
-            line.kept += peer.kept_columns if peer.lapsed else under_way * peer.columns
+            kept = peer.kept_columns if peer.lapsed else under_way * peer.columns
+            peer.is_resting = bool(under_way) and not (kept or is_brisk or peer.turned_away)
+            line.kept += kept
             first = -1 if peer.turned_away else under_way
             if line is others and first <= 0 and (first or not peer.may_come_without_room):
                 line.wanted += peer.columns

@@ -69,7 +69,7 @@ class SessionTable:
     @property
     def outstanding_columns(self) -> int:
         """Columns for which room is kept, as they may still arrive."""
-        return sum(peer.kept_columns for peer in self._peers.values())
+        return sum(peer.kept_columns for peer in self._peers.values() if not peer.is_resting)
 
     def hello(self, hello: wire.Hello, route: bytes, now: float) -> Peer | wire.Reject:
         if hello.protocol != wire.PROTOCOL:

@@ -1,6 +1,7 @@
 """Credit: counts that never exceed what is free, dealt so that everybody gets a turn. It is earned
 by sending, and taken back where it lies unused: who only waits costs nobody anything."""
 
+import sys
 from dataclasses import dataclass, replace
 
 import pytest
@@ -159,6 +160,27 @@ def every_quarter(table, until, since=0.0):
     """The credit that is taken back, by a learner that never stands still."""
     looks = range(round(4 * since), round(4 * until) + 1)
     return [table.take_back(look / 4) for look in looks]
+
+
+def test_many_that_joined_and_never_send_cost_a_deal_nothing_until_they_do(table):
+    idle, busy = [newcomer(table, actor) for actor in range(2, 502)], join(table, 1)
+    table.deal(600, now=0.0)
+    send(table, busy, 0)
+    # Others wait from here on: there is room for one only, and a second is wanted.
+    every_quarter(table, until=2.0)
+    table.deal(1, now=2.0)
+    assert all(peer.is_resting for peer in idle) and not busy.is_resting
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event) if event == "call" else None)
+    table.deal(1, now=2.01)
+    sys.setprofile(None)
+    assert len(calls) < 60
+    table.find(idle[7].session, 2.02)
+    send(table, idle[7], 0)
+    assert table.deal(2, now=2.03) == [idle[7]]
+    # So it is where the learner stood still: all have a moment again.
+    table.take_back(60.0)
+    assert not any(peer.is_resting for peer in idle)
 
 
 def test_a_learner_that_stood_still_takes_nothing_back(table):
