@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from bench.probes import Counting
+from bench.probes import ActionReward, Counting
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.config.run import EnvSection, RunConfig
@@ -227,6 +227,29 @@ def test_an_environment_without_an_end_is_given_up(run, capsys):
     assert "16 of 24 episodes ended within 3 steps; give it a time limit, or allow" in said
     # A learner's evaluations say it too, where nobody has typed a flag.
     assert "--max-steps of python -m impala_async.evaluate" in said
+
+
+class Unclosed(ActionReward):
+    """Cannot be closed once it has been played."""
+
+    has_stepped = False
+
+    def step(self, action):
+        self.has_stepped = True
+        return super().step(action)
+
+    def close(self):
+        if self.has_stepped:
+            raise ValueError("still open")
+
+
+def test_a_close_that_fails_takes_no_result_with_it(tmp_path, capfd):
+    run, _ = begin(tmp_path, f"{__name__}:Unclosed")
+    assert main([str(run.path), "--json"]) == 0
+    said = capfd.readouterr()
+    assert len(json.loads(said.out)["episodes"]) >= 10
+    assert said.err.startswith("warning: ")
+    assert "Unclosed failed in close: ValueError: still open" in said.err
 
 
 class Broken(Odd):

@@ -169,7 +169,8 @@ def test_many_that_joined_and_never_send_cost_a_deal_nothing_until_they_do(table
     # Others wait from here on: there is room for one only, and a second is wanted.
     every_quarter(table, until=2.0)
     table.deal(1, now=2.0)
-    assert all(peer.is_resting for peer in idle) and not busy.is_resting
+    assert not busy.is_resting
+    assert all(peer.is_resting for peer in idle)
     calls = []
     sys.setprofile(lambda frame, event, arg: calls.append(event) if event == "call" else None)
     table.deal(1, now=2.01)
