@@ -39,9 +39,9 @@ from impala_async.training.step import UpdateStep
 CONFIGS = Path(__file__).parents[1] / "configs"
 COUNT, NUM_WARM, NUM_WORDS, LIMIT_S = 2, 20, 200, 300.0
 NOTES = """
-Each rank has as many columns as one learner alone: twice the batch in all. A word, the columns that
-are alive, gradients with losses and norms, and what is normalised over all ranks are each a message
-of gloo's over loopback. On two cores each process has one; the learner's loop and actors, which a
+Each rank has as many columns as one learner alone: twice the batch in all. A word, the gradients
+with losses, the columns of parts where there are several, and what is normalised over all ranks are
+each a message over loopback. On two cores each process has one; the learner's loop and actors, which a
 training has besides, are not there.
 
 On a GPU a rank sums over itself by NCCL, in turns with a learner that sums nothing: what a word, a
@@ -150,6 +150,7 @@ def measure(name: str, rounds: int, turn_s: float) -> int:
     place = place_in()
     with joined(place):
         ranks = Ranks(place, case.columns)
+        ranks.meet(LIMIT_S)
         found = turns_of(case, ranks, torch.device("cpu"), rounds, turn_s)
     if place.is_first:
         print(json.dumps(found), flush=True)
@@ -188,12 +189,13 @@ def time_of(
     step: UpdateStep, batch: Batch, alive_B: torch.Tensor, num_updates: int, ranks: Ranks
 ) -> float:
     """Milliseconds of an update; both ranks begin at once, and make as many."""
-    agree(ranks, Word())
+    own, num_rows = Word(num_rows=int(batch.mask_BT.sum())), None
+    agree(ranks, own)
     started = time.perf_counter()
     for _ in range(num_updates):
         if step.ranks.are_many:
-            agree(ranks, Word())
-        step.run(batch, alive_B, 0)
+            num_rows = agree(ranks, own).num_rows
+        step.run(batch, alive_B, 0, num_rows=num_rows)
     return 1000 * (time.perf_counter() - started) / num_updates
 
 

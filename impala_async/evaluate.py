@@ -140,7 +140,7 @@ def _play(
 
 @contextmanager
 def _closed(envs: "EnvBatch") -> Iterator[None]:
-    """A context after which they are closed. What was played is worth more than a close."""
+    """A context after which they are closed. A close that fails takes no result with it."""
     try:
         yield
     except BaseException:

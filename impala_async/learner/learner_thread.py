@@ -298,6 +298,7 @@ class LearnerThread:
                 torch.from_numpy(loaded.alive_B),
                 env_steps + num_rows * is_first,
                 is_first_pass=is_first,
+                num_rows=num_rows,
             )
         self._stats = result.stats
         self._means.add(result.stats, result.num_updates)

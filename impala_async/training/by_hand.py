@@ -104,7 +104,8 @@ class ByHand:
         sum_entropy = float(entropies_N[valid_BS.reshape(-1)].sum())
         value = 0.5 * value_scale * float(np.vdot(errors_BS, errors_BS))
         entropy = -cost * sum_entropy
-        numbers = [policy + value + entropy, self._norm(), num_valid, policy, value, entropy]
+        norm = math.nan if self.ranks.are_many else self._norm()  # else: of the sum of all
+        numbers = [policy + value + entropy, norm, num_valid, policy, value, entropy]
         numbers += [sum_entropy / max(num_valid, 1.0), *stats]
         if with_sums:
             targets_TB = torch.from_numpy(np.ascontiguousarray(targets_BT)).t()

@@ -6,6 +6,8 @@ valid rows of all: so the sum is exact, however unevenly the rows are spread.
 """
 
 import hashlib
+import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,12 +19,13 @@ from torch import Tensor, nn
 
 from impala_async.config.ranks import Place
 from impala_async.errors import RankError, ServiceError
+from impala_async.training.rank_sockets import RankSockets, open_sockets
+
+logger = logging.getLogger(__name__)
 
 # Some ranks may build for longer than any update takes.
 START_S = 600.0
 POLL_S = 0.05
-# So many numbers of all ranks together are summed at rank 0 on a CPU.
-MOST_BY_RANK_0 = 1 << 18
 
 
 class Ranks:
@@ -35,6 +38,7 @@ class Ranks:
         self._is_apart = not self.are_many
         # Until all have met, those that build are waited for.
         self._group: dist.ProcessGroup | None = None
+        self._sockets: RankSockets | None = None
 
     @property
     def are_many(self) -> bool:
@@ -52,38 +56,27 @@ class Ranks:
     def meet(self, patience_s: float) -> None:
         """Wait for those that still build. From now on a rank that says nothing for so long has
         failed."""
-        if not self._is_apart:
-            with _told():
-                dist.all_reduce(torch.zeros(1))
-                self._group = dist.new_group(timeout=timedelta(seconds=patience_s))
+        if self._is_apart:
+            return
+        with _told():
+            dist.all_reduce(torch.zeros(1))
+            self._group = dist.new_group(timeout=timedelta(seconds=patience_s))
+        host = os.environ["MASTER_ADDR"]
+        self._sockets = open_sockets(self.place, host, self.gather, patience_s)
+        if self._sockets is None and self.place.is_first:
+            told = "not all ranks reach %s (MASTER_ADDR) at a free port: gloo sums all, and slower"
+            logger.warning(told, host)
 
     def sum(self, shares: Tensor) -> Tensor:
         """The sum over ranks, in place."""
         if self._is_apart:
             return shares
+        if self._sockets is not None and self._sockets.can_sum(shares):
+            self._sockets.sum(shares)
+            return shares
         with _told():
-            if shares.device.type == "cpu" and shares.numel() * self.place.count <= MOST_BY_RANK_0:
-                self._sum_at_rank_0(shares)
-            else:
-                dist.all_reduce(shares, group=self._group)
+            dist.all_reduce(shares, group=self._group)
         return shares
-
-    def _sum_at_rank_0(self, shares: Tensor) -> None:
-        """A tenth of the time of gloo's own sum, where messages are short and ranks are few."""
-        others = range(1, self.place.count)
-        if not self.place.is_first:
-            with _told("rank 0"):
-                dist.send(shares, 0, self._group)
-                dist.recv(shares, 0, self._group)
-            return
-        theirs = torch.empty_like(shares)
-        for number in others:  # in their order, so that the sum is the same each time
-            with _told(f"rank {number}"):
-                dist.recv(theirs, number, self._group)
-            shares += theirs
-        for number in others:
-            with _told(f"rank {number}"):
-                dist.send(shares, number, self._group)
 
     def totals(self, *shares: float) -> Sequence[float]:
         if self._is_apart:
@@ -128,10 +121,10 @@ class Ranks:
 
     def sum_gradients(
         self, parameters: Sequence[nn.Parameter], numbers: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Sum gradients in place, and numbers, in one message: its way takes longer than its bytes.
-        Returns the sums of the numbers, and for each parameter whether any rank has a gradient of
-        it. The host does not wait here for a device."""
+        Returns the sums of the numbers, for each parameter whether any rank has a gradient of it,
+        and the norm of all gradients. The host does not wait here for a device."""
         grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
         has_any = torch.tensor([float(p.grad is not None) for p in parameters])
         tail = [has_any.to(grads[0].device, non_blocking=True), numbers.to(grads[0].dtype)]
@@ -139,7 +132,8 @@ class Ranks:
         *summed, has_any, shares = bucket.split([*(p.numel() for p in parameters), *map(len, tail)])
         for parameter, gradient in zip(parameters, summed, strict=True):
             parameter.grad = gradient.view_as(parameter)
-        return shares, has_any
+        norm = torch.linalg.vector_norm(bucket[: -len(has_any) - len(shares)])
+        return shares, has_any, norm
 
     def check_equal(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Raise ServiceError where the ranks' tensors are not the same to the bit."""
@@ -160,12 +154,12 @@ def digest_of(tensors: Mapping[str, Tensor], num_bits: int = 56) -> int:
 
 
 @contextmanager
-def _told(who: str = "another rank") -> Iterator[None]:
+def _told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
         why = str(error).partition("\n")[0][:200]
-        raise RankError(f"{who} has ended, or does not answer: {why}") from None
+        raise RankError(f"another rank has ended, or does not answer: {why}") from None
 
 
 @contextmanager

@@ -126,11 +126,18 @@ class UpdateStep:
                     self.intrinsic.prepare(batch)
 
     def run(
-        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
+        self,
+        batch: Batch,
+        alive_B: Tensor,
+        env_steps_trained: int,
+        *,
+        is_first_pass: bool = True,
+        num_rows: int | None = None,
     ) -> StepResult:
         """Make the updates with the columns that are alive, a tensor on the CPU. One that is not
         taken leaves all as it is, bit for bit. Schedules are where `env_steps_trained` says, and
-        statistics of returns and observations take in a batch at its first pass."""
+        statistics of returns and observations take in a batch at its first pass. Where the valid
+        rows of all ranks are known, their number need not be asked for."""
         batch, section, at = batch.living(alive_B), self.section, env_steps_trained
         if self.target is not None and is_first_pass:
             self.target.begin_batch(self.policy.model)
@@ -142,7 +149,7 @@ class UpdateStep:
             self._scale(batch),
             torch.zeros_like(alive_B),
         )
-        for columns_N, part in self._parts(batch, alive_B):
+        for columns_N, part in self._parts(batch, alive_B, num_rows):
             failed = self._update(part, this)
             if failed is not None:
                 self._retry(batch, columns_N, failed, this)
@@ -203,7 +210,9 @@ class UpdateStep:
         if self.return_scale is not None:
             self.return_scale.restore(entry(algorithm, "return_scale", dict))
 
-    def _parts(self, batch: Batch, alive_B: Tensor) -> Iterator[tuple[Tensor, Batch]]:
+    def _parts(
+        self, batch: Batch, alive_B: Tensor, num_rows: int | None
+    ) -> Iterator[tuple[Tensor, Batch]]:
         """The columns that are learned from in one update each, and what they hold."""
         # By the updates taken, so that one that is skipped leaves no trace here either.
         num_parts, seeds = self.section.num_minibatches, (self.seed, self.num_updates)
@@ -211,6 +220,11 @@ class UpdateStep:
             parts = deal(alive_B, num_parts, seeds)
             for columns_N in parts:
                 yield columns_N, batch if len(parts) == 1 else batch.take(columns_N)
+            return
+        if num_parts == 1 and num_rows is not None:
+            (own_N,), self._num_valid = deal(alive_B, 1, seeds), num_rows
+            yield own_N, self._share(batch, own_N)
+            self._num_valid = None
             return
         rows_N = batch.mask_BT.sum(1).cpu()
         rows_B = self.ranks.join(torch.where(alive_B, rows_N, -1))
@@ -256,14 +270,14 @@ class UpdateStep:
         own, sums = numbers[: 3 + num_stats], numbers[3 + num_stats :]
         if len(sums):
             self.ranks.sum(sums)
-        shares, has_gradient = self.ranks.sum_gradients(self.parameters, own)
+        shares, has_gradient, norm = self.ranks.sum_gradients(self.parameters, own)
         assert self._num_valid is not None
-        shares[1], shares[2] = global_norm(self.parameters), self._num_valid
-        told: list[float] = torch.cat([shares, sums, has_gradient]).tolist()
-        for parameter, has in zip(self.parameters, told[len(numbers) :], strict=True):
+        told: list[float] = torch.cat([shares, sums, has_gradient, norm.view(1)]).tolist()
+        total, _, _, *more = told[: len(numbers)]
+        for parameter, has in zip(self.parameters, told[len(numbers) : -1], strict=True):
             if not has:  # an optimizer leaves it alone
                 parameter.grad = None
-        return told[: len(numbers)]
+        return [total, told[-1], self._num_valid, *more]
 
     def _retry(
         self, batch: Batch, columns_N: Tensor, failed: dict[str, float], this: _Pass

@@ -56,9 +56,16 @@ class TeamStep:
         self._num_batches = 0
 
     def run(
-        self, batch: Batch, alive_B: Tensor, env_steps_trained: int, *, is_first_pass: bool = True
+        self,
+        batch: Batch,
+        alive_B: Tensor,
+        env_steps_trained: int,
+        *,
+        is_first_pass: bool = True,
+        num_rows: int | None = None,
     ) -> StepResult:
-        """Train each member on its rows; a column fails with any of its members."""
+        """Train each member on its rows; a column fails with any of its members. Which of the
+        valid rows of all ranks are whose is not known."""
         is_failed_B = torch.zeros_like(alive_B)
         results: dict[str, StepResult] = {}
         for name, step in self.steps.items():

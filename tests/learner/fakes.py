@@ -118,7 +118,7 @@ class FakeStep:
         self._num_failed = 0
         self.stats = {"loss/total": 0.5}
 
-    def run(self, batch, alive_B, env_steps_trained, *, is_first_pass):
+    def run(self, batch, alive_B, env_steps_trained, *, is_first_pass, num_rows):
         is_failed_B = torch.zeros_like(alive_B)
         if len(self.uses) in self._nonfinite:
             is_failed_B[self._failing] = alive_B[self._failing]
