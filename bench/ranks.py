@@ -41,8 +41,8 @@ COUNT, NUM_WARM, NUM_WORDS, LIMIT_S = 2, 20, 200, 300.0
 NOTES = """
 Each rank has as many columns as one learner alone: twice the batch in all. A word, the gradients
 with losses, the columns of parts where there are several, and what is normalised over all ranks are
-each a message over loopback. On two cores each process has one; the learner's loop and actors, which a
-training has besides, are not there.
+each a message over loopback. On two cores each process has one; the learner's loop and actors,
+which a training has besides, are not there.
 
 On a GPU a rank sums over itself by NCCL, in turns with a learner that sums nothing: what a word, a
 message and its bucket cost, and not what a second GPU and the way to it do.
