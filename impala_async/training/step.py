@@ -222,14 +222,12 @@ class UpdateStep:
                 yield columns_N, batch if len(parts) == 1 else batch.take(columns_N)
             return
         if num_parts == 1 and num_rows is not None:
-            (own_N,), self._num_valid = deal(alive_B, 1, seeds), num_rows
-            yield own_N, self._share(batch, own_N)
-            self._num_valid = None
-            return
-        rows_N = batch.mask_BT.sum(1).cpu()
-        rows_B = self.ranks.join(torch.where(alive_B, rows_N, -1))
-        for columns_N in deal(rows_B >= 0, num_parts, seeds):
-            own_N, self._num_valid = self.ranks.own(columns_N), int(rows_B[columns_N].sum())
+            dealt = [(own_N, num_rows) for own_N in deal(alive_B, 1, seeds)]
+        else:
+            rows_B = self.ranks.join(torch.where(alive_B, batch.mask_BT.sum(1).cpu(), -1))
+            parts = deal(rows_B >= 0, num_parts, seeds)
+            dealt = [(self.ranks.own(each_N), int(rows_B[each_N].sum())) for each_N in parts]
+        for own_N, self._num_valid in dealt:
             yield own_N, self._share(batch, own_N)
         self._num_valid = None
 
