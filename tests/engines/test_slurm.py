@@ -9,12 +9,14 @@ import re
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.e2e.harness import ENDLESS, wait_until
+from tests.e2e.harness import ENDLESS, given, wait_until
 from tests.engines.harness import (
+    HERE,
     ends_by,
     free_ports,
     goes_on_after_a_kill,
@@ -23,6 +25,8 @@ from tests.engines.harness import (
     run_flags,
 )
 
+ROOT = Path(__file__).parents[2]
+RANKS = str(ROOT / "deploy/slurm/ranks.sh")
 COMMANDS = ("slurmctld", "slurmd", "sbatch", "srun", "munged")
 pytestmark = [
     pytest.mark.e2e,
@@ -154,3 +158,26 @@ def test_a_job_that_slurm_refuses_is_one_line(cluster, site):
         f"error: sbatch refused {site.run_dir}/slurm/job.sh: Batch job submission failed: Invalid "
         "partition name specified\n"
     )
+
+
+def test_ranks_on_two_nodes_learn_cartpole_and_go_on_after_the_time_of_a_job(cluster, site):
+    """Each of them has actors of its own, and torchrun comes between."""
+    log = site.run_dir.parent / "job.out"
+    flags = ["--config", "cartpole_ddppo", "--run-dir", str(site.run_dir)]
+
+    def submitted(*settings):
+        all_flags = (*flags, *given((*HERE, *settings)))
+        job = said("sbatch", "--parsable", f"--output={log}", RANKS, *all_flags)
+        assert job.isdecimal()
+        return job
+
+    first = submitted("stop.mean_return=none")
+    site.wait_report("both train", lambda r: r["updates"] > 20 and r["num_actors"] == 2)
+    said("scancel", "--signal=HUP", first)
+    wait_until("the job ends", lambda: state_of(first) in ("COMPLETED", "FAILED"), 60.0)
+    assert site.summary["exit_reason"] == "terminated", log.read_text()
+    second = submitted("stop.mean_return=475")
+    learns(site)
+    wait_until("the job ends", lambda: state_of(second) == "COMPLETED", 60.0)
+    assert (site.run_dir / "epoch").read_text() == "2"
+    assert (site.run_dir / "ranks/1/metrics.jsonl").exists()
