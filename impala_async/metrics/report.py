@@ -18,7 +18,8 @@ WAIT_SHARE_THAT_LIMITS = 0.2
 LATE_LOOP_MS = 5.0
 ADVICE = {
     "rejections": "look for the reason in the learner's log",
-    "learner": "a faster device, a smaller model, or fewer learner.num_passes",
+    "learner": "a faster device, a smaller model, fewer learner.num_passes, or fewer and larger "
+    "minibatches (algorithm.num_minibatches)",
     "copy": "smaller observations, or a larger learner.batch_columns",
     "environment": "if its steps compute: more actors, on other hosts when the cores of this one "
     "are busy, or another actor.sampler; if they wait, as for a simulator or a network: more of "
