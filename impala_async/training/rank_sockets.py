@@ -115,8 +115,9 @@ def open_sockets(
     place: Place, host: str, gather: Callable[[bytes], list[bytes]], wait_s: float
 ) -> RankSockets | None:
     """Connect all ranks with rank 0, which `host` names; None at each if one does not get there.
-    `gather` returns what all ranks give it."""
+    `gather` returns what all ranks give it, and waits no longer than `wait_s` for one."""
     others: dict[int, socket.socket] = {}
+    open_s = min(OPEN_S, wait_s / 2)
     with socket.create_server(("", 0)) if place.is_first else socket.socket() as listener:
         secret = secrets.token_bytes(16)
         said = secret + listener.getsockname()[1].to_bytes(2) if place.is_first else b""
@@ -124,9 +125,9 @@ def open_sockets(
         secret, port = first[:16], int.from_bytes(first[16:])
         with suppress(OSError):
             if place.is_first:
-                others |= _accept(listener, place.count - 1, secret)
+                others |= _accept(listener, place.count - 1, secret, open_s)
             else:
-                others[0] = socket.create_connection((host, port), OPEN_S)
+                others[0] = socket.create_connection((host, port), open_s)
                 others[0].sendall(_GREETING.pack(secret, place.number))
     opened = RankSockets(place, others, wait_s)
     num_wanted = place.count - 1 if place.is_first else 1
@@ -136,17 +137,19 @@ def open_sockets(
     return opened
 
 
-def _accept(listener: socket.socket, count: int, secret: bytes) -> dict[int, socket.socket]:
+def _accept(
+    listener: socket.socket, count: int, secret: bytes, open_s: float
+) -> dict[int, socket.socket]:
     """So many ranks, by their number: whoever does not know the secret is none."""
     found: dict[int, socket.socket] = {}
-    give_up_at = time.monotonic() + OPEN_S
+    give_up_at = time.monotonic() + open_s
     while len(found) < count and (left_s := give_up_at - time.monotonic()) > 0:
         listener.settimeout(left_s)
         try:
             one, _ = listener.accept()
         except TimeoutError:
             break
-        one.settimeout(GREET_S)
+        one.settimeout(min(GREET_S, left_s))
         greeting = b""
         with suppress(OSError):
             greeting = one.recv(_GREETING.size, socket.MSG_WAITALL)

@@ -233,6 +233,9 @@ class Credit:
             peer.heeds_calls, peer.has_call_room = True, False
         elif was_admitted:
             self._measure(peer)
+        elif not peer.is_newcomer:
+            # It has held credit for so long, but shows nothing by that.
+            peer.usual_s = max(peer.usual_s, peer.last_heard - peer.used_at)
         peer.turned_away.discard(seq)
         peer.is_owed_room = peer.is_resting = False
         peer.used_at = peer.last_heard

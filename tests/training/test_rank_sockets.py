@@ -147,6 +147,21 @@ def test_whoever_does_not_know_the_secret_is_no_rank(monkeypatch):
         stranger.close()
 
 
+def test_strangers_that_say_nothing_cost_less_than_the_others_wait_for_rank_0(monkeypatch):
+    strangers, connect = [], socket.create_connection
+
+    def connect_late(address, timeout):
+        strangers.extend(connect(address) for _ in range(12))
+        return connect(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connect_late)
+    began_at = time.monotonic()
+    assert at_each(2, lambda _, sockets: sockets, wait_s=2.0) == [None] * 2
+    assert time.monotonic() - began_at < 2.0
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_where_one_finds_no_way_all_do_without(monkeypatch):
     monkeypatch.setattr(rank_sockets, "OPEN_S", 0.5)
     began_at = time.monotonic()

@@ -85,7 +85,7 @@ class Network:
         self.now, self.epoch = 0.0, 0
         # From whom or to whom, whether up, and the frames.
         self.messages = []
-        self.numbers = itertools.count(1)
+        self.numbers, self.sessions = itertools.count(1), itertools.count(1)
         self.actors = {}
         # The version from which each epoch grew.
         self.parents = {}
@@ -103,6 +103,8 @@ class Network:
         sizes = {"columns": BATCH_COLUMNS, "num_slots": NUM_SLOTS}
         self.learner = PureLearner(SCHEMA, **sizes, lineage=lineage, max_lag=MAX_LAG)
         table = self.table = self.learner.table
+        # As they are random: a message to a learner that is gone must not fit another session.
+        table.new_id = lambda: b"session" + next(self.sessions).to_bytes(9, "big")
         table.restore_watermarks(json.loads(watermarks), self.now)
         self.reserve, self.settle = table.reserve, table.settle
         table.reserve, table.settle = self.check_reserve, self.check_settle

@@ -211,8 +211,9 @@ class ActorServer:
             endpoint.look(allowances, lease_s, is_memory_growing=is_growing)
             for endpoint, allowances in ((self._data, data), (self._weights, weights))
         ]
-        if self.table.take_back(now := time.monotonic()):
-            self._answer()
+        self.table.take_back(now := time.monotonic())
+        # Where nothing comes because those who have credit do not use it, nothing else calls it.
+        self._answer()
         if self.placement.is_to_let_go(now):
             self.admission.decide(now)
             self._data.say(self.sessions.let_one_go(now))
