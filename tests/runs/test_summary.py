@@ -91,6 +91,7 @@ def test_steps_at_a_rate_of_0_are_told(schedule, end, since):
 
 def test_a_summary_as_a_table():
     whole = summary_of() | {"env_steps_trained": 123456, "lag_quantiles": [0, 1, 2, 3, 9]}
+    whole["advice"] = ADVICE["copy"]
     assert table_of(whole, 476.0).splitlines() == [
         "tests:None: ended (env_steps)",
         "  mean return of 12 episodes  475.5",
@@ -102,7 +103,7 @@ def test_a_summary_as_a_table():
         "  trajectories dropped        3",
         "  trajectories refused        3",
         "  what limits it              learner: busy",
-        f"  what may help               {ADVICE['learner']}",
+        f"  what may help               {ADVICE['copy']}",
     ]
     # Figures of a resumed run that are of this start alone say so.
     resumed = table_of(whole, is_resumed=True).splitlines()
