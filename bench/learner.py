@@ -121,7 +121,7 @@ def cases(device: torch.device) -> list[Case]:
     """The cases: on a CPU those of the configs, on a GPU images in batches that are worth one."""
     pong = PONG
     if importlib.util.find_spec("ale_py") is None:
-        pong = pong._replace(name="Images, Nature CNN", settings=(*ONE_PART, *NO_ATARI))
+        pong = pong._replace(name="Images, Nature CNN", settings=(*pong.settings, *NO_ATARI))
     if device.type != "cuda":
         return [CARTPOLE, pong]
     return [

@@ -39,11 +39,11 @@ class RankSockets:
         self._at = 0
         # In their order, so that the sum is the same each time.
         self._others = {number: others[number] for number in sorted(others)}
+        timeout = _TIMEOUT.pack(int(wait_s), int(wait_s % 1 * 1e6))
         for each in others.values():
             # It is the kernel that waits: with a timeout of Python's, each read is two calls.
             each.settimeout(None)
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                timeout = _TIMEOUT.pack(int(wait_s), int(wait_s % 1 * 1e6))
                 each.setsockopt(socket.SOL_SOCKET, option, timeout)
             each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KEPT_BYTES)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

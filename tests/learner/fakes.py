@@ -113,6 +113,7 @@ class FakeStep:
     def __init__(self, nonfinite=(), failing=slice(None), num_updates=1):
         self.policy, self.tensors = self, (torch.zeros(3),)
         self.uses = []
+        self.num_rows = []
         self.first_passes = []
         self._nonfinite, self._failing, self._num_updates = set(nonfinite), failing, num_updates
         self._num_failed = 0
@@ -123,6 +124,7 @@ class FakeStep:
         if len(self.uses) in self._nonfinite:
             is_failed_B[self._failing] = alive_B[self._failing]
         is_applied = bool((alive_B & ~is_failed_B).any())
+        self.num_rows.append(num_rows)
         self.uses.append((batch.number, alive_B.tolist(), env_steps_trained))
         self.first_passes.append(is_first_pass)
         self.tensors[0].add_(int(is_applied))

@@ -633,6 +633,17 @@ def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to
     assert (settled.trained, settled.dropped) == (0, {"shutdown": 4})
 
 
+def test_an_update_is_told_of_the_valid_rows_that_the_word_of_all_has():
+    class More(Beside):
+        def totals(self, *shares):
+            found = super().totals(*shares)
+            return found if len(found) == 1 else [found[0], found[1] + 5, *found[2:]]
+
+    alone, both = Run([batch_of(1)])(), Run([batch_of(1)], Step(), ranks=More())()
+    (own,), (whole,) = alone.step.num_rows, both.step.num_rows
+    assert own + 5 == whole > 5
+
+
 def test_in_lockstep_a_goal_is_that_of_what_is_trained_whatever_is_counted_by_then():
     def count(number):  # as the loop does, some time before or after the word
         listener.channels.returns[0] = [9.0] * 100
