@@ -18,6 +18,7 @@ from impala_async.schema import ArraySpec
 
 EPSILON = 1e-8
 LARGEST = 10.0
+LARGEST_BYTE = 255
 # From here on the statistics forget: float32 could not count further, and old data is old.
 MAX_COUNT = 1e7
 
@@ -47,20 +48,27 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
 
 
 def as_image(leaf: ArraySpec, values: Tensor) -> Tensor:
-    """`[N, ...]` values as `[N, channels, height, width]`, in what convolutions compute in."""
+    """`[N, ...]` values as `[N, channels, height, width]`, in what convolutions compute in; bytes
+    as shares of 255."""
+    image = as_pixels(leaf, values).contiguous(memory_format=torch.channels_last)
+    image = image.to(dtype_of_convolutions(values.device))
+    # A byte is a number of bfloat16, too: it is rounded only once, by the division.
+    return image.div_(LARGEST_BYTE) if values.dtype == torch.uint8 else image
+
+
+def as_pixels(leaf: ArraySpec, values: Tensor) -> Tensor:
+    """`[N, ...]` values as `[N, channels, height, width]`, in the memory that they have."""
     is_stack = values.dim() == 5  # one image of the channels of all its frames, the oldest first
     if image_shape(leaf)[3]:
-        image = (values.movedim(1, 3).flatten(3) if is_stack else values).permute(0, 3, 1, 2)
-    else:
-        image = values.flatten(1, 2) if is_stack else values
-    device = values.device.type
-    # The device that only counts memory knows nothing of it.
-    is_coarse = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    # A byte is a number of bfloat16, too: it is rounded only once, by the division.
-    dtype = torch.get_autocast_dtype(device) if is_coarse else torch.float32
-    # Convolutions are up to twice as fast over this order, which costs least to make of bytes.
-    image = image.contiguous(memory_format=torch.channels_last).to(dtype)
-    return image.div_(255) if values.dtype == torch.uint8 else image
+        return (values.movedim(1, 3).flatten(3) if is_stack else values).permute(0, 3, 1, 2)
+    return values.flatten(1, 2) if is_stack else values
+
+
+def dtype_of_convolutions(device: torch.device) -> torch.dtype:
+    # The device that only counts memory knows nothing of autocast.
+    is_known = torch.amp.is_autocast_available(device.type)
+    is_coarse = is_known and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if is_coarse else torch.float32
 
 
 def image_shape(leaf: ArraySpec) -> tuple[int, int, int, bool]:

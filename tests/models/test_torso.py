@@ -277,6 +277,26 @@ def test_sizes_are_those_of_the_paper_and_every_weight_gets_a_gradient():
         assert all(parameter.grad.any() for parameter in torso.parameters()), name
 
 
+@pytest.mark.parametrize("name", ["nature_cnn", "impala_resnet"])
+def test_a_rectifier_and_its_gradient_have_one_order_in_memory(name):
+    class Rectified(torch.utils._python_dispatch.TorchDispatchMode):
+        strides: tuple[tuple[int, ...], ...] = ()
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket is torch.ops.aten.threshold_backward:
+                gradient, features, _ = args
+                assert gradient.stride() == features.stride()
+                self.strides += (features.stride(),)
+            return func(*args, **(kwargs or {}))
+
+    torso = make(name, FRAMES)
+    features = torso(rows_of(FRAMES))
+    with Rectified() as rectified:
+        features.backward(torch.rand_like(features))
+    # Behind the hidden layer, behind the convolutions as features, and between convolutions.
+    assert [len(strides) for strides in rectified.strides[:3]] == [2, 2, 4]
+
+
 def test_a_residual_block_adds_to_what_it_sees():
     first = make("impala_resnet", FRAMES).bodies[0][0]
     images = torch.rand(2, 4, 84, 84)
