@@ -172,7 +172,7 @@ class Client:
     def _dial(self, url: str) -> None:
         if self._dealer is not None:
             self._dealer.close()
-        self._dealer = Dealer(self._context, url, key=self._address.key)
+        self._dealer, self._data_url = Dealer(self._context, url, key=self._address.key), url
 
     def join(
         self,
@@ -196,6 +196,7 @@ class Client:
         # For each stream a window under way, and one that is being written.
         num_buffers = streams * (WINDOW + 1)
         wants_bytes = num_buffers * columns * schema.layout.column_bytes
+        self._data_s = wants_bytes / wire.SLOWEST_BYTES_PER_S
         memory = psutil.virtual_memory()
         if wants_bytes > memory.available:
             # Memory that others hold may be free again soon.
@@ -303,13 +304,13 @@ class Client:
         if self._is_coming_back and self.side.is_joined and self.link.pulls.is_serving:
             self._is_coming_back = False
             self._log.info("back at work")
-        patience_s = self.side.overdue(now, self.link.pulls, self.link.weights_s)
+        silence = self.side.overdue(now, self.link.pulls, self.link.weights_s, self._data_s)
         if self.link.pulls.is_session_over:
             self._come_back("it has ended the session")
-        elif patience_s is not None:
-            # A firewall may have opened the data port alone.
-            is_shut = self.side.is_joined and not self.link.pulls.has_heard
-            where = f"its weights port, {self.link.url}," if is_shut else "it"
+        elif silence is not None:
+            port, patience_s = silence
+            urls = {"data": self._data_url, "weights": self.link.url}
+            where = f"its {port} port, {urls[port]}," if port else "it"
             self._come_back(f"{where} has not answered for {patience_s:.3g} s")
         if self._data.is_greeted:
             self._send_all(now)
@@ -404,7 +405,7 @@ class Client:
             frames = wire.encode_data(data, *planes, episodes, is_compressed=self._is_compressed)
             if not self._data.send(frames):
                 return
-            outbox.mark_sent(seq, now)
+            self.side.said(seq, now)
 
     def _reconnect(self, now: float) -> None:
         """Repeat over the next connection, at once, what was sent over the one that broke."""

@@ -131,6 +131,7 @@ class Link:
             os.eventfd_read(self._wake_fd)
         for _ in range(MAX_AT_ONCE):
             if (frames := socket.receive(0)) is None:
+                pulls.looked_at = time.monotonic()
                 break
             self._take(frames)
 

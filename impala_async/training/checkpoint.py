@@ -291,7 +291,7 @@ def _verified(path: Path, version: Version) -> TrainingState:
                 group = name.removesuffix(TENSORS_SUFFIX)
                 tensors[group] = load(data)
                 _check_finite(path / group, tensors[group])
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
             raise CheckpointError(f"{path / name} cannot be read: {error}") from None
     state = find_object(path / STATE, is_strict=True) or {}
     return TrainingState(tensors, state, path, version)

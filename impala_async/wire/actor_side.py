@@ -174,6 +174,7 @@ class ActorSide(Generic[Item]):
         """The learner is done with these: for the shell to take away."""
         self.last_heard = self.told_at = self.tell_again_at = 0.0
         """The last is for Spec, over a new connection: what only hangs up is not hammered at."""
+        self._unanswered_since: float | None = None
         self.run_id, self._epoch = NO_RUN, 0
         """The run that is worked for: one that was asked for, or that of the first welcome."""
         self._max_lag = 0
@@ -205,7 +206,7 @@ class ActorSide(Generic[Item]):
         if self.version.epoch > welcome.epoch:
             # It has never published that.
             self.version = NO_VERSION
-        self.last_heard = now
+        self.last_heard, self._unanswered_since = now, None
         self.outbox.resend_all(is_new_session=True)
         return is_same_run
 
@@ -226,11 +227,19 @@ class ActorSide(Generic[Item]):
     def repeated_spec(self, now: float) -> None:
         """Over a new connection, messages go again that were sent over the one that broke."""
         self.told_at, self.tell_again_at = now, now + next(self.pauses)
+        self._unanswered_since = None
         self.outbox.resend_all(is_new_session=False)
+
+    def said(self, seq: int, now: float) -> None:
+        """A trajectory is under way. The learner answers each at the data port, whatever comes of
+        it."""
+        self.outbox.mark_sent(seq, now)
+        if self._unanswered_since is None:
+            self._unanswered_since = now
 
     def take(self, message: wire.Message, now: float) -> wire.Grant | wire.Reject | wire.Bye | None:
         """Take a message at the data port; return it if the shell has to do something about it."""
-        self.last_heard = now
+        self.last_heard, self._unanswered_since = now, None
         if isinstance(message, wire.Grant):
             # The learner says this here only to those whose Spec it has.
             self.is_joined |= message.session == self.session
@@ -266,14 +275,25 @@ class ActorSide(Generic[Item]):
         text = "what was never sent is settled, as if another one had said hello in our name"
         return wire.Reject(wire.REJECT_CODES.index("hello_again"), text, 0.0)
 
-    def overdue(self, now: float, pulls: Pulls, weights_s: float) -> float | None:
-        """The seconds after which an answer is overdue, once one is. `weights_s`: weights may take
-        so long, and on a thin line they hold up everything else."""
-        patience_s = self.welcome.lease_s + (weights_s if pulls.is_asking else 0)
-        silent_s = now - max(self.last_heard, pulls.last_heard)
+    def overdue(
+        self, now: float, pulls: Pulls, weights_s: float, data_s: float
+    ) -> tuple[str, float] | None:
+        """Which port owes an answer, and for how many seconds, once that is too long; "" for both.
+
+        Each has a connection of its own, which something on the way may have lost or may hold,
+        though the other one lives. Weights may take `weights_s` and trajectories `data_s`, and on
+        a thin line they hold up everything else. Trajectories are sent once more before."""
+        lease_s = self.welcome.lease_s
+        patience_s = lease_s + (weights_s if pulls.is_asking else 0)
         # Without an answer to Spec it was lost, though heartbeats may go well.
-        unanswered_s = 0.0 if self.is_joined else now - self.told_at
-        return patience_s if max(silent_s, unanswered_s) > patience_s else None
+        if not self.is_joined and now - self.told_at > patience_s:
+            return "", patience_s
+        if pulls.silent_s > patience_s:
+            is_all_silent = pulls.has_heard and now - self.last_heard > patience_s
+            return "" if is_all_silent else "weights", patience_s
+        patience_s = 2 * lease_s + data_s
+        since = self._unanswered_since
+        return ("data", patience_s) if since is not None and now - since > patience_s else None
 
     def lose(self) -> list[Item]:
         """The session is over. In lockstep others go on, and what was acted for it is given up."""

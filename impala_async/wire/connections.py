@@ -50,7 +50,7 @@ NEVER_WHOLE = "sent what was no whole message while memory grew"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
-WITHOUT_KEY = "dialled without the key of this run"
+WITHOUT_KEY = "dialled without the key of this run, or over a line that changes bytes"
 _BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
 # It has no descriptor, but a reason. A router with a key is told of it.
 REFUSED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL

@@ -36,12 +36,18 @@ class Pulls:
     def __post_init__(self, now: float) -> None:
         self.named = NO_VERSION
         self.has_heard = self.is_session_over = False
-        self.last_heard = self.next_beat = now
+        self.last_heard = self.looked_at = self.next_beat = now
         self.answer = "it has not answered"
         """The outcome of the last question for weights, in a clause."""
         self._were_timed = False
         self._asked_at: float | None = None
         self._not_before, self._pauses = -math.inf, doubling(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing had come when all that had come was last taken: a heartbeat is owed an
+        answer, and whoever stood still for a while himself may not have looked yet."""
+        return self.looked_at - self.last_heard
 
     @property
     def is_asking(self) -> bool:

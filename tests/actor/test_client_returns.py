@@ -425,6 +425,37 @@ def test_a_weights_port_that_cannot_be_reached_is_named(scene, lines):
     assert not lines("back at work")
 
 
+def test_a_data_port_that_is_lost_though_heartbeats_are_answered_is_left(scene, lines):
+    actor, session = scene.at_work(lease_s=0.4, heartbeat_s=0.05)
+    session.grant(1)
+    actor.do(actor.unroll)
+    over_at = time.monotonic() + WITHIN_S
+    with actor.pumping():
+        # The trajectory goes, and goes again, into nothing.
+        while not lines("again: its data port") and time.monotonic() < over_at:
+            for heard in scene.learner.weights.drain():
+                heard.answer(Grant(session.id, 1, 0, *V1, []))
+            time.sleep(0.02)
+        session = scene.welcome_back()
+        session.grant(1)
+        assert seq_of(scene.learner.data.find(Data)) == 0
+    (line,) = lines("again: its data port")
+    assert f"{scene.learner.url}, has not answered for 0.8" in line
+
+
+def test_a_weights_port_that_is_lost_while_trajectories_are_taken_is_left(scene, lines):
+    actor, session = scene.at_work(lease_s=0.4, heartbeat_s=0.05)
+    scene.learner.weights.find(Heartbeat).answer(Grant(session.id, 1, 0, *V1, []))
+    over_at = time.monotonic() + WITHIN_S
+    with actor.pumping():
+        while not lines("again: its weights port") and time.monotonic() < over_at:
+            session.grant(1)
+            time.sleep(0.02)
+        scene.welcome_back()
+    (line,) = lines("again: its weights port")
+    assert f"{scene.learner.weights.router.url}, has not answered for" in line
+
+
 # -------------------- it wants a key
 
 

@@ -122,6 +122,13 @@ def rubbish_of_the_right_digest(saved):
     list_file(saved, MODEL, size=7, sha256=hashlib.sha256(b"rubbish").hexdigest())
 
 
+def tensor_of_a_size_that_no_tensor_has(saved):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [0, 2**64 - 1], "data_offsets": [0, 0]}})
+    data = len(header).to_bytes(8, "little") + header.encode()
+    (saved / MODEL).write_bytes(data)
+    list_file(saved, MODEL, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
 def one_digit_of_the_state(saved):
     path = saved / "state.json"
     path.write_text(path.read_text().replace("1200", "1300"))
@@ -131,6 +138,7 @@ DAMAGE = {
     "a flipped bit of a tensor": lambda path: flip(path / MODEL),
     "a changed digit of the state": one_digit_of_the_state,
     "rubbish of the right digest": rubbish_of_the_right_digest,
+    "a tensor of a size that no tensor has": tensor_of_a_size_that_no_tensor_has,
     "a torn file": lambda path: os.truncate(path / MODEL, 50),
     "a missing file": lambda path: (path / MODEL).unlink(),
     "no manifest": lambda path: (path / MANIFEST).unlink(),

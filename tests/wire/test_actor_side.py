@@ -170,23 +170,65 @@ def test_only_what_is_settled_makes_the_pauses_short_again():
     assert next(side.pauses) == 0
 
 
-def test_silence_ends_a_session_once_the_lease_is_over():
+def test_silence_of_either_port_ends_a_session():
     side = side_of()
     pulls = Pulls(SESSION, have=V1, layouts=(), heartbeat_s=2.0, reply_timeout_s=60.0, now=0.0)
 
-    def assert_overdue_after(patience_s, since):
-        assert side.overdue(since + patience_s, pulls, 5.0) is None
-        assert side.overdue(since + patience_s + 0.1, pulls, 5.0) == patience_s
+    def overdue(now, *, looked=True):
+        pulls.looked_at = now if looked else pulls.looked_at
+        return side.overdue(now, pulls, weights_s=5.0, data_s=3.0)
 
-    assert_overdue_after(LEASE_S, since=0.0)
-    # Heartbeats are answered, but Spec is not.
+    def assert_overdue_after(patience_s, since, port):
+        assert overdue(since + patience_s) is None
+        assert overdue(since + patience_s + 0.1) == (port, patience_s)
+
+    # A weights port that was never heard is the one to name, but before it all an answer to Spec.
+    assert_overdue_after(LEASE_S, 0.0, "")
     pulls.last_heard = LEASE_S
-    assert_overdue_after(LEASE_S, since=0.0)
+    assert_overdue_after(LEASE_S, 0.0, "")
     side.take(grant_of(1), 5.0)
-    assert_overdue_after(LEASE_S, since=LEASE_S)
+    assert_overdue_after(LEASE_S, LEASE_S, "weights")
+    pulls.has_heard = True
+    assert_overdue_after(LEASE_S, LEASE_S, "")
+    side.take(grant_of(1), 15.0)
+    assert_overdue_after(LEASE_S, LEASE_S, "weights")
+    # Who stood still has not looked at what came meanwhile.
+    pulls.looked_at = 15.0
+    assert overdue(100.0, looked=False) is None
     # Weights on a thin line hold up everything else.
     pulls.said_get(0.0)
-    assert_overdue_after(LEASE_S + 5.0, since=LEASE_S)
+    assert_overdue_after(LEASE_S + 5.0, LEASE_S, "weights")
+
+
+def test_a_trajectory_is_answered_at_the_data_port_or_that_is_lost():
+    side = side_of()
+    pulls = Pulls(SESSION, have=V1, layouts=(), heartbeat_s=2.0, reply_timeout_s=60.0, now=0.0)
+    side.take(grant_of(9), 0.0)
+
+    def overdue(now):
+        pulls.last_heard = pulls.looked_at = now
+        return side.overdue(now, pulls, weights_s=5.0, data_s=3.0)
+
+    patience_s = 2 * LEASE_S + 3.0
+    # Who says nothing is owed nothing.
+    assert overdue(1000.0) is None
+    for seq, now in enumerate((1000.0, 1010.0)):
+        side.put("a")
+        side.said(seq, now)
+    # What is settled over the other port is no answer of this one.
+    side.take_grant(grant_of(9, 1))
+    assert overdue(1000.0 + patience_s) is None
+    assert overdue(1000.1 + patience_s) == ("data", patience_s)
+    side.take(grant_of(9, 1), 1020.0)
+    assert overdue(2000.0) is None
+    side.said(1, 2000.0)
+    side.repeated_spec(2001.0)
+    assert overdue(3000.0) is None
+    side.said(1, 3000.0)
+    assert overdue(3000.1 + patience_s) == ("data", patience_s)
+    side.accept(welcome_of(), 4000.0)
+    side.take(grant_of(9), 4000.0)
+    assert overdue(5000.0) is None
 
 
 def test_what_a_learner_says_must_make_sense():
