@@ -215,7 +215,7 @@ def test_a_trajectory_is_answered_at_the_data_port_or_that_is_lost():
     for seq, now in enumerate((1000.0, 1010.0)):
         side.put("a")
         side.said(seq, now)
-    # What is settled over the other port is no answer of this one.
+    # A word over the other port is no answer of this one.
     side.take_grant(grant_of(9, 1))
     assert overdue(1000.0 + patience_s) is None
     assert overdue(1000.1 + patience_s) == ("data", patience_s)
