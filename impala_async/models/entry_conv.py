@@ -48,8 +48,9 @@ def _in_squares(image: Tensor) -> Tensor:
     """`pixel_unshuffle`, in the order of memory that convolutions like, four bytes at a time.
 
     Rows that fill no square are left out, as the convolution would leave them out."""
-    num_images, _, height, width = image.shape
+    num_images, num_channels, height, width = image.shape
     rows, columns = height // WORD, width // WORD
     words: Tensor = image[:, :, : rows * WORD].view(torch.int32).unflatten(2, (rows, WORD))
     squares = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
-    return squares.view(num_images, rows, columns, -1).permute(0, 3, 1, 2)
+    shape = num_images, rows, columns, num_channels * WORD * WORD
+    return squares.view(shape).permute(0, 3, 1, 2)
