@@ -25,7 +25,7 @@ from impala_async.errors import (
 from impala_async.output import SeldomLog, Wait
 from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import Handshake, read_answer
-from impala_async.wire.local_link import is_socket, read_nonce
+from impala_async.wire.local_link import is_served, read_nonce
 from impala_async.wire.sockets import Dealer
 
 logger = logging.getLogger(__name__)
@@ -178,9 +178,10 @@ def read(frame: wire.Frame, log: SeldomLog) -> wire.Message | None:
 
 
 def best_urls(welcome: wire.Welcome, dialled_url: str) -> tuple[str, str]:
-    """Data and weights: ipc if we can read the learner's nonce, else the host that was dialled."""
+    """Data and weights: ipc if we can read the learner's nonce and both sockets are served, else
+    the host that was dialled."""
     is_here = read_nonce(welcome.nonce_path) == welcome.nonce
-    if is_here and is_socket(welcome.ipc_data) and is_socket(welcome.ipc_weights):
+    if is_here and is_served(welcome.ipc_data) and is_served(welcome.ipc_weights):
         return f"ipc://{welcome.ipc_data}", f"ipc://{welcome.ipc_weights}"
     host = dialled_url.rpartition(":")[0]
     return dialled_url, f"{host}:{welcome.weights_port}"

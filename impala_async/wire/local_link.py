@@ -6,7 +6,7 @@ import fcntl
 import os
 import secrets
 import shutil
-import stat
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -72,13 +72,21 @@ def read_nonce(path: str) -> bytes | None:
         return None
 
 
-def is_socket(path: str) -> bool:
-    """Whether a learner can listen there: this path came from a stranger too."""
-    try:
-        is_found = stat.S_ISSOCK(os.stat(path).st_mode)
-    except (OSError, ValueError):
+def is_served(path: str) -> bool:
+    """Whether somebody listens at a socket there: one that nobody serves stays when its process is
+    killed, and this path came from a stranger too."""
+    if not path.startswith("/") or len(os.fsencode(path)) > IPC_PATH_MAX_BYTES:
         return False
-    return is_found and len(os.fsencode(path)) <= IPC_PATH_MAX_BYTES
+    with socket.socket(socket.AF_UNIX) as trial:
+        trial.setblocking(False)
+        try:
+            trial.connect(path)
+        except BlockingIOError:
+            # So many wait there that a newcomer would have to.
+            return True
+        except (OSError, ValueError):
+            return False
+    return True
 
 
 def clear_left_behind(root: Path) -> None:

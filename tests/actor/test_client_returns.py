@@ -114,21 +114,22 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
 
 @pytest.mark.parametrize("lease_s", [0.2, 60.0])
 def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene, monkeypatch, lease_s):
-    """Its ipc paths lead nowhere: it has gone between two words."""
+    """Nobody answers at its ipc paths: it is going between two words."""
     monkeypatch.setattr("impala_async.actor.client.EVERY_S", 0.2)
-    nonce, dead = (str(scene.learner.folder / name) for name in ("nonce", "dead"))
-    with socket.socket(socket.AF_UNIX) as end:
-        end.bind(dead)
-    gone = {"nonce_path": nonce, "ipc_data": dead, "lease_s": lease_s}
+    nonce, mute = (str(scene.learner.folder / name) for name in ("nonce", "mute"))
+    gone = {"nonce_path": nonce, "ipc_data": mute, "lease_s": lease_s}
     actor = scene.actor()
-    connected = actor.begin(actor.client.connect)
-    scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
-    connected.result(WITHIN_S)
-    joined = actor.begin(actor.client.join, *ACTOR_SPEC)
-    for _ in range(2):
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(mute)
+        end.listen()
+        connected = actor.begin(actor.client.connect)
         scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
-    session = scene.welcome_back()
-    joined.result(WITHIN_S)
+        connected.result(WITHIN_S)
+        joined = actor.begin(actor.client.join, *ACTOR_SPEC)
+        for _ in range(2):
+            scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
+        session = scene.welcome_back()
+        joined.result(WITHIN_S)
     session.grant(1)
     actor.do(actor.unroll)
     assert scene.data_of(actor).message.session == session.id

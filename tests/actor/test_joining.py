@@ -1,6 +1,7 @@
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from unittest.mock import Mock
 
 import msgpack
@@ -176,24 +177,34 @@ def urls(nonce_path, **changes):
     return best_urls(welcome, "tcp://learner.example:5555")
 
 
-def test_ipc_only_for_those_who_can_read_the_nonce(tmp_path):
-    nonce, other = tmp_path / "nonce", tmp_path / "other"
-    there = {"ipc_data": str(tmp_path / "d"), "ipc_weights": str(tmp_path / "w")}
-    for path in there.values():
-        with socket.socket(socket.AF_UNIX) as end:
+@pytest.fixture
+def served(tmp_path):
+    """The two paths of a learner that listens at them."""
+    paths = {"ipc_data": str(tmp_path / "d"), "ipc_weights": str(tmp_path / "w")}
+    with ExitStack() as stack:
+        for path in paths.values():
+            end = stack.enter_context(socket.socket(socket.AF_UNIX))
             end.bind(path)
+            end.listen()
+        yield paths
+
+
+def test_ipc_only_for_those_who_can_read_the_nonce_and_where_somebody_listens(tmp_path, served):
+    nonce, other, stale = (tmp_path / name for name in ("nonce", "other", "stale"))
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(str(stale))
     nonce.write_bytes(WELCOME.nonce)
     other.write_bytes(b"o" * 16)
     tcp = "tcp://learner.example:5555", "tcp://learner.example:5556"
     assert best_urls(WELCOME, "tcp://[::1]:5555")[1] == "tcp://[::1]:5556"
-    assert urls(nonce, **there) == (f"ipc://{tmp_path}/d", f"ipc://{tmp_path}/w")
-    assert urls(other, **there) == tcp
+    assert urls(nonce, **served) == (f"ipc://{tmp_path}/d", f"ipc://{tmp_path}/w")
+    assert urls(other, **served) == tcp
     # A false learner's paths: there is tcp still.
-    for path in ("", "/" + "x" * 250, "a\0b", str(nonce), "/nowhere\n\x1b[31m"):
-        assert urls(nonce, **there | {"ipc_data": path}) == tcp
-        assert urls(nonce, **there | {"ipc_weights": path}) == tcp
+    for path in ("", "/" + "x" * 250, "a\0b", str(nonce), "/nowhere\n\x1b[31m", str(stale)):
+        assert urls(nonce, **served | {"ipc_data": path}) == tcp
+        assert urls(nonce, **served | {"ipc_weights": path}) == tcp
     for unreadable in (tmp_path / "none", tmp_path, "", "null\0byte", "/dev/zero"):
-        assert urls(unreadable, **there) == tcp
+        assert urls(unreadable, **served) == tcp
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The private folder of this host: who may enter, how long its paths are, that it goes away."""
 
 import os
+import socket
 import stat
 import tempfile
 import time
@@ -65,10 +66,13 @@ def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
     (tmp_path / "large").write_bytes(b"n" * 100_000)
     assert local_link.read_nonce(str(good)) == b"n" * 16
     assert len(local_link.read_nonce(str(tmp_path / "large")) or b"") == 64
-    assert local_link.is_socket(str(listening))
+    assert local_link.is_served(str(listening))
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / "stale"))
+    assert not local_link.is_served(str(tmp_path / "stale")), "its process is gone"
     for path in ("/dev/zero", "/dev/tty", "", "\0", "x" * 5000, *map(str, (pipe, link, tmp_path))):
         assert local_link.read_nonce(path) is None
-        assert not local_link.is_socket(path)
+        assert not local_link.is_served(path)
 
 
 def age(folder):
