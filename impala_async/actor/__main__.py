@@ -71,7 +71,10 @@ def _serve(args: argparse.Namespace, flags: Sequence[str]) -> int:
             os.eventfd_write(args.over_fd, 1)
         return code
     except NewRun:
-        logger.info("another run is at this address now: starting anew, with the code as it is now")
+        logger.info(
+            "another run, or an earlier state of this one, is at this address now: starting anew, "
+            "with the code as it is now"
+        )
     flush_output()
     # An environment may have changed the current folder, where its module lies.
     os.chdir(here)

@@ -58,7 +58,8 @@ class RunFinished(Exception):
 
 
 class NewRun(Exception):
-    """Another run is at this address: nothing that was imported or built here is its."""
+    """Another run is at this address, or an earlier state of it: nothing that was imported, built
+    or learnt here is its."""
 
 
 class NewSettings(Exception):
@@ -166,6 +167,10 @@ class Client:
         learner was, something else may have its port for a while."""
         if self.side.run_id == NO_RUN and not self._address.is_folder:
             check_key(self._data, self._url)
+        outdated_s = handshake.outdated_s(time.monotonic())
+        if outdated_s and outdated_s > self.settings.actor.reconnect_s:
+            # An earlier state of its folder was put back, or a stranger named a higher epoch.
+            raise NewRun
         is_silent = bool(sent_to) and time.monotonic() - since > SENT_S
         return is_silent or bool(handshake.elsewhere) or self._address.has_moved()
 

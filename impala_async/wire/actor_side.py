@@ -5,6 +5,7 @@ hello ─► Welcome ─► Spec ─► Grant ─► Data ... ─► goodbye
   └──── the learner is lost, or wants a new hello
 """
 
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ class Handshake:
         """Whether a refusal is all that the last hello came to."""
         self.elsewhere = ""
         """The address of another rank of the same learner, if that is to be worked for."""
+        self._outdated_since = math.inf
         self.say_at = self._greet_at = now
         self._chance = chance
         self._pauses = new_pauses()
@@ -69,8 +71,14 @@ class Handshake:
             self.say_at = max(self.say_at, now + message.retry_after_s)
         if not isinstance(message, wire.Welcome):
             return None
-        is_known = message.run_id == self.hello.run_id
-        return None if is_known and message.epoch < self.hello.epoch else message
+        if message.run_id != self.hello.run_id or message.epoch >= self.hello.epoch:
+            return message
+        self._outdated_since = min(self._outdated_since, now)
+        return None
+
+    def outdated_s(self, now: float) -> float:
+        """For how long learners of lower epochs have answered, and no other one."""
+        return max(now - self._outdated_since, 0.0)
 
 
 class Outbox(Generic[Item]):
@@ -239,14 +247,15 @@ class ActorSide(Generic[Item]):
 
     def take(self, message: wire.Message, now: float) -> wire.Grant | wire.Reject | wire.Bye | None:
         """Take a message at the data port; return it if the shell has to do something about it."""
-        self.last_heard, self._unanswered_since = now, None
+        if not wire.is_lost_on_them(message):
+            self.last_heard, self._unanswered_since = now, None
         if isinstance(message, wire.Grant):
             # The learner says this here only to those whose Spec it has.
             self.is_joined |= message.session == self.session
             return self.take_grant(message)
         if isinstance(message, wire.Reject):
             # With any other refusal the learner has ended the session.
-            self.has_session &= wire.code_of(message) == "bad_message"
+            self.has_session &= wire.is_lost_on_them(message)
             raise_if_final(message, is_joined=self.is_joined)
             return message
         if isinstance(message, wire.Bye) and message.session == self.session:

@@ -249,6 +249,12 @@ def code_of(refusal: Reject) -> str:
     return REJECT_CODES[refusal.code] if refusal.code < len(REJECT_CODES) else "unknown"
 
 
+def is_lost_on_them(message: object) -> bool:
+    """Whether the other side could do nothing with what it was told: no answer, as the connection
+    may lead to another port than it should."""
+    return isinstance(message, Reject) and code_of(message) == "bad_message"
+
+
 def plain(text: str) -> str:
     """Return what somebody else wrote as one line without control characters."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

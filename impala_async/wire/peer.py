@@ -116,10 +116,11 @@ class Peer:
     is_resting: bool = False
     verdicts: list[list[int]] = field(default_factory=list)
     # The last that it told: when, its timers; since when an environment hangs, as a line that is a
-    # function of the seconds, and when that is told again.
+    # function of the seconds. And when the next such line may be told.
     beat_at: float = 0.0
     timers: dict[str, float] = field(default_factory=dict)
-    hang: tuple[float, Callable[[float], str], float] | None = None
+    hang: tuple[float, Callable[[float], str]] | None = None
+    hang_due: float = 0.0
     # In lockstep: the update of its first weights, once it is decided.
     begins_at: int | None = None
     # In lockstep: the seq that others wait for, and that it is to cut.

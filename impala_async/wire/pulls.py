@@ -96,7 +96,8 @@ class Pulls:
     ) -> Weights | None:
         """Weights that are newer than what there was, if that came. Those of another model are a
         MismatchError; damaged ones a ProtocolError, and asked for again."""
-        self.last_heard, self.has_heard = now, True
+        if not wire.is_lost_on_them(message):
+            self.last_heard, self.has_heard = now, True
         if isinstance(message, wire.Grant):
             self.name(Version(message.epoch, message.update))
         elif isinstance(message, wire.Reject):

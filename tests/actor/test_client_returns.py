@@ -112,6 +112,18 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
         lost.result(WITHIN_S)
 
 
+def test_where_an_earlier_state_of_the_folder_was_put_back_a_new_process_looks_at_it(scene):
+    actor = scene.actor(connect_s=math.inf)
+    session = scene.join(actor, ACTOR_SPEC, settings_of(reconnect_s=0.3), epoch=3)
+    lost = pump(actor)
+    session.bye("restarting")
+    for _ in range(2):
+        assert not lost.done()
+        scene.learner.welcome(scene.learner.data.find(Hello), settings_of(), epoch=2)
+    with pytest.raises(NewRun):
+        lost.result(WITHIN_S)
+
+
 @pytest.mark.parametrize("lease_s", [0.2, 60.0])
 def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene, monkeypatch, lease_s):
     """Nobody answers at its ipc paths: it is going between two words."""

@@ -98,8 +98,11 @@ def test_a_refusal_is_waited_out_and_a_dead_learner_passed_over():
     assert not handshake.is_refused
     assert handshake.take(reject("elsewhere", "tcp://b:2", 0.0), 21.5) is None
     assert (handshake.elsewhere, handshake.is_refused) == ("tcp://b:2", False)
+    assert handshake.outdated_s(22.0) == 0.0
     for other in (welcome_of(epoch=1), grant_of(1)):
         assert handshake.take(other, 22.0) is None
+    assert handshake.take(welcome_of(epoch=1), 25.0) is None
+    assert handshake.outdated_s(26.0) == 4.0
     for welcome in (welcome_of(epoch=1, run_id=b"o" * 16), welcome_of(), welcome_of(epoch=3)):
         assert handshake.take(welcome, 22.0) == welcome
 
@@ -198,6 +201,26 @@ def test_silence_of_either_port_ends_a_session():
     # Weights on a thin line hold up everything else.
     pulls.said_get(0.0)
     assert_overdue_after(LEASE_S + 5.0, LEASE_S, "weights")
+
+
+def test_who_can_do_nothing_with_what_it_is_told_has_not_answered():
+    """The connections lead to other ports than they should, and each refuses all that comes."""
+    side = side_of()
+    pulls = Pulls(SESSION, have=V1, layouts=(), heartbeat_s=2.0, reply_timeout_s=60.0, now=0.0)
+    side.take(grant_of(9), 0.0)
+    side.put("a")
+    side.said(0, 0.0)
+    refusal = reject("bad_message", "not_allowed_now: Heartbeat on the data port")
+    for now in (5.0, LEASE_S, 3 * LEASE_S):
+        assert side.take(refusal, now) == refusal
+        pulls.take(refusal, (), now)
+    pulls.looked_at = LEASE_S + 0.1
+    assert side.overdue(LEASE_S + 0.1, pulls, 5.0, 3.0) == ("weights", LEASE_S)
+    pulls.last_heard = pulls.looked_at = 3 * LEASE_S
+    assert side.overdue(3 * LEASE_S, pulls, 5.0, 3.0) == ("data", 2 * LEASE_S + 3.0)
+    # Any other refusal is a word of a learner.
+    side.take(reject("hello_again", "over", 0.0), 3 * LEASE_S)
+    assert side.overdue(3 * LEASE_S, pulls, 5.0, 3.0) is None
 
 
 def test_a_trajectory_is_answered_at_the_data_port_or_that_is_lost():

@@ -174,8 +174,12 @@ def test_heartbeats_are_due_in_time_and_the_first_timers_at_once():
 
 
 def test_a_refusal_may_end_the_session():
-    for code, is_over in (("bad_message", False), ("hello_again", True)):
+    for code, is_over in (("full", False), ("hello_again", True)):
         pulls = pulls_of()
+        # Who could do nothing with what it was told has not answered.
+        pulls.take(reject("bad_message", "oh"), [b""], 6.0)
+        assert (pulls.is_session_over, pulls.last_heard, pulls.has_heard) == (False, 0.0, False)
+        assert pulls.answer == "it refuses: oh"
         pulls.take(reject(code, "what?"), [b""], 7.0)
         assert (pulls.is_session_over, pulls.last_heard, pulls.has_heard) == (is_over, 7.0, True)
         assert pulls.answer == "it refuses: what?"

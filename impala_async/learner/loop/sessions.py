@@ -277,7 +277,7 @@ class Sessions:
             values = [timers[name] for timers in fresh if name in timers]
             report[f"actor/{name}"] = median(values) if values else None
         if hangs := [peer.hang for peer in live if peer.hang is not None]:
-            since, line, _ = min(hangs, key=lambda hang: hang[0])
+            since, line = min(hangs, key=lambda hang: hang[0])
             report["actor/hang"] = line(now - since)
         return report
 
@@ -385,11 +385,10 @@ class Sessions:
         # It hangs no longer than its session lasts.
         seconds = min(seconds, math.ceil(now - peer.opened_at))
         line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.rank}")
-        _, _, due = peer.hang or (0.0, line, now)
-        if now >= due:
+        if now >= peer.hang_due:
             self._log.say(logging.WARNING, "%s", line(seconds))
-            due = now + HANG_EVERY_S
-        peer.hang = now - seconds, line, due
+            peer.hang_due = now + HANG_EVERY_S
+        peer.hang = now - seconds, line
 
     def _part(self, peer: Peer, route: bytes, message: wire.Bye | wire.ByeOk) -> list[Answer]:
         self.table.end(peer)

@@ -405,6 +405,9 @@ def test_a_hang_is_told_now_and_then_and_reported_with_its_seconds(caplog):
     assert hang == "environment 3 of actor 0 has been in step for 16 s"
     learner.now = 71.0
     beat(first, **HANG | {"hang_s": 23.4})
+    # Who hangs by turns is told of as seldom.
+    beat(first)
+    beat(first, **HANG)
     assert caplog.messages == [
         "environment 3 of actor 0 has been in step for 12 s",
         "one of environments 3 to 6 of actor 1 has been in reset for 10 s",
