@@ -57,8 +57,11 @@ MEMORY = Case("CartPole without velocities, LSTM", "cartpole_memory.toml", 400, 
 REPEAT = Case("RepeatPrevious, LSTM, 4 rows", "repeat_previous.toml", 0.9, 500_000)
 LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
 SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 400_000)
-CHEETAH = Case("HalfCheetah-v5", "halfcheetah.toml", 5000, 1_000_000,
-               num_seeds=5, num_must=3, is_quick=False, needs="mujoco")  # fmt: skip
+# What CleanRL's PPO is documented to come to; for Ant, which that leaves out, what SB3's does with
+# tuned settings.
+HOPPER = Case("Hopper-v5 at the end", "mujoco.toml", 2383, 1_000_000, num_seeds=5, num_must=3,
+              is_quick=False, needs="mujoco", trial=return_at_the_end,
+              overrides=("env.id=Hopper-v5",))  # fmt: skip
 # Their rewards are at most 1 in all; random answers come to -0.5, -0.93 and -0.5.
 RECALL = Case("POPGym RepeatFirst, easy, LSTM", "memory.toml", 0.95, 1_000_000,
               num_seeds=5, num_must=5, is_quick=False, needs="popgym")  # fmt: skip
@@ -84,7 +87,10 @@ CASES = (
          overrides=("env.id=LunarLander-v3",), needs="Box2D"),
     Case("InvertedPendulum-v5, nothing set", "", 950, 400_000,
          overrides=("env.id=InvertedPendulum-v5",), needs="mujoco"),
-    CHEETAH,
+    replace(HOPPER, name="HalfCheetah-v5 at the end", goal=5000, overrides=()),
+    HOPPER,
+    replace(HOPPER, name="Walker2d-v5 at the end", goal=2288, overrides=("env.id=Walker2d-v5",)),
+    replace(HOPPER, name="Ant-v5 at the end", goal=1327, overrides=("env.id=Ant-v5",)),
     BREAKOUT,
     replace(BREAKOUT, name="MinAtar space invaders", goal=30,
             overrides=("env.id=minatar:MinAtar/SpaceInvaders-v1",)),
