@@ -86,7 +86,7 @@ def test_who_is_known_may_have_as_much_under_way_as_its_credit_allows(ends, rout
     route = say_hello(router, raw)
     look(router, 1, {route: 0})
     send_frames(raw, 100_000)
-    # What the handshake said counts where the connection is noticed only after its first message.
+    # The handshake counts too where the connection is noticed only after its first message.
     assert look(router, 5, {route: 201_000}) == 0
     look_until_over(router, raw, {route: 199_000})
     assert router.connections.cut_off == {connections.SENT_TOO_MUCH: 1}
