@@ -57,7 +57,7 @@ MEMORY = Case("CartPole without velocities, LSTM", "cartpole_memory.toml", 400, 
 REPEAT = Case("RepeatPrevious, LSTM, 4 rows", "repeat_previous.toml", 0.9, 500_000)
 LEGAL = Case("2 of 8 actions legal, mask", "few_legal.toml", 0.9, 200_000)
 SPLIT = Case("CartPole in two keys", "cartpole_dict.toml", 475, 400_000)
-# The goals are what CleanRL's PPO is documented to come to, for Ant, which it leaves out, what SB3's
+# The goals are what CleanRL's PPO is documented to come to; for Ant, which it lacks, what SB3's
 # does with tuned settings. HalfCheetah's is higher than CleanRL's 1,443.
 HOPPER = Case("Hopper-v5 at the end", "mujoco.toml", 2383, 1_000_000, num_seeds=5, num_must=3,
               is_quick=False, needs="mujoco", trial=return_at_the_end,
