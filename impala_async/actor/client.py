@@ -167,11 +167,11 @@ class Client:
         learner was, something else may have its port for a while."""
         if self.side.run_id == NO_RUN and not self._address.is_folder:
             check_key(self._data, self._url)
-        outdated_s = handshake.outdated_s(time.monotonic())
+        outdated_s = handshake.outdated_s(now := time.monotonic())
         if outdated_s and outdated_s > self.settings.actor.reconnect_s:
             # An earlier state of its folder was put back, or a stranger named a higher epoch.
             raise NewRun
-        is_silent = bool(sent_to) and time.monotonic() - since > SENT_S
+        is_silent = bool(sent_to) and now - since > SENT_S
         return is_silent or bool(handshake.elsewhere) or self._address.has_moved()
 
     def _dial(self, url: str) -> None:
