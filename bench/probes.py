@@ -144,6 +144,22 @@ class Slow(Counting):
         return super().step(action)
 
 
+class SlowReset(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole, each step of which takes `step_s` seconds more, and each reset `reset_s`."""
+
+    def __init__(self, step_s: float = 0.001, reset_s: float = 0.02) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self._step_s, self._reset_s = step_s, reset_s
+
+    def reset(self, **how: Any) -> Any:
+        time.sleep(self._reset_s)
+        return super().reset(**how)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self._step_s)
+        return super().step(action)
+
+
 class Straggler(gym.Wrapper[Any, Any, Any, Any]):
     """CartPole, each step of which takes `step_s` seconds more, and ten times as many in rank 1."""
 

@@ -41,13 +41,19 @@ class Case(NamedTuple):
     num_envs: int
     model: str = "mlp"
     needs: str = "gymnasium"
+    num_workers: int | None = None
+    """In `parallel`; as many as cores where it is not said."""
 
 
 SLEEP = EnvSection(id="bench.probes:Slow", kwargs={"step_s": 0.001, "length": 100})
+RESETS = EnvSection(id="bench.probes:SlowReset")
+SPARED = RESETS.model_copy(update={"num_spares": 1})
 CASES = (
     Case("CartPole, 8", EnvSection(id="CartPole-v1"), 8),
     Case("CartPole, 64", EnvSection(id="CartPole-v1"), 64),
     Case("sleeps 1 ms, 8", SLEEP, 8),
+    Case("sleeps 1 ms, resets 20 ms, 8", RESETS, 8, num_workers=8),
+    Case("sleeps 1 ms, resets 20 ms, 8 with a spare each", SPARED, 8, num_workers=8),
     Case("computes 1 ms, 8", EnvSection(id="bench.probes:Burning"), 8),
     Case("Pong, 8", EnvSection(id="ALE/Pong-v5"), 8, "nature_cnn", needs="ale_py"),
 )
@@ -125,7 +131,8 @@ def bare_rate(case: Case, stack: ExitStack) -> Rate:
 
 def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
     """All that an actor does but for sending."""
-    actor = ActorSection(num_envs=case.num_envs, sampler=name)
+    num_workers = case.num_workers if name == "parallel" else None
+    actor = ActorSection(num_envs=case.num_envs, sampler=name, num_workers=num_workers)
     setup = make_setup(actor, case.env, case.num_envs)
     envs, width = setup.envs, setup.columns_per_message
     schema = Schema(envs.obs_spec, envs.action_spec, ROWS)

@@ -33,6 +33,7 @@ SINKS = {
 """The sinks that a run may have besides `metrics.jsonl` and the terminal, each with its class."""
 ONLY_WHERE = {
     ("actor.sampler", "parallel", "auto"): "actor.num_workers",
+    ("actor.sampler", "serial", "parallel", "auto"): "env.num_spares",
     **ALGORITHM_KEYS,
     ("pace.mode", "async"): "learner.init_num_passes learner.minibatch_buffer_size "
     "learner.publish_every_updates",

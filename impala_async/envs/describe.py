@@ -42,7 +42,7 @@ def describe(
     from impala_async.envs.make import build_envs
     from impala_async.envs.saved_spaces import save_spaces
 
-    with closing(build_envs(sampler, section, 1, policies)) as envs:
+    with closing(build_envs(sampler, section, 1, policies, has_spares=False)) as envs:
         try_steps(envs)
     return {**look_of(envs), "spaces": save_spaces(envs.spaces)}
 

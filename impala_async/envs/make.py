@@ -23,6 +23,7 @@ from impala_async.envs.agents import AgentEnvs, is_parallel
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.faults import Blame, close_all, env_name
 from impala_async.envs.find import Factory, find_callable, find_env, makes_vectors, registered
+from impala_async.envs.spares import ResetAhead
 from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory
 from impala_async.errors import EnvError
 from impala_async.processes import signals_kept
@@ -47,31 +48,42 @@ ATARI = {
 
 
 def build_envs(
-    sampler: SamplerName, section: EnvSection, num_envs: int, policies: PoliciesSection = ONE_POLICY
+    sampler: SamplerName,
+    section: EnvSection,
+    num_envs: int,
+    policies: PoliciesSection = ONE_POLICY,
+    *,
+    has_spares: bool = True,
 ) -> EnvBatch:
     """The batch of environments that a sampler steps.
 
     auto: the environment's own vector code where it can be used, else single ones in turn.
     Samplers with workers: what each of those steps, which is single ones where there are any.
+    Without spares: for a look at its spaces, or for an evaluation, which may wait for resets.
     """
     if sampler == "auto":
-        return build_usual(section, num_envs, policies)[1]
+        return build_usual(section, num_envs, policies, has_spares=has_spares)[1]
     is_vector = sampler == "vector" or (sampler != "serial" and makes_vectors(find_env(section.id)))
-    return _build(section, num_envs, policies, is_vector=is_vector)
+    return _build(section, num_envs, policies, is_vector=is_vector, has_spares=has_spares)
 
 
 def build_usual(
-    section: EnvSection, num_envs: int, policies: PoliciesSection = ONE_POLICY
+    section: EnvSection,
+    num_envs: int,
+    policies: PoliciesSection = ONE_POLICY,
+    *,
+    has_spares: bool = True,
 ) -> tuple[Literal["serial", "vector"], EnvBatch]:
     """Build what `auto` takes where nothing is measured; return its name and the environments."""
+    build = partial(_build, section, num_envs, policies, has_spares=has_spares)
     if _why_no_vector(section) is not None:
-        return "serial", _build(section, num_envs, policies, is_vector=False)
+        return "serial", build(is_vector=False)
     try:
-        return "vector", _build(section, num_envs, policies, is_vector=True)
+        return "vector", build(is_vector=True)
     except EnvError as error:
         if makes_vectors(find_env(section.id)):
             raise
-        serial = _build(section, num_envs, policies, is_vector=False)
+        serial = build(is_vector=False)
         logger.warning("%s is stepped serially, its vector code cannot be used: %s",
                        section.id, error)  # fmt: skip
         return "serial", serial
@@ -86,7 +98,7 @@ def build_drawn(
     with warnings.catch_warnings():
         # One that does not know the mode is told of by what it gives instead of a picture.
         warnings.simplefilter("ignore", UserWarning)
-        envs = _build(section, 1, policies, is_vector=False, made=made)
+        envs = _build(section, 1, policies, is_vector=False, has_spares=False, made=made)
     return envs, made[0]
 
 
@@ -97,20 +109,23 @@ def _build(
     policies: PoliciesSection,
     *,
     is_vector: bool,
+    has_spares: bool,
     made: list[Any] | None = None,
 ) -> EnvBatch:
     """`made` takes the environments themselves, for whoever wants more than to step them."""
     made = [] if made is None else made
     build: Callable[..., EnvBatch] = VectorEnvs
+    num_spares = section.num_spares if has_spares and not is_vector else 0
     try:
         if is_vector:
             made.append(_make_vector_env(section, num_envs))
         else:
-            made.extend(make_env(section) for _ in range(num_envs))
+            made.extend(make_env(section) for _ in range(num_envs * (1 + num_spares)))
             build = batch_of(made[0], section.id)
-            if len({id(getattr(env, "unwrapped", env)) for env in made}) < num_envs:
-                wants = "wants a new one each time"
-                raise EnvError(f"{section.id} made one environment twice: {wants}")
+            _check_singles(made, section)
+        stepped = made
+        if num_spares:
+            stepped = [ResetAhead(made[place::num_envs]) for place in range(num_envs)]
         if policies.names:
             if build is not AgentEnvs:
                 raise EnvError(
@@ -121,7 +136,7 @@ def _build(
         is_ours = section.preprocess == "auto" and not section.wrappers
         if section.frame_stack == "auto" and is_ours and is_atari(find_env(section.id)):
             section = section.model_copy(update={"frame_stack": "on"})
-        envs = build(made[0] if is_vector else made, section)
+        envs = build(stepped[0] if is_vector else stepped, section)
         if section.last_action or section.last_reward:
             return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
         return envs
@@ -130,12 +145,24 @@ def _build(
         raise
 
 
+def _check_singles(made: list[Any], section: EnvSection) -> None:
+    if len({id(getattr(env, "unwrapped", env)) for env in made}) < len(made):
+        raise EnvError(f"{section.id} made one environment twice: wants a new one each time")
+    if not section.num_spares:
+        return
+    if not isinstance(made[0], gym.Env):
+        raise EnvError(f"env.num_spares: {section.id} is no gymnasium.Env, which alone has spares")
+    if any(env.action_space != made[0].action_space for env in made):
+        raise EnvError(f"{section.id}: a spare environment has another action space")
+
+
 def make_env(section: EnvSection) -> Any:
     """One environment in its wrappers, of one of the `KINDS`; EnvError says why there is none."""
     if makes_vectors(find_env(section.id)):
         raise EnvError(
             f"{section.id} makes a whole vector of environments, and cannot be stepped serially, "
-            "nor be put into env.wrappers: drop these, and set actor.sampler to vector or auto"
+            "nor have env.wrappers or env.num_spares: drop these, and set actor.sampler to vector "
+            "or auto"
         )
     found = find_env(section.id)
     with Blame(section.id, f"to be made{_with(section.kwargs)}"):
@@ -225,6 +252,8 @@ def _why_no_vector(section: EnvSection) -> str | None:
     found = find_env(section.id)
     if section.wrappers:
         return "has env.wrappers, which go around single environments"
+    if section.num_spares:
+        return "has env.num_spares, which are single environments"
     if callable(found):
         return None if makes_vectors(found) else "makes single environments"
     spec = registered(found)

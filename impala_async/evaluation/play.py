@@ -40,7 +40,7 @@ def columns_for(num_episodes: int) -> tuple[int, int]:
 
 def build_players(config: RunConfig, num_envs: int) -> tuple[EnvBatch, AnyPolicy]:
     """Environments of a run and a new policy, which plays with the torch threads of an actor."""
-    envs = build_envs(config.actor.sampler, config.env, num_envs, config.policies)
+    envs = build_envs(config.actor.sampler, config.env, num_envs, config.policies, has_spares=False)
     return envs, policy_for(config, envs)
 
 

@@ -45,6 +45,7 @@ def test_a_bound_between_keys():
 # others, they may not.
 USES = """
 ; actor.num_workers=2 | actor.sampler | parallel auto | serial vector
+; env.num_spares=1 | actor.sampler | serial parallel auto | vector
 ; algorithm.rho_bar=2 algorithm.c_bar=none | algorithm.name | impala appo ppo a.b:C | a2c
 algorithm.name=ppo ; algorithm.rho_bar=2 algorithm.c_bar=2 | algorithm.returns | vtrace | gae
 ; algorithm.pg_rho_bar=2 | algorithm.name | impala appo a.b:C | ppo a2c

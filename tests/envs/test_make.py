@@ -356,7 +356,7 @@ def test_wrappers_go_around_single_environments_alone():
     vector = EnvSection(id=VECTOR, wrappers=(named("add"),))
     for one in (cartpole, vector):
         assert "has env.wrappers, which go around single environments" in fails(one, "vector")
-    assert "nor be put into env.wrappers: drop these" in fails(vector, "auto")
+    assert "nor have env.wrappers or env.num_spares: drop these" in fails(vector, "auto")
 
 
 # -------------------- kinds and policies

@@ -1,0 +1,97 @@
+"""Spare environments: one of them is reset while another one is played.
+
+All columns of an actor step together, so that all of them would wait while one is reset.
+"""
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import gymnasium as gym
+
+Env = gym.Env[Any, Any]
+
+
+class ResetAhead(Env):
+    """Several environments that are played in turn, an episode each.
+
+    Who comes next, and with which seeds, does not depend on who is quick.
+    """
+
+    def __init__(self, envs: Sequence[Env]) -> None:
+        first = envs[0]
+        self.observation_space, self.action_space = first.observation_space, first.action_space
+        self.metadata, self.render_mode, self.spec = first.metadata, first.render_mode, first.spec
+        self._places = [_Place(env) for env in envs]
+        self._played: _Place | None = None
+        self._ready: deque[tuple[_Place, Future[Any]]] = deque()
+        """Those that are reset, or being reset, in the order in which they are played."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._played is None or seed is not None:
+            seeds = self.np_random.integers(2**31, size=len(self._places)).tolist()
+            self._ready = deque(
+                (place, place.begin("reset", seed=each, options=options))
+                for place, each in zip(self._places, seeds, strict=True)
+            )
+        else:
+            self._ready.append((self._played, self._played.begin("reset", options=options)))
+        self._played, begun = self._ready.popleft()
+        obs, info = begun.result()
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        assert self._played is not None, "reset comes first"
+        result: tuple[Any, Any, bool, bool, dict[str, Any]]
+        result = self._played.begin("step", action).result()
+        return result
+
+    def render(self) -> Any:
+        assert self._played is not None, "reset comes first"
+        return self._played.begin("render").result()
+
+    def close(self) -> None:
+        """Close all of them, each after the reset that it may be in."""
+        closed = [place.close() for place in self._places]
+        for each in closed:
+            each.result()
+
+
+class _Place:
+    """An environment and its thread, which alone calls it, as some simulators demand.
+
+    A daemon: a reset that hangs holds up nobody's end.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._calls = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="spare", daemon=True)
+
+    def begin(self, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Begin a call behind those that have begun."""
+        if self._thread.ident is None:
+            self._thread.start()
+        future: Future[Any] = Future()
+        self._calls.put((future, lambda: getattr(self._env, name)(*args, **kwargs)))
+        return future
+
+    def close(self) -> Future[Any]:
+        closed = self.begin("close")
+        self._calls.put(None)
+        return closed
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            try:
+                future.set_result(function())
+            except BaseException as error:  # handed on: it is for whoever waits
+                future.set_exception(error)
