@@ -89,18 +89,18 @@ def play_episode(env):
 
 def test_an_episode_is_played_while_the_other_environment_is_reset():
     first, second = Slow(), Slow()
+    first.may_reset, second.may_reset = threading.Semaphore(1), threading.Semaphore(1)
     with closing(ResetAhead([first, second])) as env:
-        let(2)
         env.reset(seed=3)
         assert play_episode(env) == [1, 2, 3]
         # The first one's second reset may not end yet: the second one is played meanwhile.
         env.reset()
         assert play_episode(env) == [1, 2, 3]
         assert (len(first.seeds), len(second.seeds)) == (1, 1)
-        let(1)
+        first.may_reset.release()
         env.reset()
         assert len(first.seeds) == 2
-        let(1)
+        second.may_reset.release()
     assert (first.is_closed, second.is_closed) == (True, True)
     # Each has had a thread of its own all its life.
     assert {len(first.threads), len(second.threads)} == {1}
