@@ -34,12 +34,15 @@ class Sampler:
         take_buffer: Callable[[], MessageBuffer],
         newest: Callable[[], Weights | None],
         seed: int,
+        num_agents: int = 1,
         is_to_cut: Callable[[], bool] | None = None,
     ) -> None:
         """Reset the environments. `take_buffer` gives one that nobody reads any more, `newest` at
-        trajectory boundaries weights that are newer than those in use; both may wait. `is_to_cut`
-        says within a trajectory whether others wait for it; none: nobody ever does."""
+        trajectory boundaries weights that are newer than those in use; both may wait. Each
+        environment has `num_agents` columns. `is_to_cut` says within a trajectory whether others
+        wait for it; none: nobody ever does."""
         self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
+        self._num_agents, self._num_acts, self._num_env_steps = num_agents, 0, 0
         self._envs, self._policy, self._rng = envs, policy, rng
         self._take_buffer, self._newest, self._is_to_cut = take_buffer, newest, is_to_cut
         self._obs = envs.reset(seed)
@@ -60,6 +63,8 @@ class Sampler:
         self._act_s += acted - before
         self._env_s += perf_counter() - acted
         self._num_steps += 1
+        if self._num_agents > 1:
+            self._count_agents(step)
         self._obs, self._state = step.obs, chosen.state
         finished += self._write(chosen, step)
         if self._is_to_cut is not None and not finished and self._is_to_cut():
@@ -72,6 +77,19 @@ class Sampler:
         times = self._env_s, self._act_s, self._num_steps
         self._env_s, self._act_s, self._num_steps = 0.0, 0.0, 0
         return times
+
+    def take_agents(self) -> float:
+        """How many agents of an environment acted, and learn, in a step since the last call: the
+        mean over steps in which any did. 1 where none did."""
+        mean = self._num_acts / self._num_env_steps if self._num_env_steps else 1.0
+        self._num_acts = self._num_env_steps = 0
+        return mean
+
+    def _count_agents(self, step: Step) -> None:
+        masked = np.zeros(len(step.rewards), np.bool_) if step.masked is None else step.masked
+        num_acts = self._num_agents - masked.reshape(-1, self._num_agents).sum(axis=1)
+        self._num_acts += int(num_acts.sum())
+        self._num_env_steps += int(np.count_nonzero(num_acts))
 
     def _make_unrolls(self, schema: Schema) -> list[Unroll]:
         return [Unroll(schema, self._obs)]

@@ -19,7 +19,7 @@ from impala_async.actor.setup import FIRST_COLUMNS, Setup, Trials, close_quietly
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
 from impala_async.envs.faults import Watch, with_id
-from impala_async.metrics.names import ACTOR_TIMERS
+from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP
 from impala_async.models.torso import pick_precision
 from impala_async.output import told_of
 from impala_async.policy import AnyPolicy, build_policy, check_default_dtype
@@ -115,6 +115,7 @@ class ActorService:
 
     def _join(self, settings: ActorSettings, setup: Setup, schema: Schema) -> Sampler:
         client, envs = self._client, setup.envs
+        wanted = self._num_envs or settings.actor.num_envs
         policy = _build_policy(schema, settings, setup.device)
         layouts = policy.layout, policy.coarse_layout
         width = setup.columns_per_message
@@ -146,6 +147,7 @@ class ActorService:
             take_buffer=client.take,
             newest=lambda: held.pop() if held else client.newest(),
             seed=seed,
+            num_agents=1 if wanted == "auto" else envs.num_envs // wanted,
             is_to_cut=None if settings.pace.cut_share is None else client.is_to_cut,
         )
 
@@ -204,14 +206,16 @@ class ActorService:
                 pump_at = now + PUMP_EVERY_S
 
     def _times(self, sampler: Sampler, rows: int) -> dict[str, float]:
-        """Where the time went since the last call, in milliseconds per trajectory."""
+        """Where the time went since the last call, in milliseconds per trajectory; and how many
+        agents acted at once."""
         *spent_s, num_steps = sampler.take_times()
         spent_s += self._client.take_waits()
         per_trajectory = 1000 * rows / max(1, num_steps)
-        return {
+        times = {
             name: seconds * per_trajectory
             for name, seconds in zip(ACTOR_TIMERS, spent_s, strict=True)
         }
+        return times | {AGENTS_PER_STEP: sampler.take_agents()}
 
     def _whose(self) -> str:
         return f"actor {self._client.side.welcome.rank} ({self._client.settings.env.id})"

@@ -19,6 +19,7 @@ ACTOR_TIMERS = {
     "weights_wait_ms": "waiting for weights",
 }
 """Where an actor's time goes, in milliseconds per trajectory: its heartbeats say so."""
+AGENTS_PER_STEP = "agents_per_step"
 _QUANTILES = "percentiles 0, 10, 50, 90, 100"
 
 SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -27,7 +28,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("env_steps_trained", "rows", "valid rows at their first pass, of each agent"),
         ("updates", "updates", "optimizer steps taken; in lockstep, batches"),
         ("env_steps_per_s", "rows/s", "trained over this report's interval"),
-        ("frames_per_s", "frames/s", "the same times the frames that an action lasts"),
+        ("frames_per_s", "frames/s", "env steps of all agents at once, times the frames of each"),
         ("mean_return", "reward", "of the last 100 episodes, or of as many as there are"),
         ("mean_return_100", "reward", "of the last 100 episodes; null before there are"),
         ("num_actors", "actors", "sessions with a live lease"),
@@ -161,6 +162,11 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         *(
             (f"actor/{name}", "ms", f"{where} per trajectory, median over actors")
             for name, where in ACTOR_TIMERS.items()
+        ),
+        (
+            f"actor/{AGENTS_PER_STEP}",
+            "agents",
+            "in one step of an environment that learn",
         ),
         ("lockstep/num_done", "actors", "whose part of the next batch is there"),
         ("lockstep/waits_for", "text", "actors whose part is not: the first few of them"),

@@ -9,7 +9,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 
-from impala_async.metrics.names import ACTOR_TIMERS, REGISTRY, Value, numbers, undeclared
+from impala_async.metrics.names import (
+    ACTOR_TIMERS,
+    AGENTS_PER_STEP,
+    REGISTRY,
+    Value,
+    numbers,
+    undeclared,
+)
 
 RETURN_EPISODES = 100
 WRITTEN_OUT_BELOW = 1e10
@@ -115,6 +122,12 @@ def judge(report: Mapping[str, Value], before: Mapping[str, Value] | None = None
     # A learner that has enough to do is not limited by what else is sent to it.
     is_fed = verdict.startswith(("learner: ", "copy: "))
     return (None if is_fed else _refused_share(report, before or {})) or verdict
+
+
+def agents_in(report: Mapping[str, Value]) -> float:
+    """How many rows are one env step: those of the agents that act at once; 1 if nobody said."""
+    agents = report.get(f"actor/{AGENTS_PER_STEP}")
+    return max(1.0, agents) if isinstance(agents, int | float) else 1.0
 
 
 def advice_on(verdict: str) -> str | None:

@@ -21,6 +21,7 @@ from impala_async.metrics.names import DROP_REASONS, Value, numbers
 from impala_async.metrics.report import (
     RETURN_EPISODES,
     advice_on,
+    agents_in,
     format_mean_return,
     format_return,
 )
@@ -67,7 +68,7 @@ def summarise(
         "wall_s": round(wall_s, 3),
         "run_s": report["time_s"],
         "env_steps_per_s": round(steps_per_s, 1),
-        "frames_per_s": round(steps_per_s * config.env.frames_per_step, 1),
+        "frames_per_s": round(steps_per_s * config.env.frames_per_step / agents_in(report), 1),
         "mean_return": report["mean_return"] if mean_return is None else mean_return,
         "mean_return_100": mean_return,
         "episodes": report["episodes/count"],

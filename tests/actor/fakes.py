@@ -60,7 +60,9 @@ def make_dirty(buffer):
     return buffer
 
 
-def sampler_over(envs, schema, policy=None, rng=None, *, take=None, newest=None, seed=0, cuts=None):
+def sampler_over(
+    envs, schema, policy=None, rng=None, *, take=None, newest=None, seed=0, cuts=None, num_agents=1
+):
     """A sampler, with fakes for all that is not given; whatever a buffer is not written shows.
     `cuts`, if given, says after each step whether to cut."""
     width = 1 if envs.autoreset is AutoresetMode.SAME_STEP else envs.num_envs
@@ -72,6 +74,7 @@ def sampler_over(envs, schema, policy=None, rng=None, *, take=None, newest=None,
         take_buffer=take or (lambda: make_dirty(MessageBuffer(schema, width))),
         newest=newest or (lambda: None),
         seed=seed,
+        num_agents=num_agents,
         is_to_cut=cuts and iter(cuts).__next__,
     )
 

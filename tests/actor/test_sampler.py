@@ -10,12 +10,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from bench.probes import CountingVector
 from impala_async.actor.unroll import MessageBuffer
 from impala_async.config.model import ModelSection
+from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.policy import Policy
 from impala_async.schema import Schema, recurrent_state
 from impala_async.weights import Version
 from tests.actor.fakes import FakePolicy, Row, rows_of, sampler_over, weights_of
 from tests.columns import find_fault
+from tests.envs.test_agents import Lives
 
 MODES = ["NextStep", "SameStep"]
 
@@ -80,6 +82,18 @@ def test_columns_that_end_at_different_steps(mode, rows, ends):
         assert num_rows > 60 - 8
         assert num_rows % rows == 0
         assert streams[column] == expected[:num_rows]
+
+
+def test_it_counts_how_many_agents_act_at_once():
+    # One acts once, the other three times; then both are reset: four acts in three env steps.
+    envs = AgentEnvs([Lives((1, 3)), Lives((1, 3))])
+    sampler = sampler_over(envs, Schema(envs.obs_spec, envs.action_spec, 5), num_agents=2)
+    for _ in range(8):
+        sampler.step()
+    assert sampler.take_agents() == pytest.approx(4 / 3)
+    sampler.step()
+    assert sampler.take_agents() == 2
+    assert sampler.take_agents() == 1
 
 
 class Releases:

@@ -297,7 +297,9 @@ def test_where_the_time_goes_is_told(scene, monkeypatch):
         return dict(timers)
 
     _, timers = run(scene, serve)
-    assert timers.keys() == {"env_time_ms", "act_time_ms", "send_wait_ms", "weights_wait_ms"}
+    names = "env_time_ms act_time_ms send_wait_ms weights_wait_ms agents_per_step"
+    assert timers.keys() == set(names.split())
+    assert timers["agents_per_step"] == 1
     # Ten steps of two environments, two milliseconds each, make a trajectory.
     assert 36 < timers["env_time_ms"] < 400
     assert timers["act_time_ms"] > 0

@@ -38,7 +38,7 @@ REPORT = {
 }
 
 
-def summary_of(env_id="tests:None", config=None, **changes):
+def summary_of(env_id="tests:None", config=None, report=REPORT, **changes):
     arguments = {
         "exit_reason": "env_steps",
         "wall_s": 4.0,
@@ -49,7 +49,7 @@ def summary_of(env_id="tests:None", config=None, **changes):
         "verdict": "learner: busy",
     }
     config = config or config_of(small_schema(), env={"id": env_id})
-    return summarise(config, REPORT, **{**arguments, **changes})
+    return summarise(config, report, **{**arguments, **changes})
 
 
 def table_of(summary, goal=None, is_resumed=False):
@@ -69,6 +69,7 @@ def test_a_summary_has_what_others_read():
     assert {key: summary[key] for key in told} == told
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary_of("ALE/Pong-v5")["frames_per_s"] == 600.0
+    assert summary_of(report=REPORT | {"actor/agents_per_step": 3.0})["frames_per_s"] == 50.0
     # Without an update there is no rate.
     summary = summary_of(wall_s=0.0, env_steps_since=0, lag_histogram=[], mean_return=None)
     none = {"env_steps_per_s": 0.0, "lag_quantiles": [], "mean_return_100": None}

@@ -17,7 +17,7 @@ import psutil
 from impala_async.learner.slots import Episodes
 from impala_async.metrics.merge import merge_ranks
 from impala_async.metrics.names import Value, numbers
-from impala_async.metrics.report import RETURN_EPISODES, RunTimes, assemble, judge
+from impala_async.metrics.report import RETURN_EPISODES, RunTimes, agents_in, assemble, judge
 from impala_async.metrics.sinks import Sink
 from impala_async.metrics.window import WindowStat
 from impala_async.processes import give_back_freed_memory
@@ -170,12 +170,12 @@ class Reporter:
             "time_s": round(self.run_s(now), 3),
             "env_steps_trained": env_steps,
             "env_steps_per_s": steps_per_s,
-            "frames_per_s": steps_per_s * self.frames_per_step,
             "host/rss_bytes": rss_bytes,
             "loop/lag_ms_mean": self._lag.mean,
             "loop/lag_ms_max": self._lag.max,
         }
         report = assemble(own, *(part() for part in self.parts), before=self._before[0])
+        report["frames_per_s"] = steps_per_s * self.frames_per_step / agents_in(report)
         self._before.append(report)
         # Who is gone may leave a hundred megabytes behind, which ZeroMQ frees a while later.
         counts = numbers(report)

@@ -19,7 +19,7 @@ from impala_async.envs.faults import WHERES, say_hang
 from impala_async.errors import CheckpointError, ProtocolError, SpacesError
 from impala_async.learner.loop.placement import Placement
 from impala_async.learner.slots import SlotFiller
-from impala_async.metrics.names import ACTOR_TIMERS
+from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema, digest_of
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
@@ -145,6 +145,7 @@ class Sessions:
         self._layout: WeightsLayout | None = None
         self._log = PeerLog()
         self._last_death: str | None = None
+        self._agents_per_step: float | None = None
         self._counters = Counters(f"sessions/{how}" for how in ("expired", "refused", "closed"))
         self._look_at = -math.inf
         self._schema_buffer = memoryview(bytearray(MAX_SCHEMA_BYTES))
@@ -276,6 +277,10 @@ class Sessions:
         for name in ACTOR_TIMERS:
             values = [timers[name] for timers in fresh if name in timers]
             report[f"actor/{name}"] = median(values) if values else None
+        # It stays true when no actor is left to tell.
+        if agents := [timers[AGENTS_PER_STEP] for timers in fresh if AGENTS_PER_STEP in timers]:
+            self._agents_per_step = median(agents)
+        report[f"actor/{AGENTS_PER_STEP}"] = self._agents_per_step
         if hangs := [peer.hang for peer in live if peer.hang is not None]:
             since, line = min(hangs, key=lambda hang: hang[0])
             report["actor/hang"] = line(now - since)
@@ -376,7 +381,7 @@ class Sessions:
         peer.timers = {
             name: float(ms)
             for name, ms in timers.items()
-            if name in ACTOR_TIMERS and 0 <= ms <= LONGEST_MS
+            if name in (*ACTOR_TIMERS, AGENTS_PER_STEP) and 0 <= ms <= LONGEST_MS
         }
         seconds, where, first, last = (int(timers.get(name, -1)) for name in HANG_NAMES)
         if seconds < 0 or not 0 <= first <= last <= wire.MAX_COLUMNS:

@@ -8,6 +8,7 @@ import time
 import tracemalloc
 
 import numpy as np
+import pytest
 
 from impala_async.learner.loop import reporter
 from impala_async.learner.loop.reporter import EpisodeStats, Reporter
@@ -101,6 +102,13 @@ def test_a_rate_is_that_of_the_interval():
     assert harness.reporter.run_s(harness.now) == 20.0
     # Two reports at one moment divide by nothing.
     assert harness.after(0.0, 0)["env_steps_per_s"] == 0.0
+
+
+@pytest.mark.parametrize(("agents", "frames"), [(None, 1000.0), (2.5, 400.0), (0.0, 1000.0)])
+def test_frames_are_steps_of_an_environment_whoever_acts(agents, frames):
+    parts = [lambda: {"actor/agents_per_step": agents}]
+    report = ReporterHarness(frames_per_step=4, parts=parts).after(2.0, 500)
+    assert (report["env_steps_per_s"], report["frames_per_s"]) == (250.0, frames)
 
 
 def test_that_a_rate_is_0_from_now_on_is_told_once(caplog):

@@ -390,6 +390,18 @@ def test_what_actors_say_of_their_time_is_reported_as_medians():
     assert beat(actors[0], env_time_ms=2.0)["actor/env_time_ms"] == 2.0
 
 
+def test_how_many_agents_act_at_once_stays_known_when_nobody_is_left():
+    learner = learner_of()
+    actors = [HandActor(learner).join() for _ in range(3)]
+    assert beat(actors[0])["actor/agents_per_step"] is None
+    for actor, agents in zip(actors, (2.0, 2.5, 90.0), strict=True):
+        report = beat(actor, agents_per_step=agents)
+    assert report["actor/agents_per_step"] == 2.5
+    for actor in actors:
+        actor.say(wire.Bye(actor.session, 2))
+    assert learner.report()["actor/agents_per_step"] == 2.5
+
+
 HANG = {"hang_s": 12.4, "hang_in": 0, "hang_first": 3, "hang_last": 3}
 
 
