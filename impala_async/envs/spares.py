@@ -25,9 +25,9 @@ class ResetAhead(Env):
         first = envs[0]
         self.observation_space, self.action_space = first.observation_space, first.action_space
         self.metadata, self.render_mode, self.spec = first.metadata, first.render_mode, first.spec
-        self._places = [_Place(env) for env in envs]
-        self._played: _Place | None = None
-        self._ready: deque[tuple[_Place, Future[Any]]] = deque()
+        self._members = [_Member(env) for env in envs]
+        self._played: _Member | None = None
+        self._ready: deque[tuple[_Member, Future[Any]]] = deque()
         """Those that are reset, or being reset, in the order in which they are played."""
 
     def reset(
@@ -35,10 +35,10 @@ class ResetAhead(Env):
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if self._played is None or seed is not None:
-            seeds = self.np_random.integers(2**31, size=len(self._places)).tolist()
+            seeds = self.np_random.integers(2**31, size=len(self._members)).tolist()
             self._ready = deque(
-                (place, place.begin("reset", seed=each, options=options))
-                for place, each in zip(self._places, seeds, strict=True)
+                (member, member.begin("reset", seed=each, options=options))
+                for member, each in zip(self._members, seeds, strict=True)
             )
         else:
             self._ready.append((self._played, self._played.begin("reset", options=options)))
@@ -58,12 +58,12 @@ class ResetAhead(Env):
 
     def close(self) -> None:
         """Close all of them, each after the reset that it may be in."""
-        closed = [place.close() for place in self._places]
-        for each in closed:
-            each.result()
+        members, self._members = self._members, []
+        for closed in [member.close() for member in members]:
+            closed.result()
 
 
-class _Place:
+class _Member:
     """An environment and its thread, which alone calls it, as some simulators demand.
 
     A daemon: a reset that hangs holds up nobody's end.

@@ -102,6 +102,7 @@ def test_an_episode_is_played_while_the_other_environment_is_reset():
         assert len(first.seeds) == 2
         second.may_reset.release()
     assert (first.is_closed, second.is_closed) == (True, True)
+    env.close()  # once more does nothing, and waits for nothing
     # Each has had a thread of its own all its life.
     assert {len(first.threads), len(second.threads)} == {1}
     assert first.threads != second.threads
