@@ -130,14 +130,16 @@ def _choose_config(args: argparse.Namespace) -> Path | None:
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:
     from impala_async.config.ranks import place_in, share_of
+    from impala_async.learner.meeting import failure_told
 
-    doors.settle_resume(args)
-    if (chosen := _choose_config(args)) != args.config:
-        args.config = chosen
-        flags += ["--config", str(chosen)]
-    config, folder = doors.check_run(args)
-    num_actors = share_of(config, place := place_in()).train.num_actors
-    folder.check_free()
+    with failure_told(place := place_in()):
+        doors.settle_resume(args)
+        if (chosen := _choose_config(args)) != args.config:
+            args.config = chosen
+            flags += ["--config", str(chosen)]
+        config, folder = doors.check_run(args)
+        num_actors = share_of(config, place).train.num_actors
+        folder.check_free()
     doors.start_logging(place.prefix)
     if args.run_dir is None:
         flags += ["--run-dir", str(folder.path)]

@@ -55,10 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Read when numpy is imported, which computes small updates: more threads would slow it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from impala_async.config.ranks import place_in, share_of
+        from impala_async.learner.meeting import failure_told
 
-        doors.settle_resume(args)
-        config, folder = doors.check_run(args)
-        share = share_of(config, place := place_in(), has_actors=False)
+        with failure_told(place := place_in()):
+            doors.settle_resume(args)
+            config, folder = doors.check_run(args)
+            share = share_of(config, place, has_actors=False)
         processes.hold()
         with processes.undone(folder.withdraw), ExitStack() as starting:
             # A start that fails leaves nothing behind, whatever the reason.
@@ -99,11 +101,11 @@ def _serve(
 
         from impala_async.config.ranks import in_common
         from impala_async.learner.agreement import join_run
+        from impala_async.learner.meeting import joined
         from impala_async.learner.service import LearnerService
-        from impala_async.training.ranks import Ranks, joined
 
-        stack.enter_context(joined(place))
-        start = join_run(ranks := Ranks(place), folder, in_common(settings), config.bind)
+        ranks = stack.enter_context(joined(place))
+        start = join_run(ranks, folder, in_common(settings), config.bind)
         restored = None
         if args.resume or ranks.are_many:
             restored = _restored(ranks, folder, config)

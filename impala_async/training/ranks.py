@@ -8,7 +8,6 @@ valid rows of all: so the sum is exact, however unevenly the rows are spread.
 import hashlib
 import logging
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,10 +21,6 @@ from impala_async.errors import RankError, ServiceError
 from impala_async.training.rank_sockets import RankSockets, open_sockets
 
 logger = logging.getLogger(__name__)
-
-# Some ranks may build for longer than any update takes.
-START_S = 600.0
-POLL_S = 0.05
 
 
 class Ranks:
@@ -58,7 +53,7 @@ class Ranks:
         failed."""
         if self._is_apart:
             return
-        with _told():
+        with lost_told():
             dist.all_reduce(torch.zeros(1))
             self._group = dist.new_group(timeout=timedelta(seconds=patience_s))
         host = os.environ["MASTER_ADDR"]
@@ -74,7 +69,7 @@ class Ranks:
         if self._sockets is not None and self._sockets.can_sum(shares):
             self._sockets.sum(shares)
             return shares
-        with _told():
+        with lost_told():
             dist.all_reduce(shares, group=self._group)
         return shares
 
@@ -88,7 +83,7 @@ class Ranks:
         """The least of the ranks' numbers."""
         found = torch.tensor([number])
         if not self._is_apart:
-            with _told():
+            with lost_told():
                 dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
         return int(found)
 
@@ -154,38 +149,10 @@ def digest_of(tensors: Mapping[str, Tensor], num_bits: int = 56) -> int:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def lost_told() -> Iterator[None]:
+    """RankError for what torch says of ranks that are gone."""
     try:
         yield
     except RuntimeError as error:
         why = str(error).partition("\n")[0][:200]
         raise RankError(f"another rank has ended, or does not answer: {why}") from None
-
-
-@contextmanager
-def joined(place: Place) -> Iterator[None]:
-    """Within it the ranks of this learner can reach each other."""
-    if place.count == 1:
-        yield
-        return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    # Not here: a signal that asks for an end is not heard within it.
-    found: list[BaseException] = []
-    meeting = threading.Thread(target=_meet, args=(backend, found), name="meeting", daemon=True)
-    meeting.start()
-    while meeting.is_alive():
-        meeting.join(POLL_S)
-    with _told():
-        for error in found:
-            raise error
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def _meet(backend: str, found: list[BaseException]) -> None:
-    try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=START_S))
-    except RuntimeError as error:  # a thread has no caller
-        found.append(error)

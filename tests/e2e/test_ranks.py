@@ -36,8 +36,8 @@ class Ranks:
             each.folder.mkdir(exist_ok=True)
             each.run_dir = self.run_dir if number == 0 else self.run_dir / "ranks" / str(number)
 
-    def start(self, *settings, door="train", flags=(), **environment):
-        """Start all of them."""
+    def start(self, *settings, door="train", flags=(), own=(), **environment):
+        """Start all of them. The last one has settings of its `own` besides."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": str(self._count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -45,6 +45,7 @@ class Ranks:
             site.open(
                 door,
                 *("--run-dir", str(self.run_dir), *flags, *given(settings)),
+                *given(own if number == self._count - 1 else ()),
                 **{key: str(value) for key, value in shared.items()},
                 RANK=str(number),
                 LOCAL_RANK=str(number),
@@ -304,6 +305,17 @@ def test_bad_settings_are_a_line_at_each_rank(tmp_path):
             for number, door in enumerate(doors):
                 assert f"error: rank {number}: {told}" in door.log
                 assert "Traceback" not in door.log
+
+
+@pytest.mark.parametrize("door", ["train", "learner"])
+def test_a_setting_that_is_wrong_at_one_rank_ends_all(door, tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*ASYNC, door=door, own=["learner.batch_columns=15"])
+        assert [each.wait_exit(15) for each in doors] == [2, 2]
+        told = "learner.batch_columns (15) must be a multiple of the number of ranks (2)"
+        assert f"error: rank 0: rank 1 cannot start: {told}" in doors[0].log
+        assert f"error: rank 1: {told}" in doors[1].log
+        assert not ranks.run_dir.exists()
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.config.ranks import place_in
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.errors import RankError, ServiceError
+from impala_async.learner.meeting import joined
 from impala_async.policy import Policy, Team
 from impala_async.schema import POLICY, ObsSpec, policy_leaf, recurrent_state
-from impala_async.training.ranks import Ranks, joined
+from impala_async.training.ranks import Ranks
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
 from tests.columns import flat_schema
