@@ -30,10 +30,11 @@ from impala_async.config.load import load_config
 from impala_async.config.ranks import Place, place_in
 from impala_async.learner.agreement import Word, agree
 from impala_async.learner.build import pick_device
+from impala_async.learner.meeting import joined
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
-from impala_async.training.ranks import Ranks, joined
+from impala_async.training.ranks import Ranks
 from impala_async.training.step import UpdateStep
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -68,6 +68,8 @@ class LearnerSection(Section):
     """Updates per published version."""
     report_every_s: float = Field(2.0, ge=0.01, le=MOST_S)
     """Seconds between reports."""
+    log_updates: bool = False
+    """Write `updates.jsonl`, too: the statistics of each pass, where a report has means."""
     stuck_end_s: float = Field(60.0, ge=2, le=1e6)
     """An update or an event loop that takes this long ends the learner, and after half of it the
     stacks of all threads are shown. Until the first update is done it is ten times as long, and

@@ -34,6 +34,8 @@ from impala_async.training.team_step import TeamStep
 
 logger = logging.getLogger(__name__)
 
+# Ranks look this often whether they have the same weights; at each checkpoint, too.
+CHECK_EVERY = 1000
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
 # Where trajectories are cut, a rank without a batch says its word so often while another one is
@@ -93,6 +95,7 @@ class LearnerThread:
         # These are of the newest update, whatever became of it.
         self._stats: dict[str, float] = {}
         self._means = UpdateMeans()
+        self._updates: list[dict[str, float | None]] = []
         self._grad_timer = DeviceTimer() if self.device.type == "cuda" else TimerStat()
         # The first pass of a batch has all its waits.
         num_timings = TIMED_BATCHES * (1 if self._is_eager else section.most_passes)
@@ -240,6 +243,8 @@ class LearnerThread:
         self.progress = self.progress._replace(update=before + num_updates)
         if self.progress.update // every > before // every:
             self._publish()
+        if self.progress.update // CHECK_EVERY > before // CHECK_EVERY and self.ranks.are_many:
+            self.ranks.check_equal(self.step.capture().tensors["model"], "the weights")
         if is_last_pass:
             slot = self.loader.release(loaded)
             most = self.section.most_passes
@@ -302,6 +307,8 @@ class LearnerThread:
             )
         self._stats = result.stats
         self._means.add(result.stats, result.num_updates)
+        if self.section.log_updates and self.ranks.place.is_first:
+            self._keep_stats(result)
         if result.not_finite:
             self._skip(loaded, result)
         if result.num_updates:
@@ -318,6 +325,11 @@ class LearnerThread:
             # Or skipped: a run whose every loss is NaN must reach its time limit.
             self._first_update = time.monotonic(), self.progress.env_steps_trained
         return result.num_updates
+
+    def _keep_stats(self, result: StepResult) -> None:
+        stats = {name: v if math.isfinite(v) else None for name, v in result.stats.items()}
+        version = self.progress.version._asdict()
+        self._updates.append({**version, "num_updates": result.num_updates, **stats})
 
     def _drop_stale(self, loaded: LoadedBatch) -> None:
         loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
@@ -411,4 +423,7 @@ class LearnerThread:
             **(self._stats if is_last else self._means.take()),
         }
         lags, first = self._lag_histogram.tolist(), self._first_update
-        return handoff.LearnerReport(self.progress, self._starved_at, first, metrics, lags, others)
+        updates, self._updates = self._updates, []
+        return handoff.LearnerReport(
+            self.progress, self._starved_at, first, metrics, lags, others, updates
+        )

@@ -35,7 +35,7 @@ from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
-from impala_async.metrics.sinks import Sink
+from impala_async.metrics.sinks import JsonlSink, Sink
 from impala_async.output import told_of
 from impala_async.processes import CTRL_C, GIVE_UP, REQUESTS, without_echo
 from impala_async.runs.folder import UNSAVED, RunFolder
@@ -105,6 +105,9 @@ class LearnerService:
         self._late_death: ServiceError | RankError | None = None
         self._start, lineage = begin_epoch(folder, restored)
         self._reading = handoff.LearnerReport(self._start)
+        self._update_log = JsonlSink(
+            folder.updates, lambda: 2 * folder.checkpoint_bytes, folder.is_gone
+        )
         self._episodes = EpisodeStats()
         state = self._training.state if self._training else None
         self._server = ActorServer(
@@ -321,6 +324,7 @@ class LearnerService:
     def _on_reading(self, reading: handoff.LearnerReport) -> None:
         self._reading = reading
         self._others.take(reading.others)
+        self._update_log.write(*reading.updates)
         self._reporter.answered.set()
 
     def _on_captured(self, captured: handoff.Captured) -> None:

@@ -58,12 +58,15 @@ class JsonlSink:
     is_gone: Callable[[], bool] = lambda: False
     _num_lost: int = field(default=0, init=False)
 
-    def write(self, report: Report) -> None:
-        if self.is_gone():
+    def write(self, *reports: Mapping[str, Value]) -> None:
+        if self.is_gone() or not reports:
             return
-        line = json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        lines = b"".join(
+            json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+            for report in reports
+        )
         try:
-            _append(self.path, line, self.reserve())
+            _append(self.path, lines, self.reserve())
         except OSError as error:
             if self._num_lost == 0:
                 _LOG.error("%s: cannot be written (%s); still trying", self.path, error)

@@ -59,6 +59,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.best = path / "best"
         self.metrics = path / "metrics.jsonl"
+        self.updates = path / "updates.jsonl"
         self.checkpoint_bytes = 0
         """How much a checkpoint takes; 0 while that is unknown."""
         self._config = path / "config.json"
@@ -170,7 +171,8 @@ class RunFolder:
         an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
         has_result = (self.whole / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
-            for name in ("config.json", "epoch", "metrics.jsonl", "service.json", SPACES, KEY_FILE):
+            names = ["config.json", "epoch", "metrics.jsonl", "updates.jsonl", "service.json"]
+            for name in (*names, SPACES, KEY_FILE):
                 self.remove(name)
                 self.remove(beside(self.whole / name).name)
             for log in self.whole.glob("actors/*.log"):

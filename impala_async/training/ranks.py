@@ -131,12 +131,18 @@ class Ranks:
         return shares, has_any, norm
 
     def check_equal(self, tensors: Mapping[str, Tensor], what: str) -> None:
-        """Raise ServiceError where the ranks' tensors are not the same to the bit."""
+        """Raise ServiceError for the first tensor that is not the same to the bit at all ranks."""
         if self._is_apart:
             return
-        number = digest_of(tensors)
-        if self.least(number) != -self.least(-number):
-            raise ServiceError(f"{what} differ between the {self.place.count} ranks")
+        names = sorted(tensors)
+        own = b" ".join(b"%x" % digest_of({name: tensors[name]}) for name in names)
+        first, *others = (digests.split() for digests in self.gather(own))
+        for rank, theirs in enumerate(others, 1):
+            for name, digest, ours in zip(names, theirs, first, strict=True):
+                if digest != ours:
+                    raise ServiceError(
+                        f"{what} of rank {rank} differ from those of rank 0, first in {name}"
+                    )
 
 
 def digest_of(tensors: Mapping[str, Tensor], num_bits: int = 56) -> int:

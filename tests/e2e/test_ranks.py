@@ -7,13 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 
 import psutil
 import pytest
 
 from impala_async.config.ranks import Place
 from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, module, wait_until
+from tests.e2e.test_lockstep import disturbed
 
 pytestmark = pytest.mark.e2e
 
@@ -55,7 +57,9 @@ class Ranks:
         ]
 
     def trained(self, *settings, **how):
-        doors = self.start(*settings, **how)
+        self.wait_ends(self.start(*settings, **how))
+
+    def wait_ends(self, doors):
         assert [door.wait_exit(90) for door in doors] == [0] * self._count, [d.log for d in doors]
         for site in self.sites:
             assert all(identities_hold(report) for report in site.reports())
@@ -65,8 +69,9 @@ class Ranks:
             site.wait_report(what, holds)
 
     def weights(self):
-        """The newest model of each rank, in bytes."""
-        return [(site.checkpoints()[-1] / "model.safetensors").read_bytes() for site in self.sites]
+        """All tensors of each rank's newest checkpoint, those of the optimizer too, in bytes."""
+        newest = [site.checkpoints()[-1] for site in self.sites]
+        return [b"".join(map(Path.read_bytes, sorted(c.glob("*.safetensors")))) for c in newest]
 
 
 @contextmanager
@@ -81,11 +86,14 @@ def ranks_in(folder, **how):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_lockstep_over_ranks_gives_the_same_weights_twice(count, tmp_path):
+def test_lockstep_over_ranks_gives_the_same_weights_though_processes_are_stopped(count, tmp_path):
     found = []
-    for name in ("once", "again"):
-        with ranks_in(tmp_path / name, count=count) as ranks:
-            ranks.trained(*LOCKSTEP, f"train.num_actors={count}")
+    for disturb in (nullcontext, disturbed):
+        with ranks_in(tmp_path / disturb.__name__, count=count) as ranks, ExitStack() as stack:
+            doors = ranks.start(*LOCKSTEP, f"train.num_actors={count}")
+            stops = [stack.enter_context(disturb(psutil.Process(d.process.pid))) for d in doors]
+            ranks.wait_ends(doors)
+            assert disturb is nullcontext or sum(map(len, stops)) >= count
             found += ranks.weights()
             reports = [site.reports()[-1] for site in ranks.sites]
             # Rank 0 reports the accounts of all, to the last column.
@@ -307,6 +315,20 @@ def test_bad_settings_are_a_line_at_each_rank(tmp_path):
                 assert "Traceback" not in door.log
 
 
+def test_a_recording_and_a_folder_in_use_are_refused_at_each_rank(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*ASYNC, flags=("--record", str(tmp_path / "file")))
+        assert [door.wait_exit(15) for door in doors] == [2, 2], [d.log for d in doors]
+        assert all("--record" in door.log for door in doors)
+        first = ranks.start(*ASYNC)
+        ranks.wait_all("training", lambda report: report["updates"] > 0)
+        doors = ranks.start(*ASYNC)
+        assert [door.wait_exit(15) for door in doors] == [2, 2], [d.log for d in doors]
+        assert all(str(ranks.run_dir) in door.log for door in doors)
+        first[0].process.send_signal(signal.SIGTERM)
+        ranks.wait_ends(first)
+
+
 @pytest.mark.parametrize("door", ["train", "learner"])
 def test_a_setting_that_is_wrong_at_one_rank_ends_all(door, tmp_path):
     with ranks_in(tmp_path) as ranks:
@@ -316,6 +338,35 @@ def test_a_setting_that_is_wrong_at_one_rank_ends_all(door, tmp_path):
         assert f"error: rank 0: rank 1 cannot start: {told}" in doors[0].log
         assert f"error: rank 1: {told}" in doors[1].log
         assert not ranks.run_dir.exists()
+
+
+DRIFTING = """
+import os
+import torch
+from torch import nn
+
+class Drifting(nn.Module):
+    # The weights of one rank change by themselves, which no sum of gradients shows.
+    def __init__(self, spec, section):
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+        self.num_out = 8
+
+    def forward(self, obs):
+        if self.training and os.environ["RANK"] == "1":
+            with torch.no_grad():
+                self.layer.bias[0] += 1e-6
+        return self.layer(obs[""])
+"""
+
+
+def test_ranks_whose_weights_differ_end(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        own = module(tmp_path, "drifting", DRIFTING)
+        doors = ranks.start(*ASYNC, "model.name=drifting:Drifting", **own)
+        assert [each.wait_exit(60) for each in doors] == [70, 70], [d.log for d in doors]
+        told = "the weights of rank 1 differ from those of rank 0, first in "
+        assert all(told in door.log for door in doors), [d.log for d in doors]
 
 
 @contextmanager
@@ -373,6 +424,11 @@ def test_torchrun_starts_all_again_where_one_is_killed_and_they_go_on(tmp_path):
         assert process.poll() is None
 
 
+def began_at(site, epoch):
+    """The updates with which a start began: what a checkpoint had, by its first report."""
+    return next(r["updates"] for r in site.reports() if r["weights/version_epoch"] >= epoch)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -400,7 +456,7 @@ def test_ranks_train_again_each_time_and_no_actor_ends(number, times, within_s, 
                 site.wait_report(
                     "training again",
                     lambda r, n=service["epoch"]: (
-                        r["weights/version_epoch"] > n and r["passes/done"] > 0
+                        r["weights/version_epoch"] > n and r["updates"] > began_at(site, n + 1)
                     ),
                     within_s=2 * within_s,
                 )

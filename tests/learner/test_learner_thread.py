@@ -593,7 +593,7 @@ class Beside(Ranks):
 
     def __init__(self, *, starves=False, before=lambda number: None):
         super().__init__(Place(0, 2))
-        self._starves, self._before, self.said = starves, before, []
+        self._starves, self._before, self.said, self.checked = starves, before, [], []
 
     def meet(self, patience_s):
         pass
@@ -613,10 +613,13 @@ class Beside(Ranks):
     def gather(self, own):
         return [own, b'{"updates": 1}']
 
+    def check_equal(self, tensors, what):
+        self.checked.append(len(tensors))
+
 
 class Step(FakeStep):
     def capture(self):
-        return SimpleNamespace(tensors={"model": {}})
+        return SimpleNamespace(tensors={"model": dict.fromkeys(range(len(self.batches)))})
 
 
 def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to():
@@ -631,6 +634,23 @@ def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to
     assert (run.step.batches, listener.stops, len(ranks.said)) == ([], ["interrupted"], 4)
     (settled,) = run.settlements
     assert (settled.trained, settled.dropped) == (0, {"shutdown": 4})
+
+
+def test_each_pass_is_told_of_where_that_is_asked_for():
+    assert Run([batch_of(1)], num_passes=2)().listener.reports[-1].updates == []
+    run = Run([batch_of(1), batch_of(2)], num_passes=2, log_updates=True)()
+    told = [line for report in run.listener.reports for line in report.updates]
+    assert [line["update"] for line in told] == [0, 1, 2, 3]
+    assert {(line["epoch"], line["num_updates"]) for line in told} == {(1, 1)}
+    assert all("loss/total" in line for line in told)
+
+
+def test_ranks_compare_their_weights_every_so_many_updates_and_at_the_end(monkeypatch):
+    monkeypatch.setattr(learner_thread, "CHECK_EVERY", 3)
+    script = [batch_of(n) for n in range(1, 8)]
+    run = Run(script, Step(), ranks=Beside(), stop={"updates": 7})()
+    assert run.thread.ranks.checked == [3, 6, 7]
+    assert Run([batch_of(1)], Step())().thread.ranks.place.count == 1
 
 
 def test_an_update_is_told_of_the_valid_rows_that_the_word_of_all_has():

@@ -173,7 +173,7 @@ def test_two_on_halves_learn_what_one_learns_on_the_whole(name, of_two):
 
 
 def test_ranks_that_differ_and_one_that_is_lost_are_told(of_two):
-    told = [None, "weights differ between the 2 ranks"]
+    told = [None, "weights of rank 1 differ from those of rank 0, first in a"]
     assert of_two.checks[0] == of_two.checks[1] == told
 
 
