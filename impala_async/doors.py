@@ -226,12 +226,10 @@ def settle_resume(args: argparse.Namespace) -> None:
     if not folder.exists():
         # A rank that the run did not have before goes on with it, too.
         if not RunFolder(place_in().run_of(args.run_dir)).exists():
-            args.resume = False
+            args.resume, args.begins = False, True
         return
-    try:
-        folder.hold()
-    except errors.ConfigError as error:
-        raise errors.InUseError(str(error)) from None
+    folder.in_use = errors.InUseError
+    folder.hold()
     folder.let_go()
 
 
@@ -245,6 +243,8 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     if not args.resume:
         config = load_config(args.config, args.overrides)
         folder = RunFolder(args.run_dir or default_run_path(config))
+        if "begins" in args:  # others may begin it at the same moment
+            folder.in_use = errors.InUseError
         folder.check_new()
         return config, folder
     if args.config is not None and args.resume != AUTO:

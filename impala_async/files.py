@@ -118,7 +118,7 @@ def last_words(log: Path, begin: int) -> str:
     """The words in a log, since a place in it, that say why a process ended: an environment prints
     there too."""
     words = b""
-    with contextlib.suppress(OSError), log.open("rb") as file:
+    with contextlib.suppress(OSError), open(log, "rb", opener=open_regular) as file:
         file.seek(max(begin, file.seek(0, os.SEEK_END) - MOST_LAST_BYTES))
         words = file.read(MOST_LAST_BYTES)
     return reason_in(words)

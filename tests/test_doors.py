@@ -468,6 +468,15 @@ def test_a_command_that_is_run_again_too_early_is_to_be_run_once_more(again):
     assert again()[0] is True
 
 
+def test_of_commands_that_begin_a_run_at_one_moment_all_but_one_are_to_be_run_again(again):
+    _, config, folder = again()
+    _, _, other = again()
+    folder.begin(config)
+    with pytest.raises(errors.InUseError, match="in use by a run of another learner"):
+        other.begin(config)
+    folder.let_go()
+
+
 def test_a_command_that_is_run_again_names_its_folder_and_no_recording(tmp_path):
     for flags, told in (
         ([], "--resume auto needs --run-dir, the folder of the run to begin or to continue"),

@@ -91,6 +91,8 @@ def test_it_is_written_beside_and_on_the_disk_before_it_is_there(path, monkeypat
 def test_last_words_are_an_error_or_the_last_line_since_a_process_began(tmp_path):
     log = tmp_path / "a.log"
     assert last_words(log, 0) == "it said nothing"
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it
+    assert last_words(tmp_path / "pipe", 0) == "it said nothing"
     log.write_text("error: of before\n")
     begin = log.stat().st_size
     assert last_words(log, begin) == "it said nothing"

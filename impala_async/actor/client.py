@@ -219,9 +219,13 @@ class Client:
 
         To unroll further without credit would only make the data older.
         """
-        before = time.monotonic()
+        before, usual = time.monotonic(), dict(self.timers)
         while self.side.outbox.num_unsent or not self._free:
             self._wait(POLL_S, before)
+        if self.timers != usual:
+            # Updates that are made from now on do not wait so long.
+            self.timers.update(usual)
+            self.link.beat()
         if not self.settings.pace.is_lockstep:
             self._hold_back(time.monotonic() - before)
         self._send_wait_s += time.monotonic() - before
@@ -396,10 +400,11 @@ class Client:
 
     def _send_all(self, now: float) -> None:
         outbox, welcome = self.side.outbox, self.side.welcome
-        if outbox.resend_overdue(now, welcome.lease_s):
+        # On a thin line that lives it may still be under way.
+        if outbox.resend_overdue(now, after_s := welcome.lease_s + self._data_s):
             self._log.info(
                 "what the learner at %s has neither taken nor refused for %.3g s is sent again",
-                *(self._url, welcome.lease_s),
+                *(self._url, after_s),
             )
         while (next_one := outbox.sendable()) is not None:
             seq, (buffer, version, episodes, num_cut) = next_one

@@ -4,6 +4,7 @@ lease lives however long an environment step takes.
 Runs on: link thread (`_run`); the other methods on the sampler thread
 """
 
+import math
 import os
 import threading
 import time
@@ -76,6 +77,11 @@ class Link:
         if version > self._wanted:
             self._wanted = version
             os.eventfd_write(self._wake_fd, 1)
+
+    def beat(self) -> None:
+        """Tell how long things take without waiting for the next heartbeat's time."""
+        self.pulls.next_beat = -math.inf
+        os.eventfd_write(self._wake_fd, 1)
 
     def take_newest(self) -> Weights | None:
         self._arrived.clear()

@@ -51,9 +51,10 @@ _ACTOR_STAGES = {
     _ENV_MS: ("environment", "in environment steps"),
     _ACT_MS: ("inference", "in the policy"),
     _SEND_WAIT_MS: ("network", "waiting to send"),
+    _WEIGHTS_WAIT_MS: ("network", "waiting for weights"),
 }
 TIMES = {
-    *(UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, RANK_WAIT_MS, _LOOP_LAG_MS, _WEIGHTS_WAIT_MS),
+    *(UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, RANK_WAIT_MS, _LOOP_LAG_MS),
     *_ACTOR_STAGES,
 }
 _REJECTED = "rejected/"
@@ -161,10 +162,10 @@ def _judge_waits(report: Mapping[str, Value]) -> str:
     finding += " batches"
     if copy_wait_ms == most_ms > batch_wait_ms:
         return f"copy: {finding} to be copied"
-    return _blame_actors(report, finding)
+    return _blame_actors(report, finding, wait_ms / whole_ms)
 
 
-def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
+def _blame_actors(report: Mapping[str, Value], finding: str, waited_share: float = 1.0) -> str:
     if report.get("num_actors") == 0:
         why, found = report.get("actor/last_death"), numbers(report)
         if not why and not found.get("updates") and found.get("sessions/opened"):
@@ -177,6 +178,9 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
         return f"hanging: {finding}, {hang}"
     found = numbers(report)
     times = {name: found.get(name, 0.0) for name in _ACTOR_STAGES}
+    whole_ms = sum(times.values())
+    # In lockstep an update is waited for, too: that is not the way of the weights.
+    times[_WEIGHTS_WAIT_MS] -= (1 - waited_share) * whole_ms
     longest = max(times, key=lambda name: times[name])
     is_known = times[longest] > 0.0
     if names and (report.get("lockstep/num_done") or not is_known):
@@ -185,7 +189,7 @@ def _blame_actors(report: Mapping[str, Value], finding: str) -> str:
     if not is_known:
         return f"waiting: {finding}, no actor says what takes its time"
     stage, where = _ACTOR_STAGES[longest]
-    share = _percent(times[longest] / (sum(times.values()) + found.get(_WEIGHTS_WAIT_MS, 0.0)))
+    share = _percent(times[longest] / whole_ms)
     finding += f", an actor spends {share} of its time {where}"
     late_ms = found.get(_LOOP_LAG_MS, 0.0)
     if stage == "network" and late_ms > LATE_LOOP_MS:

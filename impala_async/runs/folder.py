@@ -22,7 +22,7 @@ from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
 from impala_async.config.load import validate_config
 from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import RunConfig
-from impala_async.errors import CheckpointError, ConfigError
+from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
 from impala_async.files import (
     PRIVATE,
     PUBLIC,
@@ -65,6 +65,8 @@ class RunFolder:
         self._config = path / "config.json"
         self._epoch = path / "epoch"
         self._saved = path / "last_checkpoint"
+        self.in_use: type[ImpalaAsyncError] = ConfigError
+        """The error where another learner has it."""
         self._hold: int | None = None
         self._is_new = self._has_begun = self._is_gone = False
 
@@ -100,7 +102,7 @@ class RunFolder:
             except BlockingIOError:
                 whose = _holder(self._hold)
                 self.let_go()
-                raise ConfigError(
+                raise self.in_use(
                     f"--run-dir: {self.path} is in use by a run of another learner{whose}: let it "
                     "end first, or name another folder"
                 ) from None
@@ -110,7 +112,7 @@ class RunFolder:
         """Whether another learner has the folder."""
         try:
             self.hold()
-        except ConfigError:
+        except ImpalaAsyncError:
             return True
         self.let_go()
         return False

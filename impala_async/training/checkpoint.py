@@ -305,7 +305,9 @@ def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def _sized_files(path: Path, version: Version) -> dict[str, str]:
     try:
-        manifest = find_object(path / MANIFEST, is_strict=True) or {}
+        manifest = find_object(path / MANIFEST, is_strict=True)
+        if manifest is None:
+            raise CheckpointError(f"{path} is gone, or has no {MANIFEST}")
         said = manifest["schema"], manifest["epoch"], manifest["update"]
         listed = {name: (each["size"], each["sha256"]) for name, each in manifest["files"].items()}
         found = {name: (path / name).stat() for name in listed}

@@ -42,7 +42,11 @@ _KEEPALIVE = {zmq.TCP_KEEPALIVE: 1, zmq.TCP_KEEPALIVE_IDLE: 15, zmq.TCP_KEEPALIV
 _LAST_WORD_MS = 200
 # A connection that broke is made again at once; a learner that is not there is not hammered at. At
 # a port that is shut the kernel would knock after ever longer: 1 s, 2 s, 4 s, and up to a minute.
-_REDIALLING = {zmq.RECONNECT_IVL: 10, zmq.RECONNECT_IVL_MAX: 250, zmq.CONNECT_TIMEOUT: 2000}
+# Where somebody takes the call and is silent, ZeroMQ would wait for half a minute.
+_REDIALLING = {
+    **{zmq.RECONNECT_IVL: 10, zmq.RECONNECT_IVL_MAX: 250},
+    **{zmq.CONNECT_TIMEOUT: 2000, zmq.HANDSHAKE_IVL: 5000},
+}
 # ZeroMQ does not dial again where nonsense came, as of another service there, and where one
 # hangs up it does so a hundred times a second: then we do.
 REDIAL_S = 1.0

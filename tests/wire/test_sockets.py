@@ -371,6 +371,17 @@ def test_a_learner_that_comes_before_somebody_notices_that_another_hung_up_is_fo
     assert take(router)[1] == b"hello"
 
 
+def test_a_call_that_is_taken_in_silence_is_made_anew(ends, monkeypatch):
+    monkeypatch.setitem(sockets._REDIALLING, zmq.HANDSHAKE_IVL, 200)
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        dealer = ends.dealer(f"tcp://127.0.0.1:{service.getsockname()[1]}")
+        service.settimeout(DEADLINE_S)
+        silent = [service.accept()[0] for _ in range(2)]
+        assert not dealer.is_greeted
+        for each in silent:
+            each.close()
+
+
 @pytest.mark.parametrize("num_sockets", [1, 2])
 def test_a_dealer_that_cannot_be_made_leaves_nothing_open(num_sockets):
     context = zmq.Context()

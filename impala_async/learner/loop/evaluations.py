@@ -23,7 +23,7 @@ from safetensors.torch import save
 
 from impala_async.config.evaluate import EvaluateSection
 from impala_async.errors import how_it_ended
-from impala_async.files import last_words
+from impala_async.files import last_words, open_regular
 from impala_async.learner.handoff import Captured, on_thread
 from impala_async.learner.loop.saver import Saver
 from impala_async.processes import Lifeline
@@ -59,7 +59,8 @@ class _Evaluator:
         )
         self._num_read = 0
         try:
-            with self._log_path.open("ab") as log:
+            # To read as well: to write alone to a pipe without a reader is another error.
+            with open(self._log_path, "a+b", opener=open_regular) as log:
                 self._log_begin = log.tell()
                 self._process = self._start(run, log)
         except OSError as error:

@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -195,13 +196,16 @@ async def test_after_some_deaths_in_a_row_no_other_process_is_started(
     assert learner.returns == learner.kept() == []
 
 
-async def test_what_cannot_be_started_is_told_as_a_death(tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "told"), [(Path.mkdir, "[Errno 21]"), (os.mkfifo, "[Errno 22] it is no regular file")]
+)
+async def test_what_cannot_be_started_is_told_as_a_death(make, told, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(module, "MOST_DEATHS", 1)
     async with learning(tmp_path / "run") as (learner, task):
         num_open = len(os.listdir("/proc/self/fd"))
-        (learner.folder.path / module.LOG).mkdir()
+        make(learner.folder.path / module.LOG)
         await asyncio.wait([task])
-        assert "the process that evaluates cannot be started: [Errno 21]" in caplog.text
+        assert f"the process that evaluates cannot be started: {told}" in caplog.text
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
