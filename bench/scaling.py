@@ -29,8 +29,12 @@ service itself takes more actors, until what is left beside the sleep fills the 
 
 In lockstep the actors share 16 columns, and an update waits for all of them: one actor steps all
 columns in turn, 16 have one each. So it is in loops that gather, update and broadcast by MPI: the
-table of one, mpi_util, has 546 steps/s by one process and 2,484 by nine, 4.5 times as many. Two
-ranks have a learner each, and half of the actors. Both share two cores, and are no faster here.
+table of one, mpi_util, has 546 steps/s by one process and 2,484 by nine, 4.5 times as many, with
+little more from the fourth on, on six cores. Two ranks have a learner each, and half of the actors.
+Both share the cores that one has else, and are no faster here.
+
+The serial share is what Amdahl's law makes of the last row: the share of the work that is not done
+side by side. With 16 actors on few cores, that is mostly what is left beside their sleep.
 
 Each last run names its limit by its own account:
 
@@ -75,7 +79,13 @@ ASLEEP = Case(
     ),
 )
 LOCKSTEP = ASLEEP._replace(name="sleeps 1 ms, lockstep", is_lockstep=True)
-RANKS = LOCKSTEP._replace(name="sleeps 1 ms, lockstep, 2 ranks", num_ranks=2)
+# A batch of two ranks has room for an actor in each half.
+RANKS = ASLEEP._replace(
+    name="sleeps 1 ms, 2 ranks",
+    settings=(*ASLEEP.settings, "learner.batch_columns=32"),
+    num_ranks=2,
+)
+LOCKSTEP_RANKS = LOCKSTEP._replace(name="sleeps 1 ms, lockstep, 2 ranks", num_ranks=2)
 
 
 def main() -> int:
@@ -86,7 +96,7 @@ def main() -> int:
     args = parser.parse_args()
     figures: list[Figure] = []
     verdicts: dict[str, str] = {}
-    for case in (Case(args.config.stem, args.config), ASLEEP, LOCKSTEP, RANKS):
+    for case in (Case(args.config.stem, args.config), ASLEEP, RANKS, LOCKSTEP, LOCKSTEP_RANKS):
         if args.only.lower() in case.name.lower():
             figures += scale(case, args.rounds, verdicts)
     listed = "\n".join(f"- {name}: {verdict}" for name, verdict in verdicts.items())
@@ -103,7 +113,19 @@ def scale(case: Case, rounds: int, verdicts: dict[str, str]) -> list[Figure]:
     }
     samples = in_turns(sides, rounds)
     least, over = samples[names[0]], _actors(case.numbers[0])
-    return [each for name in names for each in _figures(name, samples[name], least, over)]
+    figures = [each for name in names for each in _figures(name, samples[name], least, over)]
+    if "sleeps" in case.name:  # else it is the cores that end the growth
+        figures.append(serial_share(case, samples[names[-1]], least))
+    return figures
+
+
+def serial_share(case: Case, most: list[Sample], least: list[Sample]) -> Figure:
+    """The share of the work that is not done side by side, by Amdahl's law: of `n` times the actors
+    `s` times the rate, (n / s - 1) / (n - 1)."""
+    times = case.numbers[-1] / case.numbers[0]
+    speedups = [many["per_s"] / few["per_s"] for many, few in zip(most, least, strict=True)]
+    shares = [(times / each - 1) / (times - 1) for each in speedups]
+    return figure(f"{case.name}: serial share, of {_actors(case.numbers[-1])}", shares)
 
 
 def measure(case: Case, num_actors: int, name: str, verdicts: dict[str, str]) -> Sample:

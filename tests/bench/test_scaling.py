@@ -43,8 +43,9 @@ def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):
     assert scaling.main() == 0
     numbers = {
         "sleeps 1 ms": (1, 2, 4, 8, 16),
-        "sleeps 1 ms, lockstep": (1, 2, 4, 8, 16),
         # Each rank has one at least.
+        "sleeps 1 ms, 2 ranks": (2, 4, 8, 16),
+        "sleeps 1 ms, lockstep": (1, 2, 4, 8, 16),
         "sleeps 1 ms, lockstep, 2 ranks": (2, 4, 8, 16),
     }
     assert order == [(name, num) for name in numbers for num in numbers[name] * 2]
@@ -53,6 +54,8 @@ def test_every_number_is_measured_in_every_round(tmp_path, monkeypatch):
     assert figures["sleeps 1 ms, 1 actor: env steps/s"]["largest"] == 300
     shared = figures["sleeps 1 ms, lockstep, 2 ranks, 8 actors: over 2 actors"]
     assert (shared["smallest"], shared["largest"]) == (4, 4)
+    # Eight times the actors, of whom nothing waits for another.
+    assert figures["sleeps 1 ms, lockstep: serial share, of 16 actors"]["median"] == 0
     over = figures["sleeps 1 ms, 8 actors: over 1 actor"]
     assert (over["smallest"], over["largest"]) == (8, 8)
     assert "- sleeps 1 ms, 16 actors: learner: it is busy" in (tmp_path / "scaling.md").read_text()
