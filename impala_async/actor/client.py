@@ -314,8 +314,8 @@ class Client:
             self._is_coming_back = False
             self._log.info("back at work")
         silence = self.side.overdue(now, self.link.pulls, self.link.weights_s, self._data_s)
-        if self.link.pulls.is_session_over:
-            self._come_back("it has ended the session")
+        if over := self.link.pulls.session_over:
+            self._come_back(over)
         elif silence is not None:
             port, patience_s = silence
             urls = {"data": self._data_url, "weights": self.link.url}

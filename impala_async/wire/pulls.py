@@ -35,7 +35,9 @@ class Pulls:
 
     def __post_init__(self, now: float) -> None:
         self.named = NO_VERSION
-        self.has_heard = self.is_session_over = False
+        self.has_heard = False
+        self.session_over = ""
+        """Why it is, in a clause."""
         self.last_heard = self.looked_at = self.next_beat = now
         self.answer = "it has not answered"
         """The outcome of the last question for weights, in a clause."""
@@ -102,7 +104,11 @@ class Pulls:
             self.name(Version(message.epoch, message.update))
         elif isinstance(message, wire.Reject):
             self.answer = f"it refuses: {message.text}"
-            self.is_session_over |= wire.code_of(message) == "hello_again"
+            if wire.code_of(message) == "hello_again":
+                # Where it never served this one it may be another run's.
+                ended = "it has ended the session"
+                unknown = "its weights port knows no session of this actor"
+                self.session_over = ended if self.is_serving else unknown
         elif isinstance(message, wire.NotModified | wire.WeightsReply):
             had, self._asked_at = self.have, None
             try:

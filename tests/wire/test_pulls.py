@@ -174,12 +174,17 @@ def test_heartbeats_are_due_in_time_and_the_first_timers_at_once():
 
 
 def test_a_refusal_may_end_the_session():
-    for code, is_over in (("full", False), ("hello_again", True)):
-        pulls = pulls_of()
+    unknown, ended = "its weights port knows no session of this actor", "it has ended the session"
+    for code, have, over in (
+        ("full", Version(1, 1), ""),
+        ("hello_again", NO_VERSION, unknown),
+        ("hello_again", Version(1, 1), ended),
+    ):
+        pulls = pulls_of(have=have)
         # Who could do nothing with what it was told has not answered.
         pulls.take(reject("bad_message", "oh"), [b""], 6.0)
-        assert (pulls.is_session_over, pulls.last_heard, pulls.has_heard) == (False, 0.0, False)
+        assert (pulls.session_over, pulls.last_heard, pulls.has_heard) == ("", 0.0, False)
         assert pulls.answer == "it refuses: oh"
         pulls.take(reject(code, "what?"), [b""], 7.0)
-        assert (pulls.is_session_over, pulls.last_heard, pulls.has_heard) == (is_over, 7.0, True)
+        assert (pulls.session_over, pulls.last_heard, pulls.has_heard) == (over, 7.0, True)
         assert pulls.answer == "it refuses: what?"
