@@ -30,7 +30,7 @@ from impala_async.config.load import load_config
 from impala_async.config.ranks import Place, place_in
 from impala_async.learner.agreement import Word, agree
 from impala_async.learner.build import pick_device
-from impala_async.learner.meeting import joined
+from impala_async.learner.meeting import Meeting
 from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
@@ -150,7 +150,7 @@ def measure(name: str, rounds: int, turn_s: float) -> int:
     (case,) = (each for each in CASES if each.name == name)
     torch.set_num_threads(1)
     place = place_in()
-    with joined(place):
+    with Meeting(place).joined():
         ranks = Ranks(place, case.columns)
         ranks.meet(LIMIT_S)
         found = turns_of(case, ranks, torch.device("cpu"), rounds, turn_s)

@@ -31,7 +31,7 @@ In lockstep the actors share 16 columns, and an update waits for all of them: on
 columns in turn, 16 have one each. So it is in loops that gather, update and broadcast by MPI: the
 table of one, mpi_util, has 546 steps/s by one process and 2,484 by nine, 4.5 times as many, with
 little more from the fourth on, on six cores. Two ranks have a learner each, and half of the actors.
-Both share the cores that one has else, and are no faster here.
+They are no faster here, as both run on the cores that one learner has for itself otherwise.
 
 The serial share is what Amdahl's law makes of the last row: the share of the work that is not done
 side by side. With 16 actors on few cores, that is mostly what is left beside their sleep.

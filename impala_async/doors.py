@@ -228,7 +228,7 @@ def settle_resume(args: argparse.Namespace) -> None:
         if not RunFolder(place_in().run_of(args.run_dir)).exists():
             args.resume, args.begins = False, True
         return
-    folder.in_use = errors.InUseError
+    folder.in_use_error = errors.InUseError
     folder.hold()
     folder.let_go()
 
@@ -244,7 +244,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
         config = load_config(args.config, args.overrides)
         folder = RunFolder(args.run_dir or default_run_path(config))
         if "begins" in args:  # others may begin it at the same moment
-            folder.in_use = errors.InUseError
+            folder.in_use_error = errors.InUseError
         folder.check_new()
         return config, folder
     if args.config is not None and args.resume != AUTO:

@@ -130,9 +130,9 @@ def _choose_config(args: argparse.Namespace) -> Path | None:
 
 def _train(args: argparse.Namespace, flags: list[str]) -> int:
     from impala_async.config.ranks import place_in, share_of
-    from impala_async.learner.meeting import failure_told
+    from impala_async.learner.meeting import Meeting
 
-    with failure_told(place := place_in()):
+    with Meeting(place := place_in()):
         doors.settle_resume(args)
         if (chosen := _choose_config(args)) != args.config:
             args.config = chosen

@@ -4,7 +4,6 @@ lease lives however long an environment step takes.
 Runs on: link thread (`_run`); the other methods on the sampler thread
 """
 
-import math
 import os
 import threading
 import time
@@ -59,8 +58,8 @@ class Link:
         """The link thread's; others only read it."""
         # A peer that is no learner must not fill our memory with a message that never ends.
         self._max_frame_bytes = max(layout.num_bytes for layout in self.layouts) + SPARE_BYTES
-        # The sampler thread's word to the link thread.
-        self._wanted = NO_VERSION
+        # The sampler thread's words to the link thread.
+        self._wanted, self._is_beat_wanted = NO_VERSION, False
         self._newest: deque[Weights] = deque(maxlen=self.num_kept)
         self._grants: deque[wire.Grant] = deque(maxlen=16)
         self.cut = wire.NO_SEQ
@@ -80,7 +79,7 @@ class Link:
 
     def beat(self) -> None:
         """Tell how long things take without waiting for the next heartbeat's time."""
-        self.pulls.next_beat = -math.inf
+        self._is_beat_wanted = True
         os.eventfd_write(self._wake_fd, 1)
 
     def take_newest(self) -> Weights | None:
@@ -120,6 +119,8 @@ class Link:
         if not socket.is_greeted:
             pulls.on_new_connection()
         pulls.name(self._wanted)
+        if self._is_beat_wanted:
+            self._is_beat_wanted, pulls.next_beat = False, now
         timers = dict(self.timers)
         if pulls.is_beat_due(now, timers):
             beat = wire.Heartbeat(self.welcome.session, {**timers, **hang_now()})

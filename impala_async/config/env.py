@@ -41,8 +41,8 @@ class EnvSection(Section):
     last_reward: bool = False
     """Show the policy its last reward as well."""
     num_spares: int = Field(0, ge=0, le=64)
-    """For each single environment of an actor so many more, which are reset while it is played: a
-    slow reset holds up no other column. An episode is played in each in turn."""
+    """For each single environment of an actor so many more. They are played in turn, an episode
+    each, and reset meanwhile: no column waits for a reset that takes no longer than an episode."""
     step_timeout_s: float | None = Field(600.0, gt=0, le=MOST_S)
     """An actor whose environment takes longer than this for a step, a reset or a close ends, with
     the stack of where it stands; none: it is waited for."""

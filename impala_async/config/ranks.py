@@ -90,6 +90,8 @@ def place_in(environ: Mapping[str, str] = os.environ) -> Place:
             f"{missing[0]} is not set, and WORLD_SIZE is {place.count}: start ranks by torchrun, "
             "which sets both, or drop WORLD_SIZE"
         )
+    if place.count > 1 and not environ["MASTER_PORT"].isdecimal():
+        raise ConfigError(f"MASTER_PORT: wants a port, got {environ['MASTER_PORT']!r}")
     return place
 
 

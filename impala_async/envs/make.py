@@ -152,7 +152,9 @@ def _check_singles(made: list[Any], section: EnvSection) -> None:
         return
     if not isinstance(made[0], gym.Env):
         raise EnvError(f"env.num_spares: {section.id} is no gymnasium.Env, which alone has spares")
-    if any(env.action_space != made[0].action_space for env in made):
+    with Blame(section.id, "to say what its spaces are"):
+        are_alike = all(env.action_space == made[0].action_space for env in made)
+    if not are_alike:
         raise EnvError(f"{section.id}: a spare environment has another action space")
 
 

@@ -7,12 +7,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import gymnasium as gym
 
 Env = gym.Env[Any, Any]
+# At the end a reset is hardly waited for; its environment is closed behind it, if there is time.
+RESET_GRACE_S = 0.5
 
 
 class ResetAhead(Env):
@@ -57,10 +59,14 @@ class ResetAhead(Env):
         return self._played.begin("render").result()
 
     def close(self) -> None:
-        """Close all of them, each after the reset that it may be in."""
-        members, self._members = self._members, []
-        for closed in [member.close() for member in members]:
-            closed.result()
+        """Close all of them, and wait for those that are not just being reset."""
+        members, self._members, self._played = self._members, [], None
+        closed = [member.close() for member in members]
+        being_reset = [begun for _, begun in self._ready if not begun.done()]
+        wait(closed, timeout=RESET_GRACE_S if being_reset else None)
+        faults = [error for each in closed if each.done() and (error := each.exception())]
+        if faults:
+            raise faults[0]
 
 
 class _Member:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from impala_async.config.ranks import Place
     from impala_async.config.run import RunConfig, StopSection
     from impala_async.learner.handoff import Captured
+    from impala_async.learner.meeting import Meeting
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
     from impala_async.schema import Schema
@@ -55,20 +56,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Read when numpy is imported, which computes small updates: more threads would slow it.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from impala_async.config.ranks import place_in, share_of
-        from impala_async.learner.meeting import failure_told
+        from impala_async.learner.meeting import Meeting
 
-        with failure_told(place := place_in()):
+        with Meeting(place := place_in()) as meeting:
             doors.settle_resume(args)
             config, folder = doors.check_run(args)
             share = share_of(config, place, has_actors=False)
-        processes.hold()
-        with processes.undone(folder.withdraw), ExitStack() as starting:
-            # A start that fails leaves nothing behind, whatever the reason.
-            starting.push(lambda kind, *_: folder.withdraw() if kind else None)
-            if place.count > 1:
-                starting.enter_context(processes.terms_later())
-            folder.begin(config)
-            return _serve(share, folder, args, starting, place, config)
+            processes.hold()
+            with processes.undone(folder.withdraw), ExitStack() as starting:
+                # A start that fails leaves nothing behind, whatever the reason.
+                starting.push(lambda kind, *_: folder.withdraw() if kind else None)
+                if place.count > 1:
+                    starting.enter_context(processes.terms_later())
+                folder.begin(config)
+                return _serve(share, folder, args, starting, meeting, config)
 
     return doors.run_door(body)
 
@@ -78,15 +79,17 @@ def _serve(
     folder: "RunFolder",
     args: argparse.Namespace,
     starting: ExitStack,
-    place: "Place",
+    meeting: "Meeting",
     settings: "RunConfig",
 ) -> int:
     """`config`: the share of this rank of the settings."""
     from impala_async.learner.recorder import Recorder
 
+    place = meeting.place
     console = doors.start_logging(place.prefix)
     with ExitStack() as stack:
         what = "torch is loaded, the environment tried, the learner built"
+        what += ", the other ranks met" if place.count > 1 else ""
         starting.enter_context(doors.start_told_of(what))
         starting.enter_context(_within_limits())
         recorder = None
@@ -101,15 +104,13 @@ def _serve(
 
         from impala_async.config.ranks import in_common
         from impala_async.learner.agreement import join_run
-        from impala_async.learner.meeting import joined
         from impala_async.learner.service import LearnerService
 
-        ranks = stack.enter_context(joined(place))
+        schema = probe() if probe else None  # the other ranks hear of one that fails
+        ranks = stack.enter_context(meeting.joined())
         start = join_run(ranks, folder, in_common(settings), config.bind)
-        restored = None
-        if args.resume or ranks.are_many:
-            restored = _restored(ranks, folder, config)
-        schema = probe() if probe else None
+        is_begun = args.resume or ranks.are_many
+        restored = _restored(ranks, folder, config) if is_begun else None
         sinks = _sinks(config, folder, console, restored, place)
 
         async def serve() -> int:

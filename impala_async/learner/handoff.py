@@ -123,8 +123,8 @@ class LearnerReport(NamedTuple):
     lag_histogram: Sequence[int] = ()
     others: Sequence[bytes] = ()
     """The newest reports of the other ranks, as JSON."""
-    updates: Sequence[dict[str, float | None]] = ()
-    """Those since the last reading, each with its statistics, where they are logged."""
+    updates: bytes = b""
+    """A line of JSON for each pass since the last reading, where they are logged."""
 
 
 class Captured(NamedTuple):

@@ -24,6 +24,7 @@ from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.means import UpdateMeans
 from impala_async.metrics.report import RETURN_EPISODES
+from impala_async.metrics.sinks import json_line
 from impala_async.metrics.timer import TimerStat
 from impala_async.metrics.window import WindowStat
 from impala_async.models.flat import Snapshot
@@ -34,6 +35,8 @@ from impala_async.training.team_step import TeamStep
 
 logger = logging.getLogger(__name__)
 
+# A report that is hours away must not fill the memory.
+MOST_UPDATES_LOGGED = 100_000
 # Ranks look this often whether they have the same weights; at each checkpoint, too.
 CHECK_EVERY = 1000
 # However long no batch comes, requests are answered and limits are looked at this often.
@@ -95,7 +98,7 @@ class LearnerThread:
         # These are of the newest update, whatever became of it.
         self._stats: dict[str, float] = {}
         self._means = UpdateMeans()
-        self._updates: list[dict[str, float | None]] = []
+        self._updates = deque[bytes](maxlen=MOST_UPDATES_LOGGED)
         self._grad_timer = DeviceTimer() if self.device.type == "cuda" else TimerStat()
         # The first pass of a batch has all its waits.
         num_timings = TIMED_BATCHES * (1 if self._is_eager else section.most_passes)
@@ -329,7 +332,9 @@ class LearnerThread:
     def _keep_stats(self, result: StepResult) -> None:
         stats = {name: v if math.isfinite(v) else None for name, v in result.stats.items()}
         version = self.progress.version._asdict()
-        self._updates.append({**version, "num_updates": result.num_updates, **stats})
+        line = {**version, "num_updates": result.num_updates, **stats}
+        # Encoded here: the event loop would be held up by thousands.
+        self._updates.append(json_line(line))
 
     def _drop_stale(self, loaded: LoadedBatch) -> None:
         loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
@@ -423,7 +428,8 @@ class LearnerThread:
             **(self._stats if is_last else self._means.take()),
         }
         lags, first = self._lag_histogram.tolist(), self._first_update
-        updates, self._updates = self._updates, []
+        updates = b"".join(self._updates)
+        self._updates.clear()
         return handoff.LearnerReport(
             self.progress, self._starved_at, first, metrics, lags, others, updates
         )

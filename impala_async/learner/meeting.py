@@ -7,16 +7,18 @@ Runs on: main thread, before the service; a thread of its own meets the others
 """
 
 import logging
+import math
 import os
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from impala_async.config.ranks import Place
-from impala_async.errors import ConfigError, ImpalaAsyncError
+from impala_async.errors import ConfigError, Exit, ImpalaAsyncError, RankError
 from impala_async.output import Wait
 
 if TYPE_CHECKING:
@@ -26,116 +28,142 @@ logger = logging.getLogger(__name__)
 
 # Ranks may come after each other, as their hosts do.
 START_S = 600.0
-# One that cannot start lets the others know, and waits no longer for them.
+# One that cannot start is given so long to tell the others, and rank 0 to be heard.
 TELL_S = 5.0
 POLL_S = 0.05
 HERE, HEARD, FAILED = "here", "heard", "failed"
 
 
-@contextmanager
-def joined(place: Place) -> "Iterator[Ranks]":
-    """Within it the ranks of this learner can reach each other. ConfigError where one of them could
-    not start."""
-    from impala_async.training.ranks import Ranks, lost_told
+class Meeting:
+    """A context: an error within it, until the ranks have met, ends the others as well."""
 
-    if place.count == 1:
-        yield Ranks(place)
-        return
-    import torch.distributed as dist
-
-    # Not here: a signal that asks for an end is not heard within it.
-    meeting = _Meeting(place)
-    meeting.start()
-    wait = Wait(logger.info)
-    while meeting.is_alive():
-        meeting.join(POLL_S)
-        wait.look(lambda s: f"waiting for {meeting.missing} ({s:.0f} s)")
-    with lost_told():
-        if meeting.error is not None:
-            raise meeting.error
-    try:
-        yield Ranks(place)
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
-def failure_told(place: Place) -> Iterator[None]:
-    """An error in here ends the other ranks too, which would wait for this one."""
-    try:
-        yield
-    except ImpalaAsyncError as error:
-        if place.count > 1 and not _is_torchrun():
-            # They may not have come, or be gone already.
-            with suppress(RuntimeError):
-                _tell(place, str(error))
-        raise
-
-
-class _Meeting(threading.Thread):
     def __init__(self, place: Place) -> None:
-        super().__init__(name="meeting", daemon=True)
-        self._place = place
-        self.error: BaseException | None = None
-        self.missing = f"rank 0 at {_address()}" if not place.is_first else "the other ranks"
+        self.place = place
+        self.has_begun = False
+        self.missing = "the other ranks" if place.is_first else f"rank 0 at {_address()}"
 
-    def run(self) -> None:
+    def __enter__(self) -> "Meeting":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        is_alone = self.place.count == 1 or self.has_begun or _is_torchrun()
+        if isinstance(error, ImpalaAsyncError) and not is_alone:
+            text = f"{error.exit_code} {error}"
+            # They may not have come, or be gone already.
+            with suppress(RuntimeError, OSError):
+                _beside(lambda: self._tell(text), TELL_S)
+
+    @contextmanager
+    def joined(self) -> "Iterator[Ranks]":
+        """Within it the ranks of this learner can reach each other. ConfigError where one of them
+        cannot start."""
+        from impala_async.training.ranks import Ranks, lost_told
+
+        self.has_begun = True
+        if self.place.count == 1:
+            yield Ranks(self.place)
+            return
+        import torch.distributed as dist
+
+        wait = Wait(logger.info)
+        with lost_told():
+            _beside(self._meet, look=lambda: wait.look(self._say))
         try:
-            self._meet()
-        except (RuntimeError, ConfigError) as error:  # a thread has no caller
-            self.error = error
+            yield Ranks(self.place)
+        finally:
+            dist.destroy_process_group()
+
+    def _say(self, seconds: float) -> str:
+        return f"waiting for {self.missing} ({seconds:.0f} s)"
 
     def _meet(self) -> None:
         import torch
         import torch.distributed as dist
 
-        number, count = self._place.number, self._place.count
+        number, count = self.place.number, self.place.count
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         patience = timedelta(seconds=START_S)
         if _is_torchrun():
             dist.init_process_group(backend, timeout=patience)
             return
-        store = _open_store(self._place, START_S)
+        store = self._open_store(START_S)
         store.set(f"{HERE}/{number}", b"")
         self._wait_for_all(store)
+        self.missing = "all ranks to connect"
         dist.init_process_group(
             backend, timeout=patience, store=store, rank=number, world_size=count
         )
 
     def _wait_for_all(self, store: Any) -> None:
         give_up_at = time.monotonic() + START_S
-        others = [number for number in range(self._place.count) if number != self._place.number]
-        while missing := [number for number in others if not store.check([f"{HERE}/{number}"])]:
+        while missing := self._lacking(store, HERE):
             for number in missing:
                 if store.check([f"{FAILED}/{number}"]):
-                    text = store.get(f"{FAILED}/{number}").decode()
-                    store.set(f"{HEARD}/{self._place.number}", b"")
-                    raise ConfigError(f"rank {number} cannot start: {text}")
-            self.missing = f"{_say(missing)}, at {_address()}"
+                    code, _, text = store.get(f"{FAILED}/{number}").decode().partition(" ")
+                    store.set(f"{HEARD}/{self.place.number}", b"")
+                    self._linger(store)
+                    kind = ConfigError if code == str(int(Exit.CONFIG)) else RankError
+                    raise kind(f"rank {number} cannot start: {text}")
+            self.missing = f"{_say(missing)}, to meet at {_address()}"
             if time.monotonic() > give_up_at:
-                raise ConfigError(f"waited {START_S:.0f} s for {self.missing}")
+                raise RankError(f"waited {START_S:.0f} s for {self.missing}")
             time.sleep(POLL_S)
 
+    def _tell(self, text: str) -> None:
+        # Without an answer torch would show its stacks.
+        host, _, port = _address().rpartition(":")
+        while not self.place.is_first:
+            with suppress(OSError), socket.create_connection((host, int(port)), TELL_S):
+                break
+            time.sleep(POLL_S)
+        store = self._open_store(TELL_S)
+        store.set(f"{FAILED}/{self.place.number}", text.encode())
+        self._linger(store)
 
-def _tell(place: Place, text: str) -> None:
-    store = _open_store(place, TELL_S)
-    store.set(f"{FAILED}/{place.number}", text.encode())
-    others = [number for number in range(place.count) if number != place.number]
-    until = time.monotonic() + TELL_S
-    # The store is gone with rank 0.
-    while place.is_first and others and time.monotonic() < until:
-        others = [n for n in others if not any(store.check([f"{k}/{n}"]) for k in (HEARD, FAILED))]
-        time.sleep(POLL_S)
+    def _linger(self, store: Any) -> None:
+        """Wait until all others know: the store is gone with rank 0."""
+        until = time.monotonic() + TELL_S
+        while self.place.is_first and self._lacking(store, HEARD, FAILED):
+            if time.monotonic() > until:
+                return
+            time.sleep(POLL_S)
+
+    def _lacking(self, store: Any, *words: str) -> list[int]:
+        """The other ranks that have said none of these."""
+        others = [number for number in range(self.place.count) if number != self.place.number]
+        return [n for n in others if not any(store.check([f"{word}/{n}"]) for word in words)]
+
+    def _open_store(self, patience_s: float) -> Any:
+        import torch.distributed as dist
+
+        host, _, port = _address().rpartition(":")
+        patience = timedelta(seconds=patience_s)
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            host, int(port), self.place.count, self.place.is_first, patience, wait_for_workers=False
+        )
 
 
-def _open_store(place: Place, patience_s: float) -> Any:
-    import torch.distributed as dist
+def _beside(
+    work: Callable[[], None], most_s: float = math.inf, look: Callable[[], None] = lambda: None
+) -> None:
+    """Do it on a thread, which torch may hold for long: a signal that asks for an end is heard
+    meanwhile. After `most_s` it is left alone."""
+    found: list[BaseException] = []
 
-    host, _, port = _address().rpartition(":")
-    patience = timedelta(seconds=patience_s)
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, int(port), place.count, place.is_first, patience, wait_for_workers=False
-    )
+    def body() -> None:
+        try:
+            work()
+        except (RuntimeError, OSError, ValueError, ImpalaAsyncError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=body, name="meeting", daemon=True)
+    thread.start()
+    until = time.monotonic() + most_s
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(POLL_S)
+        look()
+    if found:
+        raise found[0]
 
 
 def _is_torchrun() -> bool:

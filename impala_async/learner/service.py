@@ -324,7 +324,8 @@ class LearnerService:
     def _on_reading(self, reading: handoff.LearnerReport) -> None:
         self._reading = reading
         self._others.take(reading.others)
-        self._update_log.write(*reading.updates)
+        if reading.updates:
+            self._update_log.append(reading.updates)
         self._reporter.answered.set()
 
     def _on_captured(self, captured: handoff.Captured) -> None:

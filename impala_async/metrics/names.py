@@ -21,7 +21,7 @@ ACTOR_TIMERS = {
 }
 """Where an actor's time goes, in milliseconds per trajectory: its heartbeats say so."""
 # In lockstep others wait for the one that waits least for weights.
-_OVER, _MIDDLE = {WEIGHTS_WAIT: "least"}, "median"
+_OVER = {WEIGHTS_WAIT: "least"}
 AGENTS_PER_STEP = "agents_per_step"
 _QUANTILES = "percentiles 0, 10, 50, 90, 100"
 
@@ -173,7 +173,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             f"actor/{AGENTS_PER_STEP}",
             "agents",
-            "in one step of an environment that learn",
+            "that act and learn in one step of their environment",
         ),
         ("lockstep/num_done", "actors", "whose part of the next batch is there"),
         ("lockstep/waits_for", "text", "actors whose part is not: the first few of them"),

@@ -189,7 +189,7 @@ def _blame_actors(report: Mapping[str, Value], finding: str, waited_share: float
     if not is_known:
         return f"waiting: {finding}, no actor says what takes its time"
     stage, where = _ACTOR_STAGES[longest]
-    share = _percent(times[longest] / whole_ms)
+    share = _percent(found.get(longest, 0.0) / whole_ms)
     finding += f", an actor spends {share} of its time {where}"
     late_ms = found.get(_LOOP_LAG_MS, 0.0)
     if stage == "network" and late_ms > LATE_LOOP_MS:

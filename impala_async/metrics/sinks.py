@@ -58,26 +58,29 @@ class JsonlSink:
     is_gone: Callable[[], bool] = lambda: False
     _num_lost: int = field(default=0, init=False)
 
-    def write(self, *reports: Mapping[str, Value]) -> None:
-        if self.is_gone() or not reports:
+    def write(self, report: Report) -> None:
+        self.append(json_line(report))
+
+    def append(self, lines: bytes) -> None:
+        if self.is_gone():
             return
-        lines = b"".join(
-            json.dumps(report, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-            for report in reports
-        )
         try:
             _append(self.path, lines, self.reserve())
         except OSError as error:
             if self._num_lost == 0:
                 _LOG.error("%s: cannot be written (%s); still trying", self.path, error)
-            self._num_lost += 1
+            self._num_lost += lines.count(b"\n")
             return
         if self._num_lost:
-            _LOG.warning("%s: written again, %d reports lost", self.path, self._num_lost)
+            _LOG.warning("%s: written again, %d lines lost", self.path, self._num_lost)
         self._num_lost = 0
 
     def close(self) -> None:
         """Nothing is open between two reports."""
+
+
+def json_line(content: Mapping[str, Value]) -> bytes:
+    return json.dumps(content, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _append(path: Path, line: bytes, reserve: int) -> None:

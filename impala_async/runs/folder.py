@@ -65,7 +65,7 @@ class RunFolder:
         self._config = path / "config.json"
         self._epoch = path / "epoch"
         self._saved = path / "last_checkpoint"
-        self.in_use: type[ImpalaAsyncError] = ConfigError
+        self.in_use_error: type[ImpalaAsyncError] = ConfigError
         """The error where another learner has it."""
         self._hold: int | None = None
         self._is_new = self._has_begun = self._is_gone = False
@@ -102,7 +102,7 @@ class RunFolder:
             except BlockingIOError:
                 whose = _holder(self._hold)
                 self.let_go()
-                raise self.in_use(
+                raise self.in_use_error(
                     f"--run-dir: {self.path} is in use by a run of another learner{whose}: let it "
                     "end first, or name another folder"
                 ) from None
@@ -112,7 +112,7 @@ class RunFolder:
         """Whether another learner has the folder."""
         try:
             self.hold()
-        except ImpalaAsyncError:
+        except self.in_use_error:
             return True
         self.let_go()
         return False

@@ -45,7 +45,7 @@ _LAST_WORD_MS = 200
 # Where somebody takes the call and is silent, ZeroMQ would wait for half a minute.
 _REDIALLING = {
     **{zmq.RECONNECT_IVL: 10, zmq.RECONNECT_IVL_MAX: 250},
-    **{zmq.CONNECT_TIMEOUT: 2000, zmq.HANDSHAKE_IVL: 5000},
+    **{zmq.CONNECT_TIMEOUT: 2000, zmq.HANDSHAKE_IVL: 10_000},
 }
 # ZeroMQ does not dial again where nonsense came, as of another service there, and where one
 # hangs up it does so a hundred times a second: then we do.

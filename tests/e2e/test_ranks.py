@@ -346,6 +346,14 @@ def test_a_setting_that_is_wrong_at_one_rank_ends_all(door, tmp_path):
         assert not ranks.run_dir.exists()
 
 
+def test_an_environment_that_cannot_be_made_at_one_rank_ends_all(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*ASYNC, door="learner", own=["env.id=no.such.module:Name"])
+        assert [each.wait_exit(30) for each in doors] == [2, 2], [d.log for d in doors]
+        assert "error: rank 0: rank 1 cannot start: " in doors[0].log
+        assert all("no.such.module" in door.log for door in doors)
+
+
 DRIFTING = """
 import os
 import torch

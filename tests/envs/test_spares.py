@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from functools import partial
 from itertools import count
@@ -14,9 +15,13 @@ from gymnasium.utils.env_checker import check_env
 
 from bench.probes import Counting
 from impala_async.config.env import EnvSection
-from impala_async.envs.make import build_envs
+from impala_async.config.run import RunConfig
+from impala_async.envs.describe import describe
+from impala_async.envs.make import build_drawn, build_envs
 from impala_async.envs.spares import ResetAhead
 from impala_async.errors import EnvError
+from impala_async.evaluation.play import build_players
+from tests.wire.ends import until
 
 HERE = "tests.envs.test_spares"
 
@@ -47,6 +52,16 @@ class Slow(Counting):
     def close(self):
         self.threads.add(threading.get_ident())
         self.is_closed = True
+
+
+class Counted(Counting):
+    """Counts how many there are."""
+
+    num_made = 0
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        Counted.num_made += 1
 
 
 class Parallel:
@@ -175,11 +190,35 @@ def test_only_single_environments_have_spares_and_each_is_its_own():
 
 
 def test_a_look_at_the_spaces_and_an_evaluation_make_no_spares():
-    section = EnvSection(id=f"{HERE}:Slow", num_spares=1)
-    let(1)
-    with closing(build_envs("auto", section, 1, has_spares=False)) as envs:
-        envs.reset(0)
-        assert not Slow.may_reset.acquire(blocking=False)
+    env, made = EnvSection(id=f"{HERE}:Counted", num_spares=2), []
+    for looks in (
+        lambda: describe(env),
+        lambda: build_players(RunConfig(env=env), 1)[0].close(),
+        lambda: build_drawn(env)[0].close(),
+        lambda: build_envs("auto", env, 1).close(),
+    ):
+        before = Counted.num_made
+        looks()
+        made.append(Counted.num_made - before)
+    assert made == [1, 1, 1, 3]
+
+
+def test_an_end_waits_for_no_reset_and_all_are_closed_where_one_fails():
+    first, second, third = Slow(), Slow(), Slow()
+    second.close = lambda: (_ for _ in ()).throw(OSError("no simulator any more"))
+    env = ResetAhead([first, second, third])
+    first.may_reset, second.may_reset = threading.Semaphore(1), threading.Semaphore(1)
+    third.may_reset = threading.Semaphore(0)
+    env.reset(seed=0)
+    begun = time.monotonic()
+    with pytest.raises(OSError, match="no simulator"):
+        env.close()
+    assert time.monotonic() - begun < 5
+    assert (first.is_closed, third.is_closed) == (True, False)
+    third.may_reset.release()
+    until(lambda: third.is_closed)
+    with pytest.raises(AssertionError, match="reset comes first"):
+        env.step(np.int64(0))
 
 
 HANGS = """
@@ -193,6 +232,7 @@ class Hanging(Counting):
 
 env = ResetAhead([Counting(), Hanging()])
 env.reset(seed=0)
+env.close()
 print("played")
 """
 

@@ -6,8 +6,9 @@ import threading
 import pytest
 
 from impala_async.config.ranks import Place
-from impala_async.errors import ConfigError
-from impala_async.learner.meeting import _Meeting, failure_told, joined
+from impala_async.errors import ConfigError, InUseError, RankError
+from impala_async.learner import meeting
+from impala_async.learner.meeting import Meeting
 from tests.wire.ends import until
 
 
@@ -23,7 +24,7 @@ def address(monkeypatch):
 
 def fail(number, count=2):
     """A rank that cannot start."""
-    with pytest.raises(ConfigError, match=r"^no such thing$"), failure_told(Place(number, count)):
+    with pytest.raises(ConfigError, match=r"^no such thing$"), Meeting(Place(number, count)):
         raise ConfigError("no such thing")
 
 
@@ -33,7 +34,7 @@ def test_a_rank_that_cannot_start_ends_the_one_that_waits_for_it(wrong, address)
     failing.start()
     with (
         pytest.raises(ConfigError, match=f"^rank {wrong} cannot start: no such thing$"),
-        joined(Place(1 - wrong, 2)),
+        Meeting(Place(1 - wrong, 2)).joined(),
     ):
         raise AssertionError("they have met")
     failing.join(10)
@@ -49,16 +50,35 @@ def test_ranks_that_all_fail_wait_for_none(address):
     assert not any(each.is_alive() for each in failing)
 
 
-def test_who_is_missing_is_known(address):
-    meetings = [_Meeting(Place(number, 4)) for number in (1, 0)]
-    assert [each.missing for each in meetings] == [f"rank 0 at {address}", "the other ranks"]
-    for each in meetings:
+def test_who_is_missing_is_told_and_all_hear_of_one_that_fails(address, caplog, monkeypatch):
+    caplog.set_level("INFO")
+    monkeypatch.setattr("impala_async.output.AFTER_S", 0.2)
+    ended = {}
+
+    def wait(number):
+        try:
+            with Meeting(Place(number, 4)).joined():
+                ended[number] = None
+        except RankError as error:
+            ended[number] = str(error)
+
+    waiting = [threading.Thread(target=wait, args=(number,)) for number in (1, 0)]
+    for each in waiting:
         each.start()
-    until(lambda: all(each.missing == f"ranks 2 and 3, at {address}" for each in meetings))
-    fail(2, 4)
-    for each in meetings:
+    told = f"waiting for ranks 2 and 3, to meet at {address} ("
+    until(lambda: sum(line.startswith(told) for line in caplog.messages) >= 2)
+    with pytest.raises(InUseError), Meeting(Place(2, 4)):
+        raise InUseError("still there")
+    for each in waiting:
         each.join(10)
-        assert str(each.error) == "rank 2 cannot start: no such thing"
+    # Rank 0 has stayed until all that came knew; it is no mistake of theirs.
+    assert ended == dict.fromkeys((0, 1), "rank 2 cannot start: still there")
+
+
+def test_one_that_is_only_late_is_no_mistake(address, monkeypatch):
+    monkeypatch.setattr(meeting, "START_S", 0.3)
+    with pytest.raises(RankError, match="waited 0 s for rank 1"), Meeting(Place(0, 2)).joined():
+        raise AssertionError("they have met")
 
 
 def test_torchrun_ends_the_others_itself(address, monkeypatch):
@@ -72,6 +92,6 @@ def test_torchrun_ends_the_others_itself(address, monkeypatch):
 
 def test_one_alone_meets_nobody(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with joined(Place()):
-        pass
+    with Meeting(Place()).joined() as ranks:
+        assert not ranks.are_many
     fail(0, 1)

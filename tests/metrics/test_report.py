@@ -147,7 +147,7 @@ CASES = [
         for told in ({}, {ENV: None, ACT: None}, {ENV: 0.0, ACT: 0.0}, {"num_actors": 1})
     ),
     # Waiting for weights is the network's, but for what an update takes meanwhile.
-    (HALF | {WEIGHTS: 90.0, ENV: 10.0}, f"network: {SPENDS.format(40)} waiting for weights"),
+    (HALF | {WEIGHTS: 90.0, ENV: 10.0}, f"network: {SPENDS.format(90)} waiting for weights"),
     (HALF | {WEIGHTS: 60.0, ENV: 40.0}, f"environment: {SPENDS.format(40)} in environment…"),
     (OLD | {WEIGHTS: 98.0, ENV: 2.0}, f"network: {NO_BATCH}, an actor spends 98 % of its time …"),
     # Waiting to send is the network's, unless the loop is late.

@@ -91,8 +91,8 @@ def test_a_full_disk_loses_reports_and_says_so_once_each_time(path, caplog):
             path.unlink()
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"] * 2
     assert "No space left" in caplog.messages[0]
-    assert "3 reports lost" in caplog.messages[1]
-    assert "1 reports lost" in caplog.messages[3]
+    assert "3 lines lost" in caplog.messages[1]
+    assert "1 lines lost" in caplog.messages[3]
 
 
 def test_half_a_line_is_taken_back_and_a_moved_file_or_a_lost_folder_gets_no_more(path, caplog):
@@ -128,7 +128,7 @@ def test_reports_leave_room_and_come_back(path, monkeypatch, caplog):
         write(sink, number)
     assert read(path) == [0, 1, 4, 5]
     assert caplog.text.count("what is free is left to checkpoints") == 1
-    assert "2 reports lost" in caplog.text
+    assert "2 lines lost" in caplog.text
 
 
 def test_a_pipe_that_nobody_empties_is_not_waited_for(path, caplog):

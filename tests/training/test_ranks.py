@@ -14,7 +14,7 @@ from impala_async.config.policies import PoliciesSection
 from impala_async.config.ranks import place_in
 from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.errors import RankError, ServiceError
-from impala_async.learner.meeting import joined
+from impala_async.learner.meeting import Meeting
 from impala_async.policy import Policy, Team
 from impala_async.schema import POLICY, ObsSpec, policy_leaf, recurrent_state
 from impala_async.training.ranks import Ranks
@@ -109,7 +109,7 @@ def rank(number, port, path):
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
     place = place_in()
-    with joined(place):
+    with Meeting(place).joined():
         ranks, kinds = Ranks(place, HALF), []
         ranks.meet(30.0)
         found = {name: train(settings, ranks) for name, settings in CASES.items()}

@@ -372,6 +372,7 @@ def test_a_learner_that_comes_before_somebody_notices_that_another_hung_up_is_fo
 
 
 def test_a_call_that_is_taken_in_silence_is_made_anew(ends, monkeypatch):
+    assert sockets._REDIALLING[zmq.HANDSHAKE_IVL] == 10_000
     monkeypatch.setitem(sockets._REDIALLING, zmq.HANDSHAKE_IVL, 200)
     with socket.create_server(("127.0.0.1", 0)) as service:
         dealer = ends.dealer(f"tcp://127.0.0.1:{service.getsockname()[1]}")

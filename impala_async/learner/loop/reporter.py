@@ -175,7 +175,6 @@ class Reporter:
             "loop/lag_ms_max": self._lag.max,
         }
         report = assemble(own, *(part() for part in self.parts), before=self._before[0])
-        report["frames_per_s"] = steps_per_s * self.frames_per_step / agents_in(report)
         self._before.append(report)
         # Who is gone may leave a hundred megabytes behind, which ZeroMQ frees a while later.
         counts = numbers(report)
@@ -186,6 +185,7 @@ class Reporter:
             report = merge_ranks([report, *others], next(iter(self._merged), None))
             self._merged.append(report)
             self._first_counts = self._first_counts or report
+        report["frames_per_s"] = steps_per_s * self.frames_per_step / agents_in(report)
         self._times.add(report)
         if now - self._gone_at < FLOOD_IS_FREED_S:
             give_back_freed_memory()
