@@ -110,6 +110,16 @@ def test_close_ends_the_thread_and_twice_does_no_harm(open_link):
     assert not any(thread.name == "link" for thread in threading.enumerate())
 
 
+def test_a_heartbeat_that_is_wanted_does_not_wait_for_its_time(scene, open_link):
+    """Its time is in a minute."""
+    timers = {"send_wait_ms": 9000.0}
+    link = open_link(have=V5, timers=timers)
+    assert scene.learner.weights.find(Heartbeat).message.timers["send_wait_ms"] == 9000.0
+    timers["send_wait_ms"] = 1.0
+    link.beat()
+    assert scene.learner.weights.find(Heartbeat).message.timers["send_wait_ms"] == 1.0
+
+
 def test_the_newest_seq_that_is_to_be_cut_is_noted_at_once(scene, open_link):
     link = open_link()
     get = scene.learner.weights.find(Get)
