@@ -151,7 +151,8 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
     run = LocalRun(flags, folder.path)
     code = run.run(num_actors)
     args.heard = run.heard
-    if code == Exit.CONFIG and folder.path.exists() and folder.is_taken():
+    is_refused = code in (Exit.CONFIG, Exit.TRY_AGAIN)
+    if is_refused and folder.path.exists() and folder.is_taken():
         return code  # by another one at the same moment, as the learner has said
     if not (run.verdict or run.has_begun or folder.exists()):
         # Actors have said no more in their logs than that they were ended.

@@ -323,6 +323,16 @@ def test_a_run_that_never_began_leaves_nothing_unless_an_actor_says_why(ends, mo
     assert log.exists()
 
 
+@pytest.mark.parametrize(("flags", "code"), [([], 2), (["--resume", "auto"], 75)])
+def test_a_folder_that_another_learner_took_at_the_same_moment_is_not_told_of_again(
+    flags, code, ends, caplog
+):
+    config = load_config(packaged_configs()["cartpole"])
+    ends(code, lambda folder: RunFolder(folder.path).begin(config))
+    started("--run-dir", "here", *flags, code=code)
+    assert caplog.messages == []
+
+
 def test_a_folder_that_a_learner_has_is_refused_before_anything_is_started(capsys):
     """Not even a log is opened there."""
     folder = RunFolder(Path("here"))
