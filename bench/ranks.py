@@ -181,7 +181,8 @@ def turns_of(
             if turn:
                 found[side].append(each_ms)
             else:
-                planned[side] = ranks.least(int(1000 * turn_s / each_ms) + 1)
+                own = int(1000 * turn_s / each_ms) + 1
+                planned[side] = min(map(int, ranks.gather(b"%d" % own)))
         found["word"].append(time_of_words(ranks))
     found["word"] = found["word"][1:]
     return found

@@ -12,16 +12,15 @@ from typing import TypeAlias
 Value: TypeAlias = int | float | str | Sequence[float | None] | None
 DROP_REASONS = ("stale", "nonfinite_update", "shutdown")
 """Why columns that were admitted are not trained: `dropped/` and `partial/` have one of each."""
-WEIGHTS_WAIT = "weights_wait_ms"
 ACTOR_TIMERS = {
     "env_time_ms": "in environments",
     "act_time_ms": "in the policy",
     "send_wait_ms": "waiting to send",
-    WEIGHTS_WAIT: "waiting for weights",
+    "weights_wait_ms": "waiting for weights",
 }
 """Where an actor's time goes, in milliseconds per trajectory: its heartbeats say so."""
 # In lockstep others wait for the one that waits least for weights.
-_OVER = {WEIGHTS_WAIT: "least"}
+LEAST_OF_ACTORS = {"weights_wait_ms"}
 AGENTS_PER_STEP = "agents_per_step"
 _QUANTILES = "percentiles 0, 10, 50, 90, 100"
 
@@ -166,7 +165,8 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
             (
                 f"actor/{name}",
                 "ms",
-                f"{where} per trajectory, {_OVER.get(name, 'median')} over actors",
+                f"{where} per trajectory, "
+                f"{'least' if name in LEAST_OF_ACTORS else 'median'} over actors",
             )
             for name, where in ACTOR_TIMERS.items()
         ),

@@ -79,14 +79,6 @@ class Ranks:
         found: list[float] = self.sum(torch.tensor(shares, dtype=torch.float64)).tolist()
         return found
 
-    def least(self, number: int) -> int:
-        """The least of the ranks' numbers."""
-        found = torch.tensor([number])
-        if not self._is_apart:
-            with lost_told():
-                dist.all_reduce(found, dist.ReduceOp.MIN, group=self._group)
-        return int(found)
-
     def gather(self, own: bytes) -> list[bytes]:
         """The words of all ranks, in their order."""
         if self._is_apart:

@@ -44,9 +44,6 @@ class Threads(Ranks):
     def totals(self, *shares):
         return [float(sum(each)) for each in zip(*self._all(shares), strict=True)]
 
-    def least(self, number):
-        return min(self._all(number))
-
     def gather(self, own):
         return self._all(own)
 

@@ -608,9 +608,6 @@ class Beside(Ranks):
         is_ready, *others = shares
         return [is_ready + (is_ready and not self._starves), *others]
 
-    def least(self, number):
-        return number
-
     def gather(self, own):
         return [own, b'{"updates": 1}']
 

@@ -19,7 +19,7 @@ from impala_async.envs.faults import WHERES, say_hang
 from impala_async.errors import CheckpointError, ProtocolError, SpacesError
 from impala_async.learner.loop.placement import Placement
 from impala_async.learner.slots import SlotFiller
-from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP, WEIGHTS_WAIT
+from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP, LEAST_OF_ACTORS
 from impala_async.metrics.report import Counters
 from impala_async.schema import Schema, digest_of
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
@@ -276,8 +276,7 @@ class Sessions:
         fresh = [peer.timers for peer in live if peer.beat_at >= oldest]
         for name in ACTOR_TIMERS:
             values = [timers[name] for timers in fresh if name in timers]
-            # In lockstep others wait for the one that waits least for weights.
-            over_all = min if name == WEIGHTS_WAIT else median
+            over_all = min if name in LEAST_OF_ACTORS else median
             report[f"actor/{name}"] = over_all(values) if values else None
         # It stays true when no actor is left to tell.
         if agents := [timers[AGENTS_PER_STEP] for timers in fresh if AGENTS_PER_STEP in timers]:
