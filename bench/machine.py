@@ -11,16 +11,19 @@ from typing import Any
 def about_this_machine() -> dict[str, Any]:
     import torch
 
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit or "unknown",
+        "commit": commit_of(Path.cwd()),
         "cores": os.cpu_count(),
         "processor": _processor(),
         "torch": torch.__version__,
     }
+
+
+def commit_of(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return commit or "unknown"
 
 
 def _processor() -> str:

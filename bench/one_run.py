@@ -33,15 +33,18 @@ Report = dict[str, Any]
 
 
 @contextmanager
-def one_run(config: Path | None, settings: Sequence[str], num_ranks: int = 1) -> Iterator["OneRun"]:
+def one_run(
+    config: Path | None, settings: Sequence[str], num_ranks: int = 1, checkout: Path | None = None
+) -> Iterator["OneRun"]:
     """Launch it; behind the block neither its processes nor its folder are there any more.
 
     Without a config, generic defaults apply to what is not set. Several ranks are torchrun's.
+    Another checkout trains with the package that lies there.
     """
     with tempfile.TemporaryDirectory(
         prefix="impala-async-bench-", ignore_cleanup_errors=True
     ) as folder:
-        run = OneRun(config, settings, Path(folder), num_ranks)
+        run = OneRun(config, settings, Path(folder), num_ranks, checkout)
         try:
             yield run
         finally:
@@ -52,7 +55,12 @@ class OneRun:
     """The process of `train`, and the files that its learner writes."""
 
     def __init__(
-        self, config: Path | None, settings: Sequence[str], folder: Path, num_ranks: int = 1
+        self,
+        config: Path | None,
+        settings: Sequence[str],
+        folder: Path,
+        num_ranks: int,
+        checkout: Path | None,
     ) -> None:
         self.run_dir = folder / "run"
         self._log = folder / "train.log"
@@ -68,6 +76,7 @@ class OneRun:
             self.launched_at = time.time()
             self._process = subprocess.Popen(
                 command,
+                cwd=checkout,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

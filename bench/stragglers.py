@@ -8,19 +8,20 @@ from bench.door import run
 from bench.one_run import CONFIGS, one_run, steps_per_s
 from bench.paired import Figure, Sample, figure, in_turns, new_parser, publish, ratio
 
-ENV_STEPS = 40_000
+ENV_STEPS = 150_000
 SETTINGS = (
     *("env.id=bench.probes:Straggler", "actor.sampler=serial", "train.num_actors=2"),
+    *("env.kwargs.step_s=0.0002", f"algorithm.schedule_env_steps={ENV_STEPS}"),
     *("stop.mean_return=none", f"stop.env_steps={ENV_STEPS}"),
 )
 CUT = ("pace.cut_share=0.5",)
 POLL_S = 0.5
 NOTES = """
-DD-PPO on CartPole (`configs/cartpole_ddppo.toml`), whose steps sleep 0.4 ms, and 4 ms in rank 1:
+DD-PPO on CartPole (`configs/cartpole_ddppo.toml`), whose steps sleep 0.2 ms, and 2 ms in rank 1:
 with nothing cut each update waits for that. With `pace.cut_share` half of the ranks being ready
 is enough, and the other one sends what it has, at least a quarter of its rows. Seconds are those in
-which the learners train. The return is the mean of the last 100 episodes, when as many env steps
-are trained.
+which the learners train. The return is the mean of the last 100 episodes, when {env_steps:,} env
+steps are trained, and the rate has come to nothing.
 """
 
 
@@ -33,7 +34,8 @@ def main() -> int:
         "cut": lambda: one_turn(CUT, next(seeds["cut"])),
     }
     figures = figures_of(in_turns(sides, args.rounds))
-    return publish("Stragglers", figures, notes=NOTES, is_json=args.json, folder=args.write)
+    notes = NOTES.format(env_steps=ENV_STEPS)
+    return publish("Stragglers", figures, notes=notes, is_json=args.json, folder=args.write)
 
 
 def one_turn(more: tuple[str, ...], seed: int) -> Sample:
@@ -53,7 +55,7 @@ def figures_of(samples: dict[str, list[Sample]]) -> list[Figure]:
     whole, cut = samples["whole"], samples["cut"]
     return [
         ratio("env steps/s, cut over whole", cut, whole, "per_s", at_least=1.5),
-        ratio("return, cut over whole", cut, whole, "return"),
+        ratio("return, cut over whole", cut, whole, "return", at_least=0.95),
         figure("return, whole", [sample["return"] for sample in whole]),
         figure("return, cut", [sample["return"] for sample in cut]),
         figure("rows cut, of those that were sent or cut",

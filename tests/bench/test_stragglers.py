@@ -22,8 +22,8 @@ def test_a_round_is_a_seed_and_both_go_as_far(monkeypatch, tmp_path, capsys):
 
     def one_run(config, settings, num_ranks):
         is_cut = "pace.cut_share=0.5" in settings
-        begun.append((is_cut, settings[-1], num_ranks, "stop.env_steps=40000" in settings))
-        reports = [{"updates": 0}, report(0, 1.0), report(40_000, 3.0 if is_cut else 6.0, 10_000)]
+        begun.append((is_cut, settings[-1], num_ranks, "stop.env_steps=150000" in settings))
+        reports = [{"updates": 0}, report(0, 1.0), report(150_000, 3.0 if is_cut else 6.0, 50_000)]
         run = SimpleNamespace(moments=lambda every_s: iter(()), reports=lambda: reports)
         return nullcontext(run)
 
@@ -37,7 +37,7 @@ def test_a_round_is_a_seed_and_both_go_as_far(monkeypatch, tmp_path, capsys):
     found = {each["name"]: each["median"] for each in figures}
     assert found["env steps/s, cut over whole"] == pytest.approx(2.5)
     assert found["return, cut over whole"] == 1.0
-    assert found["rows cut, of those that were sent or cut"] == 0.2
+    assert found["rows cut, of those that were sent or cut"] == 0.25
 
 
 @pytest.mark.parametrize(("rank", "times"), [(None, 1), ("0", 1), ("1", 10)])
