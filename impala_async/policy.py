@@ -131,6 +131,7 @@ class Policy:
     def load(self, weights: Weights) -> None:
         """Take over weights of either layout; raises ValueError when they have neither."""
         unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
+        self.model.has_other_weights()
         self.version = weights.version
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -139,6 +140,7 @@ class Policy:
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises RuntimeError when they do not fit."""
         self.model.load_state_dict(dict(tensors))
+        self.model.has_other_weights()
 
     def compute_in(self, precision: torch.dtype) -> None:
         """Evaluate and act with torsos in this precision; weights and losses stay float32."""
@@ -149,9 +151,8 @@ class Policy:
         if precision == torch.float32:
             return
         self.compute_in(precision)
-        # To cast the weights at every step would cost what the step gains.
         if self.is_torso_ours:
-            self.model.get_submodule("policy_torso").to(precision)
+            self.model.act_alone(precision)
         self.tensors = tuple(self.named_tensors().values())
         self._quick = None
 
@@ -252,6 +253,8 @@ class Team:
 
     def load(self, weights: Weights) -> None:
         unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
+        for member in self.members.values():
+            member.model.has_other_weights()
         self.version = weights.version
 
     def named_tensors(self) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.errors import SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
+from impala_async.models.packed import PackedTorso, packed
 from impala_async.models.torso import TORSOS, choose_torso, make_torso, orthogonal
 from impala_async.schema import ActionPart, ActionSpec, ObsSpec, recurrent_state
 from impala_async.user_code import UserCode
@@ -47,6 +48,7 @@ class ActorCritic(nn.Module):
         self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
         self.policy_torso = make_torso(section, obs)
         self.value_torso = None if section.has_shared_torso else make_torso(section, obs)
+        self._packed: PackedTorso | None = None
         num_hidden: Any = self.policy_torso.num_out
         self.core = None
         if section.core:
@@ -57,9 +59,20 @@ class ActorCritic(nn.Module):
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
         self.value_head = orthogonal(nn.Linear(num_hidden, 1), gain=1.0)
 
+    def act_alone(self, precision: torch.dtype) -> None:
+        """From now on do nothing but act, with the torso in this precision."""
+        # To cast the weights at every step would cost what the step gains.
+        self.policy_torso.to(precision)
+        self._packed = packed(self.policy_torso)
+
+    def has_other_weights(self) -> None:
+        """To be called after each change of them, once it acts alone."""
+        if self._packed is not None:
+            self._packed.forget()
+
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
-        features_NH = self._features(self.policy_torso, self.normal(obs))
+        features_NH = self._features(self._packed or self.policy_torso, self.normal(obs))
         if self.core is None:
             return self.policy_head(features_NH), state
         state = self.core.step(features_NH, state)
@@ -93,13 +106,15 @@ class ActorCritic(nn.Module):
             rows = obs_BS[leaf.name][:, :-1].flatten(0, 1)
             normalizer.update(as_vector(leaf, rows), mask_BT.flatten(), sum_up)
 
-    def _features(self, torso: nn.Module, obs: dict[str, Tensor]) -> Tensor:
+    def _features(
+        self, torso: Callable[[dict[str, Tensor]], Tensor], obs: dict[str, Tensor]
+    ) -> Tensor:
         obs = dict(obs)  # what a torso stores in it is not for the other one
         with self._calling:
             if self.precision == torch.float32:
-                return torso(obs)  # type: ignore[no-any-return]
+                return torso(obs)
             with torch.autocast(self.value_head.weight.device.type, self.precision):
-                return torso(obs).float()  # type: ignore[no-any-return]
+                return torso(obs).float()
 
     def normal(self, obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """The leaves as torsos are given them."""

@@ -19,29 +19,37 @@ class EntryConv(nn.Conv2d):
 
     def forward(self, image: Tensor) -> Tensor:
         dtype = dtype_of_convolutions(image.device)
-        weight, stride = self.weight, self.stride
-        if image.dtype == torch.uint8:
-            # Actors have these weights rounded: they are divided as that, here and there.
-            weight = weight.to(dtype) / LARGEST_BYTE
-        if self._has_squares(image):
-            image, stride = _in_squares(image), (1, 1)
-            weight = nn.functional.pixel_unshuffle(weight, WORD)
+        squares = self.squares(image)
+        if squares is not None:
+            weight = self.weight_of_squares(dtype)
+            return nn.functional.conv2d(squares.to(dtype), weight, self.bias)
+        weight = self._weight_of_bytes(dtype) if image.dtype == torch.uint8 else self.weight
         # Convolutions are up to twice as fast over this order, which costs least to make of bytes.
         image = image.contiguous(memory_format=torch.channels_last).to(dtype)
-        return nn.functional.conv2d(image, weight, self.bias, stride, self.padding)
+        return nn.functional.conv2d(image, weight, self.bias, self.stride, self.padding)
 
-    def _has_squares(self, image: Tensor) -> bool:
-        """Whether squares of 4 x 4 bytes may be taken for one pixel of 16 times the channels.
+    def squares(self, image: Tensor) -> Tensor | None:
+        """An image whose pixels are 4 x 4 of these bytes, with 16 times the channels; None where
+        it may not be taken in place of this one.
 
         The kernel is as much smaller then, its gradient takes half the time, and four bytes are
         moved as one word."""
         if image.dtype != torch.uint8 or self.stride != (WORD, WORD):
-            return False
+            return None
         if any(self.padding) or any(size % WORD for size in self.kernel_size):
-            return False
+            return None
         are_words = image.shape[3] % WORD == 0 and image.storage_offset() % WORD == 0
         # An exported graph may run where bytes have no other view.
-        return image.is_contiguous() and are_words and not torch.compiler.is_compiling()
+        is_there = image.is_contiguous() and are_words and not torch.compiler.is_compiling()
+        return _in_squares(image) if is_there else None
+
+    def weight_of_squares(self, dtype: torch.dtype) -> Tensor:
+        """The weights for `squares`, over which the kernel goes in steps of one."""
+        return nn.functional.pixel_unshuffle(self._weight_of_bytes(dtype), WORD)
+
+    def _weight_of_bytes(self, dtype: torch.dtype) -> Tensor:
+        # Actors have these weights rounded: they are divided as that, here and there.
+        return self.weight.to(dtype) / LARGEST_BYTE
 
 
 def _in_squares(image: Tensor) -> Tensor:

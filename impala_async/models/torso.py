@@ -105,16 +105,16 @@ class ImageTorso(nn.Module):
         for_smaller: str = "impala_resnet or small_cnn",
     ) -> None:
         super().__init__()
-        self._images = [leaf for leaf in obs.leaves if is_image(leaf)]
-        self._vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
-        if not self._images:
+        self.images = [leaf for leaf in obs.leaves if is_image(leaf)]
+        self.vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
+        if not self.images:
             raise SpacesError(
                 f"model.name {section.name} wants an image in the observation, of three "
                 "dimensions, or a stack of images of bytes, of four: use mlp"
             )
         self.bodies = nn.ModuleList()
-        num_seen = sum(vector_size(leaf) for leaf in self._vectors)
-        for leaf in self._images:
+        num_seen = sum(vector_size(leaf) for leaf in self.vectors)
+        for leaf in self.images:
             channels, height, width, _ = image_shape(leaf)
             self.bodies.append(make_body(channels, section))
             try:
@@ -134,10 +134,10 @@ class ImageTorso(nn.Module):
             # Behind `flatten` the gradient of a rectifier lies in memory as its features do, and
             # takes an eighteenth of the time.
             torch.relu_(body(as_pixels(leaf, obs[leaf.name])).flatten(1))
-            for body, leaf in zip(self.bodies, self._images, strict=True)
+            for body, leaf in zip(self.bodies, self.images, strict=True)
         ]
-        if self._vectors:
-            parts.append(joined(self._vectors, obs))
+        if self.vectors:
+            parts.append(joined(self.vectors, obs))
         return self.hidden.through(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
 
 
