@@ -277,6 +277,23 @@ def test_coarse_weights_act_in_bfloat16_bit_for_bit_as_fine_ones(schema, section
     assert all(torch.equal(first, other) for other in others)
 
 
+def test_images_are_seen_by_the_weights_that_came_last():
+    actor, plain = (make_policy(IMAGE, section=ModelSection(name="nature_cnn")) for _ in range(2))
+    actor.act_in(torch.bfloat16)
+    plain.compute_in(torch.bfloat16)
+    obs = random_obs(IMAGE, 6)
+    for seed in range(3):
+        learner = make_policy(IMAGE, seed=seed, section=ModelSection(name="nature_cnn"))
+        for policy in (actor, plain):
+            if seed < 2:
+                weights = Snapshot(learner.layout, learner.tensors).take(Version(1, seed + 1))
+                policy.load(weights)
+            else:
+                policy.load_tensors(learner.named_tensors())
+        found, expected = (each.act(obs, {}, generator()) for each in (actor, plain))
+        assert np.array_equal(found.log_probs, expected.log_probs)
+
+
 class Normed(MLPTorso):
     """One of ours, with a layer that computes in float32 and does not round what it has."""
 

@@ -155,6 +155,26 @@ def test_a_team_in_bfloat16_is_one_of_all_its_members():
     assert not any(tensor.any() for tensor in team.tensors)
 
 
+def test_members_that_see_images_act_by_the_weights_that_came_last():
+    sight = ArraySpec("sight", (4, 84, 84), "uint8")
+    obs = ObsSpec((sight, policy_leaf(TRIO.names)))
+    go = ActionSpec((ActionPart("go", "discrete", (4,)),))
+    schema, model = Schema(obs, go, 5, policies=TRIO.names), ModelSection(name="nature_cnn")
+    actor, plain = (Team(schema, model, TRIO, seed=0) for _ in range(2))
+    actor.act_in(torch.bfloat16)
+    plain.compute_in(torch.bfloat16)
+    pixels = np.random.default_rng(0).integers(0, 256, (C, 4, 84, 84), np.uint8)
+    for seed in (1, 2):
+        learner = Team(schema, model, TRIO, seed=seed)
+        weights = Snapshot(learner.layout, learner.tensors).take(Version(1, seed))
+        chosen = []
+        for team in (actor, plain):
+            team.load(weights)
+            generator = torch.Generator().manual_seed(0)
+            chosen.append(team.act({"sight": pixels, "policy": PLAYERS}, {}, generator))
+        assert np.array_equal(chosen[0].log_probs, chosen[1].log_probs)
+
+
 @pytest.mark.parametrize("size", [2**62, 10**30])
 def test_a_network_too_large_for_any_memory_is_told_in_one_line(size):
     model = ModelSection(hidden_sizes=(size,))

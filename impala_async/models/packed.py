@@ -15,7 +15,9 @@ from impala_async.models.entry_conv import EntryConv
 from impala_async.models.leaves import as_pixels
 from impala_async.models.torso import ImageTorso
 
-# What torch calls where it compiles for a CPU.
+# Weights are laid out for so many rows, however many act: one order sums in one way.
+ROWS = 16
+# torch calls these where it compiles for a CPU.
 _OPS = torch.ops.mkldnn
 _RELU = {"attr": "relu", "scalars": [], "algorithm": ""}
 Layer = Callable[[Tensor], Tensor]
@@ -43,13 +45,13 @@ class PackedTorso:
             return features
         squares = squares.to(entry.weight.dtype)
         if not self._layers:
-            self._layers = self._pack(squares)
+            self._layers = self._pack(squares.new_zeros((ROWS, *squares.shape[1:])))
         for layer in self._layers:
             squares = layer(squares)
         return squares
 
     def _pack(self, image: Tensor) -> list[Layer]:
-        """All layers, for as many images as these, which say how weights are laid out best."""
+        """All layers, for as many images as these."""
         layers: list[Layer] = []
         for conv in self._convs:
             how = {"padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups}
