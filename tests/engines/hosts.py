@@ -1,5 +1,5 @@
-"""Hosts of a network that is here only: namespaces, joined by a bridge, each with files for its
-sockets that no other one sees. Needs root."""
+"""Hosts of a network that is here only: namespaces, joined by a bridge, each with a name, and with
+files for its sockets that no other one sees. Needs root."""
 
 import os
 import subprocess
@@ -9,9 +9,12 @@ from tempfile import TemporaryDirectory
 
 from tests.e2e.harness import ONE_THREAD
 
-BRIDGE, NETWORK = "impala0", "10.213.77"
-# No host sees the files of another one there, though all have the same disk.
-PRIVATE = 'mount -t tmpfs none "$TMPDIR" && exec "$@"'
+BRIDGE, NETWORK, NAMES = "impala0", "10.213.77", "names"
+# No host sees the files of another one in TMPDIR, though all have the same disk.
+PRIVATE = (
+    'mount -t tmpfs none "$TMPDIR" && mount --bind "$NAMES" /etc/hosts && hostname "$HOST" && '
+    'exec "$@"'
+)
 
 
 def ip(*words, check=True):
@@ -22,7 +25,7 @@ class Host:
     """One namespace, and the processes in it."""
 
     def __init__(self, number, folder, private):
-        """`folder` is on the disk of all; at `private` each has one of its own."""
+        """`folder` is on the disk of all, with the names of all; at `private` each has its own."""
         self.name, self.address = f"impala-host-{number}", f"{NETWORK}.{number}"
         self._end = f"impala-v{number}"
         self._folder, self._private, self._processes = folder, private, []
@@ -36,14 +39,15 @@ class Host:
         ip(*inside, "address", "add", f"{self.address}/24", "dev", "eth0")
         ip(*inside, "link", "set", "eth0", "up")
 
-    def open(self, door, *flags, **environment):
+    def open(self, module, *flags, **environment):
         """A process, and the file of what it says."""
         log = self._folder / f"{self.name}-{len(self._processes)}.log"
         own = {"TMPDIR": self._private, "XDG_RUNTIME_DIR": "", "GLOO_SOCKET_IFNAME": "eth0"}
-        command = ["ip", "netns", "exec", self.name, "sh", "-c", PRIVATE, "sh", sys.executable]
+        own |= {"NAMES": str(self._folder / NAMES), "HOST": self.name}
+        command = ["ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", PRIVATE, "sh"]
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [*command, "-m", f"impala_async.{door}", *flags],
+                [*command, sys.executable, "-m", module, *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -85,6 +89,8 @@ def hosts(count, folder):
         # Paths of sockets have to be short.
         private = stack.enter_context(TemporaryDirectory(dir="/tmp"))
         found = [Host(number, folder, private) for number in range(1, count + 1)]
+        named = "".join(f"{each.address} {each.name}\n" for each in found)
+        (folder / NAMES).write_text(f"127.0.0.1 localhost\n{named}")
         for each in found:
             stack.callback(each.close)
             each.make()

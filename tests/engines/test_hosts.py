@@ -1,6 +1,7 @@
 """Ranks on two hosts and actors on a third, which are namespaces of this one: all goes by wire."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -39,17 +40,11 @@ def test_ranks_and_actors_on_three_hosts_of_which_one_is_cut_off_and_one_is_late
         run = tmp_path / "run"
         site = Site(tmp_path)
         site.run_dir = run
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": first.address, "MASTER_PORT": "29511"}
-        ranks = [
-            host.open(
-                *("learner", "--run-dir", str(run), *given(SETTINGS)),
-                **shared,
-                RANK=str(number),
-                LOCAL_RANK="0",
-            )
-            for number, host in enumerate((first, second))
-        ]
-        watchers = [third.open("actors", "--learner", str(run), "--num", "2")]
+        meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first.name}:29500")
+        learner = ("-m", "impala_async.learner", "--run-dir", str(run), *given(SETTINGS))
+        torchrun = ("torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meet)
+        torchruns = [host.open(*torchrun, *learner) for host in (first, second)]
+        watchers = [third.open("impala_async.actors", "--learner", str(run), "--num", "2")]
         site.wait_report("both ranks train", is_training(1, 1), within_s=60)
         service = json.loads((run / "service.json").read_text())
         assert service["data_url"].startswith(f"tcp://{first.address}:")
@@ -67,12 +62,14 @@ def test_ranks_and_actors_on_three_hosts_of_which_one_is_cut_off_and_one_is_late
         assert time.monotonic() - healed < 20
         # Those of a host that comes late are sent on as well.
         key = {"IMPALA_ASYNC_KEY": (run / "key").read_text()}
-        late = second.open("actors", "--learner", service["data_url"], "--num", "2", **key)
+        where = ("--learner", service["data_url"])
+        late = second.open("impala_async.actors", *where, "--num", "2", **key)
         watchers.append(late)
         site.wait_report("a late host", is_training(2, 2), within_s=60)
 
-        ranks[1][0].send_signal(signal.SIGTERM)
-        assert [process.wait(20) for process, _ in ranks] == [0, 0]
+        told = json.loads((Place(1, 2).folder(run) / "service.json").read_text())
+        os.kill(told["pid"], signal.SIGTERM)
+        assert [process.wait(20) for process, _ in torchruns] == [0, 0]
         for process, _ in watchers:
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
@@ -80,7 +77,7 @@ def test_ranks_and_actors_on_three_hosts_of_which_one_is_cut_off_and_one_is_late
             site.run_dir = Place(number, 2).folder(run)
             site._reports, site._num_read = [], 0
             assert all(identities_hold(report) for report in site.reports())
-        for _, log in (*ranks, *watchers):
+        for _, log in (*torchruns, *watchers):
             assert "Traceback" not in log.read_text()
         wait_until("the folder is told of no learner", lambda: not (run / "service.json").exists())
 
