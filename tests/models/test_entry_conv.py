@@ -71,6 +71,18 @@ def test_bytes_may_lie_anywhere_in_their_memory_and_stay_as_they_are(offset):
     torch.testing.assert_close(entry(last), entry(image), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("height", [8, 11, 84])
+def test_squares_are_the_bytes_whatever_they_were_as_floats(height):
+    """Words are moved as floats: among random ones, every 256th is no number, and some signal."""
+    entry, _ = both(**NATURE)
+    signals = torch.tensor([1, 0, 0x80, 0x7F], dtype=torch.uint8).repeat(2, 4, height, 21)
+    for image in (some_bytes(33, 4, height, 84), signals):
+        squares = entry.squares(image)
+        expected = nn.functional.pixel_unshuffle(image[:, :, : height - height % WORD], WORD)
+        assert torch.equal(squares, expected)
+        assert squares.is_contiguous(memory_format=torch.channels_last)
+
+
 def test_in_bfloat16_weights_that_are_rounded_before_give_the_same_bits():
     learner, _ = both(**NATURE)
     actor = EntryConv(4, 8, **NATURE)
