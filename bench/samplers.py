@@ -142,7 +142,7 @@ def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
         schema,
         envs,
         policy,
-        torch.Generator(setup.device),
+        policy.new_generator(),
         take_buffer=lambda: free.pop() if free else MessageBuffer(schema, width),
         newest=lambda: None,
         seed=0,

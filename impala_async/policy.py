@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from impala_async.algo.distributions import Joint, joint_of, sample_by_numpy
+from impala_async.algo.distributions import DrawsAhead, Joint, joint_of, sample_by_numpy
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.errors import EnvError, SpacesError
@@ -180,6 +180,10 @@ class Policy:
                 {n: part.cpu().numpy() for n, part in zip(self._state_names, after, strict=True)},
             )
 
+    def new_generator(self) -> torch.Generator:
+        """For a sampler, whose acts are all of as many columns; to be seeded at once."""
+        return DrawsAhead(self.device)
+
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
         """The state before an episode's first row."""
         return {
@@ -297,6 +301,10 @@ class Team:
                 for name, array in arrays.items():
                     into[name][columns] = array
         return action
+
+    def new_generator(self) -> torch.Generator:
+        # A member's acts are of as many columns as it plays now.
+        return torch.Generator(next(iter(self.members.values())).device)
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
         return next(iter(self.members.values())).first_state(num_columns)

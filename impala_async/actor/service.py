@@ -143,7 +143,7 @@ class ActorService:
             schema,
             envs,
             policy,
-            torch.Generator(setup.device).manual_seed(seed),
+            policy.new_generator().manual_seed(seed),
             take_buffer=client.take,
             newest=lambda: held.pop() if held else client.newest(),
             seed=seed,

@@ -155,7 +155,7 @@ def measure(setup: Setup, schema: Schema, policy: AnyPolicy, look_up: LookUp) ->
         schema,
         setup.envs,
         policy,
-        torch.Generator(setup.device),
+        policy.new_generator(),
         take_buffer=lambda: free.pop() if free else MessageBuffer(schema, width),
         newest=lambda: None,
         seed=0,

@@ -9,7 +9,7 @@ divided by each other, and bf16 is too coarse for that.
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ LOG_STD_RANGE = (-10.0, 2.0)
 NODES_Q, WEIGHTS_Q = np.polynomial.hermite_e.hermegauss(16)
 GAUSS_2Q = np.stack((NODES_Q, WEIGHTS_Q / WEIGHTS_Q.sum()))
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+NUM_AHEAD = 64
 
 
 class Joint:
@@ -91,6 +92,22 @@ class Categorical:
         return (probs_A * gaps_A).sum((-2, -1))
 
 
+class DrawsAhead(torch.Generator):
+    """Draws for many acts at once, where each is of one shape, and the same as one by one: a call
+    of torch takes as long as thirty draws, and gives the interpreter away."""
+
+    _shape: tuple[int, ...] = ()
+    _times: Iterator[NDArray[np.float32]] = iter(())
+
+    def exponential(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        times = next(self._times, None) if shape == self._shape else None
+        if times is None:
+            drawn = torch.empty((NUM_AHEAD, *shape)).exponential_(generator=self)
+            self._shape, self._times = shape, iter(drawn.numpy())
+            times = next(self._times)
+        return times
+
+
 def sample_by_numpy(
     logits_CA: NDArray[np.float32], generator: torch.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -98,8 +115,12 @@ def sample_by_numpy(
     logits_CA -= logits_CA.max(-1, keepdims=True)
     rates_CA = np.exp(logits_CA)
     logits_CA -= np.log(rates_CA.sum(-1, keepdims=True))
+    if isinstance(generator, DrawsAhead):
+        times_CA = generator.exponential(rates_CA.shape)
+    else:
+        times_CA = torch.empty(rates_CA.shape).exponential_(generator=generator).numpy()
     # The race does not ask for rates that add up to 1.
-    rates_CA /= torch.empty(rates_CA.shape).exponential_(generator=generator).numpy()
+    rates_CA /= times_CA
     actions_C = rates_CA.argmax(-1)
     return actions_C, logits_CA[np.arange(len(actions_C)), actions_C]
 

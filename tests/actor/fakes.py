@@ -41,6 +41,9 @@ class FakePolicy:
     def first_state(self, num_columns):
         return {}
 
+    def new_generator(self):
+        """Chance has no part in it."""
+
     def act(self, obs, state, rng):
         self.num_acts += 1
         flat = np.stack([a.reshape(len(a), -1).sum(1, dtype=np.float64) for a in obs.values()])

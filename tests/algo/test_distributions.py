@@ -3,12 +3,21 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from impala_async.algo.distributions import Categorical, Gaussian, Joint, joint_of
+from impala_async.algo.distributions import (
+    NUM_AHEAD,
+    Categorical,
+    DrawsAhead,
+    Gaussian,
+    Joint,
+    joint_of,
+    sample_by_numpy,
+)
 from impala_async.schema import ActionPart
 
 LEADING = st.sampled_from([(), (1,), (7,), (3, 4)])
@@ -268,3 +277,30 @@ def test_every_kind_computes_in_float32(part, low):
         assert got.dtype == torch.float32
         assert torch.equal(got, want)
     assert not ours.sample().requires_grad
+
+
+# -------------------- draws ahead
+
+
+def test_draws_ahead_are_those_of_one_by_one_also_when_the_shape_changes():
+    ahead, single = DrawsAhead().manual_seed(5), torch.Generator().manual_seed(5)
+    logits_CA = normal(16, 3, seed=1).float().numpy()
+    for _ in range(3 * NUM_AHEAD):
+        found = sample_by_numpy(logits_CA.copy(), ahead)
+        expected = sample_by_numpy(logits_CA.copy(), single)
+        for mine, theirs in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    # All that was drawn is used up here: other shapes go on from the same place.
+    for num_columns in (4, 7):
+        np.testing.assert_array_equal(
+            sample_by_numpy(logits_CA[:num_columns].copy(), ahead)[0],
+            sample_by_numpy(logits_CA[:num_columns].copy(), single)[0],
+        )
+        single.set_state(ahead.get_state())
+
+
+def test_draws_of_another_seed_differ_and_each_generator_has_its_own():
+    first, second = DrawsAhead().manual_seed(1), DrawsAhead().manual_seed(2)
+    shape = (3, 4)
+    assert not np.array_equal(first.exponential(shape), second.exponential(shape))
+    assert first.exponential(shape).shape == shape
