@@ -141,6 +141,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("wire/bad", "messages", "refused as malformed: the sum of bad/"),
         ("wire/unroutable", "messages", "not sent: that peer is gone or does not read"),
         ("wire/cut", "connections", "ended: too much came, too many never joined, or had no key"),
+        ("wire/left", "connections", "hung up by the other end, which had not joined"),
         ("bad/unknown_type", "messages", "no such message in this protocol"),
         ("bad/oversized_header", "messages", "header above 4 KiB"),
         ("bad/malformed_header", "messages", "no msgpack array, or a field out of range"),

@@ -12,7 +12,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
@@ -37,7 +37,8 @@ MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
 MAX_NEW_LOCKED = 1000
 LONGEST_HOLD_S = 10.0
 # Frames of nothing take 32 times as much memory as bytes. So where memory grows, more than so many
-# bytes that are no whole message after so long are no trajectory on a slow line.
+# bytes that are no whole message after so long are no trajectory on a slow line; nor is one a
+# newcomer that has said nothing whole for twice as long. Each of them takes a hundred kilobytes.
 UNFINISHED_BYTES, UNFINISHED_S = 4096, 1.0
 # Why one is cut off: it is a connection that ...
 SENT_TOO_MANY_FRAMES = "sent a message of too many frames"
@@ -104,6 +105,7 @@ class _Connection:
     accepted_bytes: int = 0
     # When little was under way last; over ipc nobody asks.
     whole_at: float = math.inf
+    opened_at: float = field(default_factory=time.monotonic)
 
     def note(self, received: int, *, is_heard: bool, is_known: bool) -> None:
         """So many bytes have come by now; since the last look a whole message was among them."""
@@ -130,6 +132,8 @@ class Connections:
         self._shut_at = math.inf
         self._is_locked = is_locked
         self._monitor = monitor
+        self.num_left = 0
+        """How many have hung up that had not joined, since the start."""
         # Hears of every event.
         self.follow: Callable[[int, int], object] = lambda event, value: None
         # The connections by descriptor, in the order of their coming.
@@ -188,6 +192,7 @@ class Connections:
             if event == REFUSED:
                 self.cut_off[WITHOUT_KEY] += 1
                 continue
+            self.num_left += fd in self._strangers
             self._forget(fd)
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
@@ -267,9 +272,13 @@ class Connections:
         self._monitor.close()
 
     def _cut_unfinished(self) -> None:
-        since = time.monotonic() - UNFINISHED_S
-        for fd in [fd for fd, each in self._open.items() if each.whole_at < since]:
-            self._cut(fd, NEVER_WHOLE)
+        now = time.monotonic()
+        for fd, each in list(self._open.items()):
+            is_mute = fd in self._strangers and not each.route
+            if each.whole_at < now - UNFINISHED_S or (
+                is_mute and each.opened_at < now - 2 * UNFINISHED_S
+            ):
+                self._cut(fd, NEVER_WHOLE)
 
     def _open_or_shut(self, strangers: Set[int]) -> None:
         is_held = time.monotonic() < self._shut_until

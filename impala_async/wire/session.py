@@ -16,6 +16,8 @@ MAX_SESSIONS = 10_000
 MAX_STRANGERS = 1000
 MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
+# One that was heard this lately is at work. A starter waits that long before it starts one again.
+AT_WORK_S = 1.0
 # Actors that are gone are remembered for so long, and so many of them with so many seqs that are
 # settled above their marks: the last ones. A checkpoint has as many of all actors.
 WATERMARK_LIFE_S = 3600.0
@@ -90,7 +92,7 @@ class SessionTable:
             self.end(known)
         self._make_way(route)
         if known is None:
-            rank = self._new_rank(hello.number)
+            rank = self._new_rank(hello.number, now)
             known = Peer(b"", hello.actor, rank, Watermark(), now, is_numbered=rank == hello.number)
         if hello.run_id == self.run_id:
             known.watermark.raise_to(hello.lowest_unsettled)
@@ -252,10 +254,14 @@ class SessionTable:
             if not self._ranks[known.rank]:
                 del self._ranks[known.rank]
 
-    def _new_rank(self, number: int) -> int:
-        """The number that its starter gave it, if it has one that no actor without one uses."""
-        unnumbered = (peer.rank for peer in self if not peer.is_numbered)
-        if number >= 0 and number not in unnumbered:
+    def _new_rank(self, number: int, now: float) -> int:
+        """The number that its starter gave it, if it has one that nobody uses. One who was not
+        heard of late may be the former life of this one, whose lease is not over."""
+        if number >= 0 and not any(
+            peer.rank == number
+            and (not peer.is_numbered or (peer.columns and now - peer.last_heard < AT_WORK_S))
+            for peer in self
+        ):
             return number
         # At a thousand hellos a second nobody can look at all ranks.
         return next(rank for rank in count(len(self._ranks)) if rank not in self._ranks)

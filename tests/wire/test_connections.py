@@ -273,6 +273,43 @@ def test_where_memory_grows_what_is_never_a_whole_message_is_ended(ends, router,
     assert watched.cut_off.total() == 1
 
 
+def test_where_memory_grows_who_says_nothing_whole_is_ended_and_who_joined_is_not(
+    ends, router, dial, monkeypatch
+):
+    """A head of 97,000 bytes, and no more: a hundred kilobytes each."""
+    monkeypatch.setattr(module, "UNFINISHED_S", 0.1)
+    watched, actor = router.connections, ends.dealer(router.url)
+    known = {greeted(router, actor): 1 << 30}
+    mute = [dial() for _ in range(3)]
+    for raw in mute:
+        raw.sendall(b"\x06" + (97_000).to_bytes(8) + b"some")
+    until(lambda: watched.read() or len(watched._open) == 4)
+    watched.look(known, is_memory_growing=True)
+    assert watched.cut_off.total() == 0
+    time.sleep(0.25)
+    watched.look(known)
+    assert watched.cut_off.total() == 0
+    watched.look(known, is_memory_growing=True)
+    assert watched.cut_off == {module.NEVER_WHOLE: 3}
+    until(lambda: all(map(is_over, mute)))
+    assert watched._routes.keys() == known.keys()
+
+
+def test_who_hangs_up_before_it_has_joined_is_counted(ends, router, dial):
+    watched, actor = router.connections, ends.dealer(router.url)
+    known = {greeted(router, actor): 1 << 30}
+    for _ in range(2):
+        raw = dial()
+        until(lambda: watched.read() or len(watched._open) == 2)
+        watched.look(known)
+        raw.close()
+        until(lambda: watched.read() or len(watched._open) == 1)
+    assert watched.num_left == 2
+    actor.close()
+    until(lambda: watched.read() or not watched._open)
+    assert watched.num_left == 2
+
+
 def test_while_a_port_is_shut_those_are_ended_who_came_before_and_have_not_joined(ends, router):
     watched, actor = router.connections, ends.dealer(router.url)
     route = greeted(router, actor)

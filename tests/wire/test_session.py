@@ -205,6 +205,21 @@ def test_an_actor_has_the_number_that_its_starter_gave_it(table):
     assert greet(table, 11, number=0).rank == 0
 
 
+def test_the_number_of_an_actor_at_work_is_its_own_until_nothing_is_heard_of_it(table):
+    at_work = join(table, 1, now=50.0)
+    assert at_work.rank == 0
+    numbered = greet(table, 2, number=7, now=50.0)
+    table.join(numbered, 1, 1)
+    assert numbered.rank == 7
+    table.find(numbered.session, 60.0)
+    assert greet(table, 3, number=7, now=60.5).rank == 2
+    # It was killed, perhaps, and its starter has waited.
+    assert greet(table, 4, number=7, now=61.1).rank == 7
+    # One that has only said hello may be anybody.
+    assert greet(table, 5, number=8, now=62.0).rank == 8
+    assert greet(table, 6, number=8, now=62.0).rank == 8
+
+
 def test_where_ranks_are_places_that_of_a_lost_one_is_free():
     table = new_table(num_ranks=3)
     peers = [work(table, actor) for actor in range(3)]

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
 FLOOD_IS_FREED_S = 10.0
-GONE = ("wire/cut", "sessions/expired", "sessions/closed")
+GONE = ("wire/cut", "wire/left", "sessions/expired", "sessions/closed")
 # Columns that were refused before these last reports do not limit a run any more.
 JUDGED_REPORTS = 10
 

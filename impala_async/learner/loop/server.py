@@ -234,6 +234,7 @@ class ActorServer:
             **self._wire,
             "wire/bad": sum(n for name, n in self._wire.items() if name.startswith("bad/")),
             "wire/cut": self._cut_off().total(),
+            "wire/left": sum(x.connections.num_left for x in (self._data, self._weights)),
             **self.admission.report(),
             "credit/delay_ms": 1000 * self._delay.seconds if self._delay else None,
             **self.sessions.report(time.monotonic()),
