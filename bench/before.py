@@ -61,12 +61,10 @@ def measure(checkout: Path, name: str) -> Sample:
         for _ in trained.moments(POLL_S):
             pass
         reports = [each for each in trained.reports() if (each["learner/wall_s"] or 0.0) > WARM_S]
+    rate = steps_per_s(reports)
     first, last = reports[0], reports[-1]
     spent_s = last["time_s"] - first["time_s"]
-    return {
-        "steps": steps_per_s(reports),
-        "updates": (last["updates"] - first["updates"]) / spent_s,
-    }
+    return {"steps": rate, "updates": (last["updates"] - first["updates"]) / spent_s}
 
 
 def figures_of(name: str, samples: dict[str, list[Sample]]) -> list[Figure]:

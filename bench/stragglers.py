@@ -21,7 +21,7 @@ DD-PPO on CartPole (`configs/cartpole_ddppo.toml`), whose steps sleep 0.2 ms, an
 with nothing cut each update waits for that. With `pace.cut_share` half of the ranks being ready
 is enough, and the other one sends what it has, at least a quarter of its rows. Seconds are those in
 which the learners train. The return is the mean of the last 100 episodes, when {env_steps:,} env
-steps are trained, and the rate has come to nothing.
+steps are trained, and the learning rate has come down to 0.
 """
 
 

@@ -131,7 +131,6 @@ class Policy:
     def load(self, weights: Weights) -> None:
         """Take over weights of either layout; raises ValueError when they have neither."""
         unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
-        self.model.has_other_weights()
         self.version = weights.version
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -140,7 +139,6 @@ class Policy:
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Raises RuntimeError when they do not fit."""
         self.model.load_state_dict(dict(tensors))
-        self.model.has_other_weights()
 
     def compute_in(self, precision: torch.dtype) -> None:
         """Evaluate and act with torsos in this precision; weights and losses stay float32."""
@@ -181,7 +179,7 @@ class Policy:
             )
 
     def new_generator(self) -> torch.Generator:
-        """For a sampler, whose acts are all of as many columns; to be seeded at once."""
+        """For a sampler, each of whose acts has the same number of columns."""
         return DrawsAhead(self.device)
 
     def first_state(self, num_columns: int) -> dict[str, NDArray[np.float32]]:
@@ -257,8 +255,6 @@ class Team:
 
     def load(self, weights: Weights) -> None:
         unflatten(weights, (self.layout, self.coarse_layout), self.tensors)
-        for member in self.members.values():
-            member.model.has_other_weights()
         self.version = weights.version
 
     def named_tensors(self) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ LOG_STD_RANGE = (-10.0, 2.0)
 NODES_Q, WEIGHTS_Q = np.polynomial.hermite_e.hermegauss(16)
 GAUSS_2Q = np.stack((NODES_Q, WEIGHTS_Q / WEIGHTS_Q.sum()))
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-NUM_AHEAD = 64
+ACTS_AHEAD, NUMBERS_AHEAD = 64, 1 << 18
 
 
 class Joint:
@@ -93,16 +93,23 @@ class Categorical:
 
 
 class DrawsAhead(torch.Generator):
-    """Draws for many acts at once, where each is of one shape, and the same as one by one: a call
-    of torch takes as long as thirty draws, and gives the interpreter away."""
+    """Draws for many acts at once, where each is of one shape: a call of torch takes as long as
+    thirty draws, and lets other threads run. They are the same as one by one, but with releases of
+    torch that seed each call anew."""
 
     _shape: tuple[int, ...] = ()
     _times: Iterator[NDArray[np.float32]] = iter(())
 
+    def manual_seed(self, seed: int) -> Self:
+        self._times = iter(())
+        super().manual_seed(seed)
+        return self
+
     def exponential(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         times = next(self._times, None) if shape == self._shape else None
         if times is None:
-            drawn = torch.empty((NUM_AHEAD, *shape)).exponential_(generator=self)
+            num_acts = max(1, min(ACTS_AHEAD, NUMBERS_AHEAD // math.prod(shape)))
+            drawn = torch.empty((num_acts, *shape)).exponential_(generator=self)
             self._shape, self._times = shape, iter(drawn.numpy())
             times = next(self._times)
         return times

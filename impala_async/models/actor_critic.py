@@ -65,11 +65,6 @@ class ActorCritic(nn.Module):
         self.policy_torso.to(precision)
         self._packed = packed(self.policy_torso)
 
-    def has_other_weights(self) -> None:
-        """To be called after each change of them, once it acts alone."""
-        if self._packed is not None:
-            self._packed.forget()
-
     def act(self, obs: dict[str, Tensor], state: State) -> tuple[Tensor, State]:
         """Parameters of `[N, ...]` leaves and the next state; no value is computed."""
         features_NH = self._features(self._packed or self.policy_torso, self.normal(obs))

@@ -6,7 +6,7 @@ can be done to weights is not done to each image.
 N images, C channels, H height, W width
 """
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +42,8 @@ class EntryConv(nn.Conv2d):
             return None
         are_words = image.shape[3] % WORD == 0 and image.storage_offset() % WORD == 0
         # An exported graph may run where bytes have no other view.
-        is_there = image.is_contiguous() and are_words and not torch.compiler.is_compiling()
-        return _in_squares(image) if is_there else None
+        are_bytes = image.is_contiguous() and are_words and not torch.compiler.is_compiling()
+        return _in_squares(image) if are_bytes else None
 
     def weight_of_squares(self, dtype: torch.dtype) -> Tensor:
         """The weights for `squares`, over which the kernel goes in steps of one."""
@@ -67,7 +67,7 @@ def _in_squares(image: Tensor) -> Tensor:
     return squares.view(shape).permute(0, 3, 1, 2)
 
 
-@lru_cache(maxsize=16)
+@cache
 @torch.inference_mode(False)
 def _places(num_channels: int, height: int, num_words: int, device: torch.device) -> Tensor:
     """Where the words of an image lie, square by square."""

@@ -37,9 +37,11 @@ MAX_LEAVING, LONGEST_LEAVE_S, MAX_GONE = 100, 10.0, 10_000
 MAX_NEW_LOCKED = 1000
 LONGEST_HOLD_S = 10.0
 # Frames of nothing take 32 times as much memory as bytes. So where memory grows, more than so many
-# bytes that are no whole message after so long are no trajectory on a slow line; nor is one a
-# newcomer that has said nothing whole for twice as long. Each of them takes a hundred kilobytes.
+# bytes that are no whole message after so long are no trajectory on a slow line.
 UNFINISHED_BYTES, UNFINISHED_S = 4096, 1.0
+# A connection over which nothing whole has come takes up to 130 kB. Newcomers say hello within some
+# round trips.
+MUTE_S = 5.0
 # Why one is cut off: it is a connection that ...
 SENT_TOO_MANY_FRAMES = "sent a message of too many frames"
 SENT_TOO_MUCH = "sent more than credit allows"
@@ -48,6 +50,7 @@ CLAIMED_MUCH = "claimed a routing id longer than 255 bytes"
 NEVER_JOINED = "never joined, as too many did not"
 SHUT_OUT = "had not joined while the port was shut"
 NEVER_WHOLE = "sent what was no whole message while memory grew"
+SAID_NOTHING = "said nothing while memory grew"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
@@ -133,7 +136,7 @@ class Connections:
         self._is_locked = is_locked
         self._monitor = monitor
         self.num_left = 0
-        """How many have hung up that had not joined, since the start."""
+        """How many have hung up that had said nothing whole, since the start."""
         # Hears of every event.
         self.follow: Callable[[int, int], object] = lambda event, value: None
         # The connections by descriptor, in the order of their coming.
@@ -192,7 +195,7 @@ class Connections:
             if event == REFUSED:
                 self.cut_off[WITHOUT_KEY] += 1
                 continue
-            self.num_left += fd in self._strangers
+            self.num_left += fd in self._open and not self._open[fd].route
             self._forget(fd)
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
@@ -219,7 +222,7 @@ class Connections:
         self.read()
         heard, self._heard = self._heard, set()
         under_way: dict[int, int] = {}
-        doubtful: set[int] = set()
+        doubtful: dict[int, str] = {}
         for fd, connection in self._open.items():
             allowed = allowances.get(connection.route)
             if allowed is None:
@@ -232,24 +235,28 @@ class Connections:
             connection.note(
                 received, is_heard=connection.route in heard, is_known=allowed is not None
             )
+            why = SENT_BEFORE if allowed is None else SENT_TOO_MUCH
             if allowed is None:
                 kept = (received - connection.accepted_bytes) // KEPT_SHARE
                 under_way[fd] = max(received - connection.heard_bytes, kept)
                 allowed = STRANGER_BYTES
             if received - connection.accepted_bytes > allowed:
-                doubtful.add(fd)
+                doubtful[fd] = why
         # Those of whom most is under way go, until all strangers together have sent little.
         excess = sum(under_way.values()) - STRANGERS_BYTES
         for fd in sorted(under_way, key=under_way.__getitem__, reverse=True):
             if excess > 0:
-                doubtful.add(fd)
+                doubtful[fd] = SENT_BEFORE
             excess -= under_way[fd]
         if is_memory_growing:
             self._cut_unfinished()
+            since = time.monotonic() - MUTE_S
+            mute = [fd for fd, x in self._open.items() if not x.route and x.opened_at < since]
+            doubtful |= dict.fromkeys(mute, SAID_NOTHING)
         # Once more: what it sent may be waiting for us, who were busy.
-        for fd in self._doubtful & doubtful:
-            self._cut(fd, SENT_BEFORE if fd in self._strangers else SENT_TOO_MUCH)
-        self._doubtful = doubtful & self._open.keys()
+        for fd in self._doubtful & doubtful.keys():
+            self._cut(fd, doubtful[fd])
+        self._doubtful = doubtful.keys() & self._open.keys()
         is_flooded = self._is_locked and self._are_many_new
         self._num_new *= not (is_drained or self._is_locked)
         self._open_or_shut(under_way.keys() & self._strangers.keys())
@@ -272,13 +279,9 @@ class Connections:
         self._monitor.close()
 
     def _cut_unfinished(self) -> None:
-        now = time.monotonic()
-        for fd, each in list(self._open.items()):
-            is_mute = fd in self._strangers and not each.route
-            if each.whole_at < now - UNFINISHED_S or (
-                is_mute and each.opened_at < now - 2 * UNFINISHED_S
-            ):
-                self._cut(fd, NEVER_WHOLE)
+        since = time.monotonic() - UNFINISHED_S
+        for fd in [fd for fd, each in self._open.items() if each.whole_at < since]:
+            self._cut(fd, NEVER_WHOLE)
 
     def _open_or_shut(self, strangers: Set[int]) -> None:
         is_held = time.monotonic() < self._shut_until

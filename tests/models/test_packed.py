@@ -1,9 +1,13 @@
-"""A packed torso computes to the last bit what the torso does, and is packed anew when told."""
+"""A packed torso computes to the last bit what the torso does, whatever its weights are by then."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from impala_async.config.model import ModelSection
+from impala_async.models import packed as module
 from impala_async.models.packed import packed
 from impala_async.models.torso import make_torso
 from impala_async.schema import ArraySpec, ObsSpec
@@ -16,8 +20,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def always_the_same():
+    torch.manual_seed(0)
+
+
 def make(section=NATURE, *leaves, precision=torch.bfloat16):
-    return make_torso(section, ObsSpec(leaves or (IMAGE,))).to(precision)
+    torso = make_torso(section, ObsSpec(leaves or (IMAGE,)))
+    for name, parameter in torso.named_parameters():
+        if name.endswith("bias"):  # it is born as nothing
+            nn.init.normal_(parameter, std=0.1)
+    return torso.to(precision)
 
 
 def images(num_rows, shape=IMAGE.shape):
@@ -42,17 +55,19 @@ def test_features_are_equal_however_many_rows_come_first_and_later(hidden_sizes,
         assert expected.any()
 
 
-def test_other_weights_act_once_they_are_told_of():
+@pytest.mark.parametrize("which", ["weight", "bias"])
+def test_weights_that_are_written_to_act_from_then_on(which):
     torso, obs = make(), images(2)
     quick = packed(torso)
     before = features_of(quick, obs)
-    for parameter in torso.parameters():
-        parameter.data.mul_(0.5)
-    assert torch.equal(features_of(quick, obs), before)
-    quick.forget()
-    found = features_of(quick, obs)
-    assert torch.equal(found, features_of(torso, obs))
-    assert not torch.equal(found, before)
+    for name, parameter in torso.named_parameters():
+        if name.endswith(which):
+            with torch.no_grad():
+                parameter.copy_(parameter + 0.01)
+            found = features_of(quick, obs)
+            assert torch.equal(found, features_of(torso, obs))
+            assert not torch.equal(found, before)
+            before = found
 
 
 def test_bytes_that_are_no_words_go_through_the_torso():
@@ -68,6 +83,8 @@ def test_bytes_that_are_no_words_go_through_the_torso():
     ("section", "leaves", "precision"),
     [
         (ModelSection(name="impala_resnet"), (IMAGE,), torch.bfloat16),
+        (ModelSection(name="small_cnn"), (IMAGE,), torch.bfloat16),
+        (NATURE, (ArraySpec("", (4, 84, 84), "float32"),), torch.bfloat16),
         (ModelSection(name="mlp"), (ArraySpec("", (3,), "float32"),), torch.bfloat16),
         (NATURE, (IMAGE, ArraySpec("speed", (3,), "float32")), torch.bfloat16),
         (NATURE, (IMAGE, ArraySpec("other", (4, 84, 84), "uint8")), torch.bfloat16),
@@ -77,3 +94,10 @@ def test_bytes_that_are_no_words_go_through_the_torso():
 )
 def test_what_cannot_be_packed_is_left_as_it_is(section, leaves, precision):
     assert packed(make(section, *leaves, precision=precision)) is None
+
+
+@pytest.mark.parametrize("name", module._NAMES)
+def test_a_torch_without_one_of_the_operators_acts_as_ever(monkeypatch, name):
+    names = [each for each in module._NAMES if each != name]
+    monkeypatch.setattr(module, "_OPS", SimpleNamespace(**dict.fromkeys(names)))
+    assert packed(make()) is None

@@ -27,7 +27,9 @@ logger = logging.getLogger(__name__)
 LOOP_PROBE_S = 0.1
 REPLY_WAIT_S = 0.5
 FLOOD_IS_FREED_S = 10.0
-GONE = ("wire/cut", "wire/left", "sessions/expired", "sessions/closed")
+GONE = ("wire/cut", "sessions/expired", "sessions/closed")
+# An actor leaves a connection or two without a word, too: so many at least are a flood.
+MANY_LEFT = 50
 # Columns that were refused before these last reports do not limit a run any more.
 JUDGED_REPORTS = 10
 
@@ -179,6 +181,7 @@ class Reporter:
         # Who is gone may leave a hundred megabytes behind, which ZeroMQ frees a while later.
         counts = numbers(report)
         num_gone = sum(counts.get(name, 0) for name in GONE)
+        num_gone += counts.get("wire/left", 0) // MANY_LEFT
         if num_gone != self._num_gone:
             self._num_gone, self._gone_at = num_gone, now
         if others := self.others():

@@ -155,14 +155,18 @@ def test_what_earlier_starts_refused_is_no_verdict_and_what_is_mended_is_forgott
     assert report["bottleneck"].startswith("waiting: ")
 
 
-@pytest.mark.parametrize("name", ["wire/cut", "wire/left", "sessions/expired"])
-def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "number"), [("wire/cut", 1), ("sessions/expired", 1), ("wire/left", 50)]
+)
+def test_what_a_flood_leaves_is_given_back_for_a_while(monkeypatch, name, number):
     num_gone, num_given = 0, itertools.count()
     monkeypatch.setattr(reporter, "give_back_freed_memory", lambda: next(num_given))
     harness = ReporterHarness(parts=[lambda: {name: num_gone}])
     harness.after(2.0, 0)
+    num_gone = number - 1
+    harness.after(2.0, 0)
     assert next(num_given) == 0
-    num_gone = 1
+    num_gone = number
     harness.after(2.0, 0)
     harness.after(9.0, 0)
     harness.after(9.0, 0)
