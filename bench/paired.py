@@ -6,6 +6,7 @@ within one run are claimed, and a figure is a median with its smallest and large
 
 import argparse
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +145,7 @@ def _content(title: str, figures: Sequence[Figure], gpu: str | None) -> dict[str
     beside = f" and {gpu}" if gpu else ""
     return {
         "bench": name,
-        "command": f"python -m bench.{name} {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python -m bench.{name} {shlex.join(sys.argv[1:])}".strip(),
         "date": facts["date"],
         "commit": facts["commit"],
         "machine": f"{facts['cores']} cores of {facts['processor']}{beside}",

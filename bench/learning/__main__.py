@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import shlex
 import shutil
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def main() -> int:
     if not cases:
         parser.error(f"--only: no case of this suite is called {args.only!r}")
     folder = args.keep or Path(tempfile.mkdtemp(prefix="impala-async-bench-"))
-    command = f"python -m bench.learning {' '.join(sys.argv[1:])}"
+    command = f"python -m bench.learning {shlex.join(sys.argv[1:])}"
     are_held = []
     print(HEAD, flush=True)
     try:
