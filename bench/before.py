@@ -60,11 +60,11 @@ def measure(checkout: Path, name: str) -> Sample:
     with one_run(checkout / f"configs/{config}.toml", settings, checkout=checkout) as trained:
         for _ in trained.moments(POLL_S):
             pass
-        reports = [each for each in trained.reports() if (each["learner/wall_s"] or 0.0) > WARM_S]
-    rate = steps_per_s(reports)
-    first, last = reports[0], reports[-1]
-    spent_s = last["time_s"] - first["time_s"]
-    return {"steps": rate, "updates": (last["updates"] - first["updates"]) / spent_s}
+        reports = trained.reports()
+    return {
+        "steps": steps_per_s(reports, WARM_S),
+        "updates": steps_per_s(reports, WARM_S, "updates"),
+    }
 
 
 def figures_of(name: str, samples: dict[str, list[Sample]]) -> list[Figure]:

@@ -148,13 +148,16 @@ class OneRun:
         return self._log.read_text(errors="replace")[-LAST_WORDS:]
 
 
-def steps_per_s(reports: Sequence[Report], after_s: float = 0.0) -> float:
-    """Env steps trained per second, from so long after the first update to the end."""
+def steps_per_s(
+    reports: Sequence[Report], after_s: float = 0.0, what: str = "env_steps_trained"
+) -> float:
+    """Env steps trained per second, or another count of a report, from so long after the first
+    update to the end."""
     counted = [each for each in reports if (each["learner/wall_s"] or -1.0) >= after_s]
     if len(counted) < 2:
         raise RuntimeError(f"{len(counted)} reports {after_s:g} s after the first update, wants 2")
     first, last = counted[0], counted[-1]
-    steps: int = last["env_steps_trained"] - first["env_steps_trained"]
+    steps: int = last[what] - first[what]
     spent_s: float = last["time_s"] - first["time_s"]
     return steps / spent_s
 
