@@ -122,7 +122,8 @@ class Fleet:
 
     def lose_actor(self, turn: int) -> float:
         opened, began = self._last("sessions/opened"), time.monotonic()
-        os.kill(sorted(self._actors())[turn % NUM_ACTORS], signal.SIGKILL)
+        # The one that has worked longest: a newcomer would wait a second for its next start.
+        self._oldest_actor().send_signal(signal.SIGKILL)
         self.wait_for("an actor", lambda: self._last("sessions/opened") > opened)
         return time.monotonic() - began
 
@@ -168,6 +169,9 @@ class Fleet:
 
     def _actors(self) -> set[int]:
         return {child.pid for child in psutil.Process(self._fleet.pid).children()}
+
+    def _oldest_actor(self) -> psutil.Process:
+        return min(psutil.Process(self._fleet.pid).children(), key=psutil.Process.create_time)
 
     def _service(self, number: int) -> dict[str, Any] | None:
         folder = self._run / "ranks" / str(number) if number else self._run

@@ -40,6 +40,7 @@ class _Actor:
         self.start_at = time.monotonic()
         self.spoke_at: float | None = None
         self.num_quick_deaths = self.num_starts = 0
+        self.was_quick = False
         self.how_it_was_lost = ""
         self.start_trouble = Wait(logger.warning, after_s=0.0)
 
@@ -54,8 +55,9 @@ class _Actor:
             return None
         self.process = None
         lived_s = 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
+        self.was_quick = lived_s < QUICK_DEATH_S
         if code != Exit.DONE:
-            self.num_quick_deaths = self.num_quick_deaths + 1 if lived_s < QUICK_DEATH_S else 0
+            self.num_quick_deaths = self.num_quick_deaths + 1 if self.was_quick else 0
         return code
 
     def start(self, flags: Sequence[str], lifeline: Lifeline, over_fd: int) -> None:
@@ -149,7 +151,7 @@ class Actors:
             self.verdict = exit_code(code), reason
         goes_on = f"{how_it_ended(code)}, though the run goes on"
         actor.how_it_was_lost = goes_on if code == Exit.DONE else how
-        actor.start_at = time.monotonic() + RESTART_AFTER_S
+        actor.start_at = time.monotonic() + (RESTART_AFTER_S if actor.was_quick else 0.0)
 
     def _start(self, actor: _Actor) -> None:
         """Start it. A failure of the first start ends the run; a later one may pass."""

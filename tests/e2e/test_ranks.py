@@ -158,7 +158,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
 
 LEARNERS = (
     *("env.id=CartPole-v1", "algorithm.num_minibatches=2", "learner.report_every_s=0.2"),
-    *("bind.data=tcp://127.0.0.1:*", "bind.weights=tcp://127.0.0.1:*", "learner.lease_s=2"),
+    *("bind.data=tcp://127.0.0.1:*", "bind.weights=tcp://127.0.0.1:*"),
 )
 
 

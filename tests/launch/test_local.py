@@ -122,6 +122,20 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert told in caplog.text
 
 
+def test_one_that_was_at_work_for_long_is_started_again_at_once(monkeypatch, caplog):
+    monkeypatch.setattr(actors, "RESTART_AFTER_S", 60.0)
+    monkeypatch.setattr(actors, "QUICK_DEATH_S", 0.2)
+    actor = """
+print("at work", file=sys.stderr, flush=True)
+note()
+time.sleep(0.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert run("wait_for(lambda: count('actor') == 3)", actor) == 0
+    first, *_, third = (e["at"] for e in events("actor"))
+    assert third - first < 10
+
+
 def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(monkeypatch, caplog):
     monkeypatch.setattr(actors, "RESTART_AFTER_S", 0.2)
     monkeypatch.setattr(actors, "MAX_QUICK_DEATHS", 0)
