@@ -21,6 +21,8 @@ class Proxy(threading.Thread):
         """`every_s`: all connections are reset as often as that; else only by `reset`."""
         super().__init__(name="proxy", daemon=True)
         self.num_resets = 0
+        self.carried = bytearray()
+        """All that came, from both sides."""
         self._every_s = every_s
         self._is_due = threading.Event()
         self._is_over = threading.Event()
@@ -76,6 +78,7 @@ class Proxy(threading.Thread):
     def _forward(self, end):
         try:
             arrived = end.recv(1 << 20)
+            self.carried += arrived
             self._others[end].sendall(arrived)
         except OSError:
             arrived = b""

@@ -8,10 +8,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from tests.e2e.harness import CARTPOLE, ENDLESS, given, is_alive, wait_until
+from tests.proxy import HOST, LEARNER_HOST, proxy
 
 pytestmark = pytest.mark.e2e
 
@@ -170,3 +172,25 @@ def test_a_run_with_a_key_hears_those_who_have_it_and_tells_the_others(site):
     assert (site.run_dir / "key").read_text().strip() == key
     site.wait_report("it trains again", lambda report: report["num_actors"] == 1)
     assert kept.strip() not in learner.log + friend.log + by_folder.log
+
+
+@pytest.mark.parametrize("encrypt", ["on", "off"])
+def test_nobody_on_the_way_can_read_what_is_said_with_a_key(site, encrypt):
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        learner = site.learner(
+            *ENDLESS, f"bind.encrypt={encrypt}", config=CARTPOLE, XDG_RUNTIME_DIR=runtime
+        )
+        (nonce,) = Path(runtime).glob("*/nonce")
+        nonce.unlink()  # as from another host
+        urls = site.service["data_url"], site.service["weights_url"]
+        key = {"IMPALA_ASYNC_KEY": (site.run_dir / "key").read_text()} if encrypt == "on" else {}
+        with proxy(*urls) as way:
+            actor = site.open("actor", "--learner", urls[0].replace(LEARNER_HOST, HOST), **key)
+            site.wait_report("it trains", lambda report: report["updates"] > 10)
+            actor.ends()
+        learner.ends()
+    # The settings go to the actor, and rewards of 1 come back.
+    is_read = encrypt == "off"
+    assert (b"CartPole-v1" in way.carried) is is_read
+    assert (np.ones(20, np.float32).tobytes() in way.carried) is is_read
+    assert len(way.carried) > 100_000
