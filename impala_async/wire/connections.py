@@ -249,10 +249,7 @@ class Connections:
                 doubtful[fd] = SENT_BEFORE
             excess -= under_way[fd]
         if is_memory_growing:
-            self._cut_unfinished()
-            since = time.monotonic() - MUTE_S
-            mute = [fd for fd, x in self._open.items() if not x.route and x.opened_at < since]
-            doubtful |= dict.fromkeys(mute, SAID_NOTHING)
+            doubtful |= self._not_whole()
         # Once more: what it sent may be waiting for us, who were busy.
         for fd in self._doubtful & doubtful.keys():
             self._cut(fd, doubtful[fd])
@@ -278,10 +275,15 @@ class Connections:
     def close(self) -> None:
         self._monitor.close()
 
-    def _cut_unfinished(self) -> None:
-        since = time.monotonic() - UNFINISHED_S
-        for fd in [fd for fd, each in self._open.items() if each.whole_at < since]:
-            self._cut(fd, NEVER_WHOLE)
+    def _not_whole(self) -> dict[int, str]:
+        """Those over which nothing whole has come for too long, by descriptor."""
+        now, found = time.monotonic(), {}
+        for fd, connection in self._open.items():
+            if now - connection.whole_at > UNFINISHED_S:
+                found[fd] = NEVER_WHOLE
+            elif not connection.route and now - connection.opened_at > MUTE_S:
+                found[fd] = SAID_NOTHING
+        return found
 
     def _open_or_shut(self, strangers: Set[int]) -> None:
         is_held = time.monotonic() < self._shut_until

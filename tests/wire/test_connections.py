@@ -265,11 +265,14 @@ def test_where_memory_grows_what_is_never_a_whole_message_is_ended(ends, router,
         time.sleep(0.2)
         watched.look(known)
         assert watched.cut_off.total() == 0
-        watched.look(known, is_memory_growing=True)
+        for num_cut in (0, 1):  # the rest may wait for us, who were busy
+            watched.look(known, is_memory_growing=True)
+            assert watched.cut_off.total() == num_cut
         assert watched.cut_off == {module.NEVER_WHOLE: 1}
         assert watched._routes.keys() == known.keys() - {route}
     # Those who are slow once are not.
-    watched.look(known, is_memory_growing=True)
+    for _ in range(2):
+        watched.look(known, is_memory_growing=True)
     assert watched.cut_off.total() == 1
 
 
