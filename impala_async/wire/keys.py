@@ -8,6 +8,9 @@ never sends and without which no handshake comes to its end; theirs is another o
 import os
 import re
 import secrets
+import socket
+import time
+from contextlib import suppress
 
 import zmq
 from zmq.utils import z85
@@ -18,6 +21,9 @@ from impala_async.errors import ConfigError
 # A frame is so much longer when it is encrypted, at most: a nonce, a signature and flags.
 OVERHEAD_BYTES = 64
 _TEXT = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+# How a connection begins (ZMTP 3.0): a signature and the version. The name of how to go on comes
+# back, behind as much.
+_GREETING, _MECHANISM = b"\xff" + bytes(8) + b"\x7f\x03", slice(12, 32)
 _WANTS = "wants 64 hexadecimal digits and no quotes, as `openssl rand -hex 32` prints them, got"
 
 
@@ -48,6 +54,26 @@ class Key:
         dealer.set(zmq.CURVE_SERVERKEY, zmq.curve_public(self._secret))
         dealer.set(zmq.CURVE_PUBLICKEY, public)
         dealer.set(zmq.CURVE_SECRETKEY, secret)
+
+
+def wants_key(url: str, within_s: float) -> bool | None:
+    """Whether who listens there talks with a key alone; None where it does not say so in time.
+
+    ZeroMQ hangs up on who has a key where it has none, or the other way, and mostly does so before
+    its own greeting is out. So here it is waited for."""
+    host, _, port = url.removeprefix("tcp://").rpartition(":")
+    said, give_up_at = b"", time.monotonic() + within_s
+    with (
+        suppress(OSError, ValueError),
+        socket.create_connection((host.strip("[]"), int(port)), within_s) as connection,
+    ):
+        connection.sendall(_GREETING)
+        while len(said) < _MECHANISM.stop:
+            connection.settimeout(max(give_up_at - time.monotonic(), 0.001))
+            if not (more := connection.recv(_MECHANISM.stop)):
+                break
+            said += more
+    return {b"CURVE": True, b"NULL": False}.get(said[_MECHANISM].rstrip(b"\0"))
 
 
 def new_key() -> Key:

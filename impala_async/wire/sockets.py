@@ -24,7 +24,7 @@ from impala_async.wire.connections import (
     Monitor,
     most_descriptors,
 )
-from impala_async.wire.keys import OVERHEAD_BYTES, Key
+from impala_async.wire.keys import OVERHEAD_BYTES, Key, wants_key
 
 NO_FRAME = -1
 # As plain numbers: an enum is looked up at every call, several times for each message.
@@ -52,9 +52,9 @@ _REDIALLING = {
 REDIAL_S = 1.0
 # So often a dealer looks at how much came, and no wait for another descriptor is longer.
 _LOOK_EVERY_S = 0.1
-_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | REFUSED
-# The value of REFUSED where one end is encrypted and the other is not.
-_OTHER_MECHANISM = 0x11000002
+_DIALLED = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+# One that hangs up is asked whether it wants a key. It answers at once, if at all.
+_ASK_S = 0.5
 # Frames of a message that are dropped in one go: a few milliseconds.
 MAX_DISCARDED = 5000
 MAX_UNDER_WAY = 2
@@ -380,10 +380,7 @@ class Dealer:
             self._socket.disconnect(self._url)
         self._connections = self._new_connections()
 
-    def _follow(self, event: int, value: int) -> None:
-        if event == REFUSED:
-            self.is_key_one_sided = value == _OTHER_MECHANISM
-            return  # the end of the connection is told of too
+    def _follow(self, event: int, _: int) -> None:
         if self.is_cut_short and self._redial_at < math.inf:
             return  # it is of a connection that was ended here
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -394,6 +391,7 @@ class Dealer:
             self.is_cut_short = not self._is_connected
             if self.is_cut_short:
                 self._hang_up()
+                self.is_key_one_sided = wants_key(self._url, _ASK_S) == (not self.has_key)
         # Another thread tells of this one, perhaps after the handshake.
         if event != zmq.EVENT_CONNECTED:
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED

@@ -2,6 +2,10 @@
 
 import secrets
 import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
@@ -39,6 +43,61 @@ def test_both_ends_are_told_where_one_of_them_alone_has_a_key(ends, key):
     # Without a key it is any stranger's nonsense.
     unlocked.connections.read()
     assert not unlocked.connections.cut_off
+
+
+@contextmanager
+def hasty(mechanism):
+    """One that hangs up as soon as a mechanism is named, and names its own where it is waited for:
+    so does ZeroMQ as a process of its own, four times of five."""
+    signature = b"\xff" + bytes(8) + b"\x7f\x03"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.settimeout(0.2)
+                        connection.sendall(signature)
+                        with suppress(TimeoutError):
+                            said = 0
+                            while said <= len(signature) and (more := connection.recv(100)):
+                                said += len(more)
+                            continue
+                        connection.sendall(b"\x01" + mechanism.ljust(52, b"\0"))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "has_key", "is_one_sided"),
+    [(b"CURVE", False, True), (b"NULL", True, True), (b"CURVE", True, False), (b"", True, False)],
+)
+def test_one_that_hangs_up_is_asked_whether_it_wants_a_key(
+    ends, key, mechanism, has_key, is_one_sided
+):
+    with hasty(mechanism) as url:
+        dealer = ends.dealer(url, key=key if has_key else None)
+        until(lambda: dealer.receive(0.05) or dealer.is_cut_short)
+        assert dealer.is_key_one_sided is is_one_sided
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 9, b"\xff" * 12])
+def test_who_does_not_say_in_time_whether_it_wants_a_key(says):
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        url, began = f"tcp://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
+        asked = thread.submit(keys.wants_key, url, 0.3)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(says)
+            assert asked.result(5) is None
+    assert time.monotonic() - began < 3
+    assert keys.wants_key(url, 0.3) is None  # nobody is there any more
+    assert keys.wants_key("ipc:///no/path", 0.3) is None
 
 
 def test_another_key_is_no_end_that_has_none(ends, key):
