@@ -21,7 +21,7 @@ MOST_ABOVE = 256
 UNUSED_S = 1.5
 # A message is late if it takes so many times the usual time: of all, or of the peer itself.
 PATIENCE = 4.0
-LEAST_USUAL_S = 0.0625
+LEAST_USUAL_S = 0.01
 LEAST_OWN_S = 0.0125
 # The usual time is that of the fastest quarter of all: a few slow messages do not make it long.
 STEP_UP = 1.2
@@ -234,9 +234,16 @@ class Credit:
             peer.heeds_calls, peer.has_call_room = True, False
         elif was_admitted:
             self._measure(peer)
-        elif not peer.is_newcomer:
+        elif peer.is_newcomer:
+            self._next_moment_at = peer.last_heard + PAUSE_S
+        else:
             # It has held credit for so long, but shows nothing by that.
             peer.usual_s = max(peer.usual_s, peer.last_heard - peer.used_at)
+        if was_admitted:
+            peer.num_used += 1
+        else:
+            # It takes room from others, and is no use to anybody.
+            peer.num_used, peer.heeds_calls = 0, False
         peer.turned_away.discard(seq)
         peer.is_owed_room = peer.is_resting = False
         peer.used_at = peer.last_heard
@@ -338,13 +345,13 @@ class Credit:
         for *_, peer in others.turns:
             if now - peer.used_at > MOMENT_S and not peer.is_owed_room and peer.kept_columns:
                 others.kept -= peer.kept_columns
+                if peer.is_newcomer or peer.has_call_room:
+                    self._next_moment_at = now + PAUSE_S
                 peer.lapse()
-                self._next_moment_at = now + PAUSE_S
         return others.kept < kept_before
 
     def _measure(self, peer: Peer) -> None:
         used_s = peer.last_heard - peer.used_at
         peer.usual_s = used_s if peer.is_newcomer else (peer.usual_s + used_s) / 2
-        peer.num_used += 1
         step = STEP_UP if used_s > self._usual_s else STEP_UP**-3
         self._usual_s = max(LEAST_USUAL_S, self._usual_s * step)

@@ -310,6 +310,15 @@ OTHERS = {
     "eight that were quick, then hold all credit and send nothing fit": [
         Actor(0.02, BATCH, turns_after=22, turned_takes_s=0.9) for _ in range(8)
     ],
+    "eight that were quick, then hold credit for a moment and send nothing fit": [
+        Actor(0.02, BATCH, turns_after=22, turned_takes_s=0.03) for _ in range(8)
+    ],
+    "eight that hold credit for less than a moment and send nothing fit": [
+        Actor(0.08, BATCH, turns_after=0, turned_takes_s=0.08) for _ in range(8)
+    ],
+    "two that hold credit for a moment and send nothing fit": [
+        Actor(0.11, BATCH, turns_after=0, turned_takes_s=0.11) for _ in range(2)
+    ],
 }
 
 
@@ -326,6 +335,19 @@ def test_who_does_not_use_its_credit_soon_costs_the_others_little(others, update
     # Nor do they suffer: who takes a second for each message loses hardly one.
     able = sum(min(other.most, int(24 / max(other.takes_s, 0.02))) for other in company)
     assert sum(other.num_sent for other in company) >= able
+
+
+@pytest.mark.parametrize("num_slow", [2, 8])
+@pytest.mark.parametrize("takes_s", [0.07, 0.11, 0.2])
+def test_in_a_fleet_of_quick_and_slower_actors_as_much_comes_as_from_the_quick_alone(
+    takes_s, num_slow
+):
+    """As where one is on the learner's host, and the others on a line of a tenth of a second."""
+    for quick_s, share in ((0.02, 0.97), (0.005, 0.7)):
+        alone = Minute(0.01).run(30.0, [Actor(quick_s)])
+        slower = [Actor(takes_s) for _ in range(num_slow)]
+        beset = Minute(0.01).run(30.0, [Actor(quick_s), *slower])
+        assert beset + sum(each.num_sent for each in slower) >= share * alone
 
 
 # -------------------- without room
