@@ -532,6 +532,8 @@ def test_an_actor_imports_all_anew_for_another_run(monkeypatch, tmp_path):
     begun = []
 
     class FakeService:
+        is_told_to_end, exit_code = False, 130
+
         def __init__(self, url, **more):
             pass
 
@@ -545,12 +547,17 @@ def test_an_actor_imports_all_anew_for_another_run(monkeypatch, tmp_path):
 
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
     monkeypatch.setattr(os, "execv", begin)
+    monkeypatch.setattr(processes, "end_at_signal", begun.append)
     monkeypatch.chdir(tmp_path)
     flags = ["--learner", "tcp://127.0.0.1:9", "--connect-s", "inf"]
     with pytest.raises(SystemExit):
         actor_door.main(flags)
     command = [sys.executable, "-m", "impala_async.actor", *flags]
-    assert begun == [(sys.executable, command, tmp_path)]
+    # No signal is lost on the way: one that came meanwhile is looked at behind that.
+    assert begun == [0, (sys.executable, command, tmp_path)]
+    monkeypatch.setattr(FakeService, "is_told_to_end", True)
+    assert actor_door.main(flags) == 130
+    assert begun[2:] == [0]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from impala_async import doors, processes
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, Exit
 from impala_async.output import flush_output
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,10 @@ def _serve(args: argparse.Namespace, flags: Sequence[str]) -> int:
             os.eventfd_write(args.over_fd, 1)
         return code
     except NewRun:
+        # Nobody looks any more whether a signal has come.
+        processes.end_at_signal(Exit.DONE)
+        if service.is_told_to_end:
+            return service.exit_code
         logger.info(
             "another run, or an earlier state of this one, is at this address now: starting anew, "
             "with the code as it is now"

@@ -68,6 +68,16 @@ class ActorService:
         """Whether the learner has said that the run is over."""
         return self._client.is_finished
 
+    @property
+    def is_told_to_end(self) -> bool:
+        """Whether a signal has come."""
+        return self._signal != 0
+
+    @property
+    def exit_code(self) -> int:
+        """That of an end at which nothing has failed."""
+        return errors.Exit.INTERRUPTED if self._signal == signal.SIGINT else errors.Exit.DONE
+
     def run(self) -> int:
         """Serve until the learner is finished, or a signal comes; returns the exit code. NewRun:
         a new process is to look at this address, which imports code as it is now."""
@@ -90,7 +100,7 @@ class ActorService:
             self._client.leave(one_line(error) if error and is_fault else "")
             self._context.term()
             self._stopper.close()
-        return errors.Exit.INTERRUPTED if self._signal == signal.SIGINT else errors.Exit.DONE
+        return self.exit_code
 
     def _work(self, settings: ActorSettings) -> None:
         torch.set_num_threads(settings.actor.threads)

@@ -212,7 +212,7 @@ class Credit:
     ) -> list[Peer]:
         """Give out credit for free columns; those who got some."""
         self._dealt = {}
-        expected, others = self._line_up(peers, now)
+        expected, others = self._line_up(peers, most_ahead, now)
         # Columns set aside for others are waited for; those who were brisk may hold another batch.
         aside = max(0, min(most_ahead - others.kept, others.wanted))
         free_beside = free_columns - (0 if now < self._next_moment_at else aside)
@@ -274,14 +274,19 @@ class Credit:
                 found.append(peer)
         return found
 
-    def _line_up(self, peers: Collection[Peer], now: float) -> tuple[_Line, _Line]:
+    def _line_up(self, peers: Collection[Peer], most: int, now: float) -> tuple[_Line, _Line]:
         expected, others = _Line(), _Line()
+        num_new_columns = 0
         patience_s = PATIENCE * self._usual_s
         is_pause = now < self._next_moment_at
         # For the sake of those that do not give way nobody is put to the test.
         num_needed = PROVEN if any(peer.gives_way for peer in peers) else 1
         # The number keeps those in order that never had a turn. Thousands may join and never send.
         for number, peer in enumerate(each for each in peers if not each.is_resting):
+            if peer.usual_s == math.inf and not (peer.dealt_at or peer.turned_away):
+                if num_new_columns >= most:
+                    continue  # there is no more room than for those who came before it
+                num_new_columns += peer.columns
             under_way, usual_s = peer.outstanding_messages, peer.usual_s
             is_brisk = usual_s <= patience_s
             if under_way and is_brisk:

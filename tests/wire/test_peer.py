@@ -186,6 +186,18 @@ def test_many_that_joined_and_never_send_cost_a_deal_nothing_until_they_do(table
     assert not any(peer.is_resting for peer in idle)
 
 
+def test_a_deal_looks_at_no_more_newcomers_than_it_has_room_for(table):
+    crowd = [newcomer(table, actor, columns=2) for actor in range(2000)]
+    looked_at = []
+    sys.setprofile(lambda frame, event, arg: looked_at.append(event) if event == "call" else None)
+    dealt = table.deal(16, 16, now=0.0)
+    sys.setprofile(None)
+    # The generator that leaves out those that rest is resumed for each.
+    assert len(looked_at) < len(crowd) + 300
+    assert dealt == crowd[:8]
+    assert table.outstanding_columns == 16
+
+
 def test_a_learner_that_stood_still_takes_nothing_back(table):
     for actor in (1, 2):
         join(table, actor, columns=8)

@@ -236,6 +236,8 @@ class Admission:
         self, peer: Peer, data: wire.Data, verdict: str, what: str | None, now: float
     ) -> None:
         """Refuse for good: count it, give its credit back, and say now and then `what` is wrong."""
+        # In the order of their coming: what was admitted speaks for an actor, and this against it.
+        self.decide(now)
         self._refuse(data, verdict)
         if verdict != "duplicate":
             self._table.settle(peer, data.seq, verdict)
