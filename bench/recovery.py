@@ -37,7 +37,8 @@ NOTES = """
 CartPole with two ranks and four actors, all on the cores of one machine. A rank is back when an
 update is made that is newer than the checkpoint with which both were started again. It is taken for
 lost after 0.4 of `learner.stuck_end_s`, which is 10 s here, and torchrun gives one that stands
-still 30 s to end. An actor is back when the one in its place is welcomed. The benchmark fails where
+still 30 s to end. An actor that is killed has worked longest of all, and is back when
+the one in its place is welcomed. The benchmark fails where
 an actor ends with a rank. SIGTERM goes to one rank, and is over when both have ended, with code 0.
 """
 

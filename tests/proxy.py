@@ -17,12 +17,14 @@ _RESETTING = struct.pack("ii", 1, 0)
 class Proxy(threading.Thread):
     """Listens at the learner's own ports on another address."""
 
-    def __init__(self, *ports, every_s=None):
-        """`every_s`: all connections are reset as often as that; else only by `reset`."""
+    def __init__(self, *ports, every_s=None, is_read=False):
+        """`every_s`: all connections are reset as often as that; else only by `reset`. `is_read`:
+        what comes is kept."""
         super().__init__(name="proxy", daemon=True)
         self.num_resets = 0
         self.carried = bytearray()
-        """All that came, from both sides."""
+        """All that came, from both sides, if it is read."""
+        self._is_read = is_read
         self._every_s = every_s
         self._is_due = threading.Event()
         self._is_over = threading.Event()
@@ -78,7 +80,8 @@ class Proxy(threading.Thread):
     def _forward(self, end):
         try:
             arrived = end.recv(1 << 20)
-            self.carried += arrived
+            if self._is_read:
+                self.carried += arrived
             self._others[end].sendall(arrived)
         except OSError:
             arrived = b""
@@ -98,9 +101,9 @@ class Proxy(threading.Thread):
 
 
 @contextmanager
-def proxy(*urls, every_s=None):
+def proxy(*urls, **how):
     """A proxy in front of a learner's addresses, until the block ends."""
-    opened = Proxy(*(int(url.rpartition(":")[2]) for url in urls), every_s=every_s)
+    opened = Proxy(*(int(url.rpartition(":")[2]) for url in urls), **how)
     try:
         yield opened
     finally:

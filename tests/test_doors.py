@@ -532,10 +532,15 @@ def test_an_actor_imports_all_anew_for_another_run(monkeypatch, tmp_path):
     begun = []
 
     class FakeService:
-        is_told_to_end, exit_code = False, 130
+        is_told, exit_code = False, 130
 
         def __init__(self, url, **more):
             pass
+
+        @property
+        def is_told_to_end(self):
+            begun.append("looked")
+            return self.is_told
 
         def run(self):
             os.chdir("/")
@@ -547,17 +552,18 @@ def test_an_actor_imports_all_anew_for_another_run(monkeypatch, tmp_path):
 
     monkeypatch.setattr("impala_async.actor.service.ActorService", FakeService)
     monkeypatch.setattr(os, "execv", begin)
-    monkeypatch.setattr(processes, "end_at_signal", begun.append)
+    monkeypatch.setattr(processes, "answer_requests", lambda _: begun.append("answered"))
     monkeypatch.chdir(tmp_path)
     flags = ["--learner", "tcp://127.0.0.1:9", "--connect-s", "inf"]
     with pytest.raises(SystemExit):
         actor_door.main(flags)
     command = [sys.executable, "-m", "impala_async.actor", *flags]
-    # No signal is lost on the way: one that came meanwhile is looked at behind that.
-    assert begun == [0, (sys.executable, command, tmp_path)]
-    monkeypatch.setattr(FakeService, "is_told_to_end", True)
+    # No signal is lost on the way: it is looked for behind the moment from which it ends this.
+    assert begun[-3:] == ["answered", "looked", (sys.executable, command, tmp_path)]
+    begun.clear()
+    monkeypatch.setattr(FakeService, "is_told", True)
     assert actor_door.main(flags) == 130
-    assert begun[2:] == [0]
+    assert begun[-2:] == ["answered", "looked"]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from impala_async import doors, processes
-from impala_async.errors import ConfigError, Exit
+from impala_async.errors import ConfigError
 from impala_async.output import flush_output
 
 logger = logging.getLogger(__name__)
@@ -71,18 +71,19 @@ def _serve(args: argparse.Namespace, flags: Sequence[str]) -> int:
             os.eventfd_write(args.over_fd, 1)
         return code
     except NewRun:
-        # Nobody looks any more whether a signal has come.
-        processes.end_at_signal(Exit.DONE)
+        pass
+    # The service only notes a signal, and looks at its note no more.
+    with processes.quit_at_once():
         if service.is_told_to_end:
             return service.exit_code
         logger.info(
             "another run, or an earlier state of this one, is at this address now: starting anew, "
             "with the code as it is now"
         )
-    flush_output()
-    # An environment may have changed the current folder, where its module lies.
-    os.chdir(here)
-    os.execv(sys.executable, [sys.executable, "-m", "impala_async.actor", *flags])
+        flush_output()
+        # An environment may have changed the current folder, where its module lies.
+        os.chdir(here)
+        os.execv(sys.executable, [sys.executable, "-m", "impala_async.actor", *flags])
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from impala_async.errors import ConfigError
 # A frame is so much longer when it is encrypted, at most: a nonce, a signature and flags.
 OVERHEAD_BYTES = 64
 _TEXT = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
-# How a connection begins (ZMTP 3.0): a signature and the version. The name of how to go on comes
-# back, behind as much.
+# How a connection begins (ZMTP 3.0): a signature and the version. The greeting of the other end
+# names its mechanism in bytes 12 to 31.
 _GREETING, _MECHANISM = b"\xff" + bytes(8) + b"\x7f\x03", slice(12, 32)
 _WANTS = "wants 64 hexadecimal digits and no quotes, as `openssl rand -hex 32` prints them, got"
 
@@ -59,8 +59,8 @@ class Key:
 def wants_key(url: str, within_s: float) -> bool | None:
     """Whether who listens there talks with a key alone; None where it does not say so in time.
 
-    ZeroMQ hangs up on who has a key where it has none, or the other way, and mostly does so before
-    its own greeting is out. So here it is waited for."""
+    Where one end alone has a key, ZeroMQ ends the connection, mostly before its own greeting is
+    out. Here that greeting is waited for."""
     host, _, port = url.removeprefix("tcp://").rpartition(":")
     said, give_up_at = b"", time.monotonic() + within_s
     with (

@@ -235,7 +235,10 @@ class Credit:
         elif was_admitted:
             self._measure(peer)
         elif peer.is_newcomer:
-            self._next_moment_at = peer.last_heard + PAUSE_S
+            # As one that lets its moment pass: the longer it held its room, the longer others wait.
+            held_s = min(peer.last_heard - peer.used_at, MOMENT_S) if peer.kept_columns else 0.0
+            over_at = peer.last_heard + PAUSE_S / MOMENT_S * held_s
+            self._next_moment_at = max(self._next_moment_at, over_at)
         else:
             # It has held credit for so long, but shows nothing by that.
             peer.usual_s = max(peer.usual_s, peer.last_heard - peer.used_at)
@@ -283,9 +286,9 @@ class Credit:
         num_needed = PROVEN if any(peer.gives_way for peer in peers) else 1
         # The number keeps those in order that never had a turn. Thousands may join and never send.
         for number, peer in enumerate(each for each in peers if not each.is_resting):
-            if peer.usual_s == math.inf and not (peer.dealt_at or peer.turned_away):
+            if peer.usual_s == math.inf and not peer.dealt_at:
                 if num_new_columns >= most:
-                    continue  # there is no more room than for those who came before it
+                    continue  # no more than that is handed out, and those who came before are first
                 num_new_columns += peer.columns
             under_way, usual_s = peer.outstanding_messages, peer.usual_s
             is_brisk = usual_s <= patience_s
@@ -350,7 +353,7 @@ class Credit:
         for *_, peer in others.turns:
             if now - peer.used_at > MOMENT_S and not peer.is_owed_room and peer.kept_columns:
                 others.kept -= peer.kept_columns
-                if peer.is_newcomer or peer.has_call_room:
+                if peer.is_newcomer:
                     self._next_moment_at = now + PAUSE_S
                 peer.lapse()
         return others.kept < kept_before

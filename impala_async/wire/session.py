@@ -16,8 +16,9 @@ MAX_SESSIONS = 10_000
 MAX_STRANGERS = 1000
 MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
-# One that was heard this lately is at work. A starter waits that long before it starts one again.
-AT_WORK_S = 1.0
+# One that was heard this lately is at work. One that is started again in its place imports torch
+# before it says hello, which takes longer.
+AT_WORK_S = 0.5
 # Actors that are gone are remembered for so long, and so many of them with so many seqs that are
 # settled above their marks: the last ones. A checkpoint has as many of all actors.
 WATERMARK_LIFE_S = 3600.0

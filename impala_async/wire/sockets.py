@@ -391,7 +391,8 @@ class Dealer:
             self.is_cut_short = not self._is_connected
             if self.is_cut_short:
                 self._hang_up()
-                self.is_key_one_sided = wants_key(self._url, _ASK_S) == (not self.has_key)
+                if not (self.is_local or self.is_key_one_sided):
+                    self.is_key_one_sided = wants_key(self._url, _ASK_S) == (not self.has_key)
         # Another thread tells of this one, perhaps after the handshake.
         if event != zmq.EVENT_CONNECTED:
             self._is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED

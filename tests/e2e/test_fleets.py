@@ -184,7 +184,7 @@ def test_nobody_on_the_way_can_read_what_is_said_with_a_key(site, encrypt):
         nonce.unlink()  # as from another host
         urls = site.service["data_url"], site.service["weights_url"]
         key = {"IMPALA_ASYNC_KEY": (site.run_dir / "key").read_text()} if encrypt == "on" else {}
-        with proxy(*urls) as way:
+        with proxy(*urls, is_read=True) as way:
             actor = site.open("actor", "--learner", urls[0].replace(LEARNER_HOST, HOST), **key)
             site.wait_report("it trains", lambda report: report["updates"] > 10)
             actor.ends()

@@ -177,7 +177,7 @@ def test_one_address_is_enough_and_a_rank_without_actors_gets_one(tmp_path):
         first.wait_report("one moved", lambda report: report["ranks/num_actors"] == [1, 1])
         updates = first.reports()[-1]["updates"]
         first.wait_report("training again", lambda report: report["updates"] > updates + 10)
-        assert time.monotonic() - lost < 10
+        assert time.monotonic() - lost < 15  # a third of it on two idle cores
         doors[1].tell(signal.SIGTERM)
         assert [door.wait_exit(20) for door in doors] == [0, 0]
         merged, other = (site.reports()[-1] for site in ranks.sites)

@@ -124,11 +124,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_one_that_was_at_work_for_long_is_started_again_at_once(monkeypatch, caplog):
     monkeypatch.setattr(actors, "RESTART_AFTER_S", 60.0)
-    monkeypatch.setattr(actors, "QUICK_DEATH_S", 0.2)
+    monkeypatch.setattr(actors, "QUICK_DEATH_S", 0.01)
     actor = """
 print("at work", file=sys.stderr, flush=True)
 note()
-time.sleep(0.5)
+time.sleep(1.0)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert run("wait_for(lambda: count('actor') == 3)", actor) == 0

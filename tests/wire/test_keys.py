@@ -100,6 +100,19 @@ def test_who_does_not_say_in_time_whether_it_wants_a_key(says):
     assert keys.wants_key("ipc:///no/path", 0.3) is None
 
 
+def test_one_that_says_a_byte_now_and_then_is_not_waited_for():
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+        url, began = f"tcp://127.0.0.1:{server.getsockname()[1]}", time.monotonic()
+        asked = thread.submit(keys.wants_key, url, 0.3)
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            while not asked.done():
+                connection.sendall(b"\xff")
+                time.sleep(0.1)
+        assert asked.result() is None
+    assert time.monotonic() - began < 2
+
+
 def test_another_key_is_no_end_that_has_none(ends, key):
     dealer = ends.dealer(ends.router(key=key).url, key=new_key())
     until(lambda: dealer.receive(0.05) or dealer.is_cut_short)

@@ -233,6 +233,8 @@ class Actor:
     # After so many messages each takes so long, and none is fit to be trained on.
     turns_after: int = 10**9
     turned_takes_s: float = 0.0
+    # So many messages at first are refused, one after the other.
+    num_refused: int = 0
     next_seq: int = 0
     num_sent: int = 0
     ready_at: float = 0.0
@@ -295,6 +297,11 @@ class Minute:
                 actor.ready_at += actor.takes_s
             return
         self.is_due = True
+        if actor.num_refused:
+            self.table.settle(peer, seq, "stale")
+            actor.num_refused -= 1
+            actor.ready_at, actor.has_sent = max(actor.ready_at + actor.takes_s, self.now), False
+            return
         if actor.num_sent >= actor.turns_after:
             self.table.settle(peer, seq, "invalid")
             actor.ready_at = math.inf
@@ -362,6 +369,15 @@ def test_in_a_fleet_of_quick_and_slower_actors_as_much_comes_as_from_the_quick_a
         assert beset + sum(each.num_sent for each in slower) >= share * alone
 
 
+@pytest.mark.parametrize("num_refused", [1, 2])
+def test_newcomers_whose_first_messages_are_stale_do_not_keep_each_other_out(num_refused):
+    """As after an outage: all of them bring what they made meanwhile."""
+    quick = [Actor(0.02) for _ in range(4)]
+    stale = [Actor(0.02, num_refused=num_refused) for _ in range(40)]
+    Minute(0.1).run(10.0, [*quick, *stale], join_every_s=0.0)
+    assert all(actor.num_sent > 0 for actor in stale)
+
+
 # -------------------- without room
 
 
@@ -390,6 +406,18 @@ def test_who_is_slow_finds_room_or_has_the_next_and_is_told_once(table, late_and
     assert table.has_room(late, data, free_columns=8)
     assert send(table, late, 0) is None
     assert table.outstanding_columns == 0
+
+
+@pytest.mark.parametrize("verdict", [None, "invalid"])
+def test_who_is_called_and_brings_what_is_refused_is_not_ahead_the_next_time(
+    table, late_and_other, verdict
+):
+    late, other = late_and_other
+    assert not table.has_room(late, data_of(late, 0), free_columns=8)
+    send(table, other, 0)
+    assert table.deal(8, now=0.01) == [late]
+    table.settle(late, 0, verdict)
+    assert late.heeds_calls is (verdict is None)
 
 
 def test_on_a_slow_line_it_takes_the_room_of_the_one_that_is_idle(table, late_and_other):

@@ -212,9 +212,9 @@ def test_the_number_of_an_actor_at_work_is_its_own_until_nothing_is_heard_of_it(
     table.join(numbered, 1, 1)
     assert numbered.rank == 7
     table.find(numbered.session, 60.0)
-    assert greet(table, 3, number=7, now=60.5).rank == 2
-    # It was killed, perhaps, and its starter has waited.
-    assert greet(table, 4, number=7, now=61.1).rank == 7
+    assert greet(table, 3, number=7, now=60.4).rank == 2
+    # It was killed, perhaps, and another one is there in its place.
+    assert greet(table, 4, number=7, now=60.6).rank == 7
     # One that has only said hello may be anybody.
     assert greet(table, 5, number=8, now=62.0).rank == 8
     assert greet(table, 6, number=8, now=62.0).rank == 8

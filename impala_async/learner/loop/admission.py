@@ -236,10 +236,11 @@ class Admission:
         self, peer: Peer, data: wire.Data, verdict: str, what: str | None, now: float
     ) -> None:
         """Refuse for good: count it, give its credit back, and say now and then `what` is wrong."""
-        # In the order of their coming: what was admitted speaks for an actor, and this against it.
-        self.decide(now)
         self._refuse(data, verdict)
         if verdict != "duplicate":
+            # What came before it is settled first: an admitted message speaks for its actor, and a
+            # refused one against it.
+            self.decide(now)
             self._table.settle(peer, data.seq, verdict)
             self._filler.skip(peer)
         if what and now >= self._warn_at.get(verdict, -math.inf):
