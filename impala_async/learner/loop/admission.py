@@ -238,8 +238,8 @@ class Admission:
         """Refuse for good: count it, give its credit back, and say now and then `what` is wrong."""
         self._refuse(data, verdict)
         if verdict != "duplicate":
-            # What came before it is settled first: an admitted message speaks for its actor, and a
-            # refused one against it.
+            # Messages that came before it are settled first: those that are admitted speak for
+            # their actor, and those that are refused against it.
             self.decide(now)
             self._table.settle(peer, data.seq, verdict)
             self._filler.skip(peer)
