@@ -412,7 +412,7 @@ def run_door(body: Callable[[], int]) -> int:
         if code == errors.Exit.BUG and not isinstance(error, errors.EnvHangsError):
             said = traceback.format_exc()
         prefix = "" if code == errors.Exit.DONE else f"error: {prefix_here()}"
-        said += "".join(f"{prefix}{line}\n" for line in str(error).splitlines())
+        said += "".join(f"{prefix}{errors.plain(line)}\n" for line in str(error).splitlines())
     except KeyboardInterrupt as error:
         said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:

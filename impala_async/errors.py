@@ -105,3 +105,8 @@ class InUseError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
 
 class ServiceError(ImpalaAsyncError):
     """A task or thread died: everything stops, the cause is kept."""
+
+
+def plain(text: str) -> str:
+    """Return what somebody else wrote as one line without control characters."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

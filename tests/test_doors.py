@@ -203,6 +203,8 @@ ENDS = [
       "map segment"]),
     (ImportError("cannot import name 'x' from 'impala_async.policy'"), 70, [BUG]),
     (KeyError("x"), 70, [BUG]),
+    # As the name of a tensor in somebody else's checkpoint may have it.
+    (errors.CheckpointError("x.pt: '\x1b[2J\x07'"), 2, [r"error: x.pt: '\x1b[2J\x07'"]),
 ]  # fmt: skip
 
 

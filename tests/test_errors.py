@@ -53,3 +53,8 @@ def test_an_exit_code_is_told_in_words():
         *((-6, "died of SIGABRT"), (134, "died of SIGABRT")),
     ):
         assert errors.how_it_ended(code) == told
+
+
+def test_what_others_wrote_is_one_line():
+    assert errors.plain("an actor, Ä") == "an actor, Ä"
+    assert errors.plain("one\ntwo\x1b[2J") == "one\\ntwo\\x1b[2J"

@@ -366,6 +366,7 @@ class Client:
         give_up_at = time.monotonic() + min(welcome.lease_s, EVERY_S)
         while not self._data.greet(self.side.spec_frames()):
             if time.monotonic() > give_up_at:
+                self._log.warning("%s takes connections, but no messages", self._data_url)
                 return False
             self._sleep(SPEC_POLL_S)
         self.side.said_spec(time.monotonic())

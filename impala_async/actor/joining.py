@@ -21,6 +21,7 @@ from impala_async.errors import (
     NotAllowedError,
     ProtocolError,
     UnreachableError,
+    plain,
 )
 from impala_async.output import SeldomLog, Wait
 from impala_async.wire import messages as wire
@@ -199,5 +200,5 @@ def _read_settings(frames: Sequence[wire.Frame]) -> ActorSettings:
         fault = str(error) or type(error).__name__
     raise MismatchError(
         f"the learner's settings do not fit impala-async {__version__}, which runs here; install "
-        f"the same release of impala-async on both sides: {wire.plain(fault)[:MAX_FAULT_CHARS]}"
+        f"the same release of impala-async on both sides: {plain(fault)[:MAX_FAULT_CHARS]}"
     )

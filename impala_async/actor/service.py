@@ -27,7 +27,6 @@ from impala_async.processes import answer_requests
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
 from impala_async.weights import Weights
-from impala_async.wire.messages import plain
 from impala_async.wire.sockets import new_context
 
 logger = logging.getLogger(__name__)
@@ -171,7 +170,7 @@ class ActorService:
             if error.is_death:
                 raise
             # The learner could make it, or was told not to try: it is this host that lacks it.
-            raise errors.MismatchError(plain(str(with_id(error, env.id)))) from error
+            raise errors.MismatchError(errors.plain(str(with_id(error, env.id)))) from error
         if wanted == "auto" and (columns := setup.envs.num_envs) != num_envs:
             close_quietly(setup.envs)
             raise errors.MismatchError(
@@ -246,7 +245,7 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPo
         policy.act_in(precision)
     except errors.ConfigError as error:
         # An own torso is not installed here, or a network fits neither the spaces nor the memory.
-        raise errors.MismatchError(plain(str(error))) from error
+        raise errors.MismatchError(errors.plain(str(error))) from error
     return policy
 
 

@@ -19,7 +19,7 @@ from typing import TextIO
 from impala_async import processes
 from impala_async.config.run import RunConfig
 from impala_async.envs.faults import Watch, tell_stderr
-from impala_async.errors import Exit, ImpalaAsyncError
+from impala_async.errors import Exit, ImpalaAsyncError, plain
 from impala_async.evaluation.play import build_players, columns_for, play
 from impala_async.evaluation.results import mean_return, trained_of
 from impala_async.policy import AnyPolicy
@@ -44,7 +44,7 @@ def main() -> int:
         with processes.quit_at_once():
             return _serve(RunFolder(Path(run)).load_config(), requests, weights, answers)
     except ImpalaAsyncError as error:
-        tell_stderr("\n".join(f"error: {line}" for line in str(error).splitlines()))
+        tell_stderr("\n".join(f"error: {plain(line)}" for line in str(error).splitlines()))
         return error.exit_code
     except processes.Interrupted:
         return Exit.DONE

@@ -74,8 +74,11 @@ def _newest_common(run: RunFolder) -> _Common | None:
         for rank in range(1, count):
             if rank not in others:
                 others[rank] = {*map(_number_of, _sound(RunFolder(_folder_of(rank, run.path))))}
-        if all(number in others[rank] for rank in range(1, count)):
+        lacking = [rank for rank in range(1, count) if number not in others[rank]]
+        if not lacking:
             return _Common(count, number)
+        ranks = ", ".join(map(str, lacking))
+        logger.warning("going back behind %s: ranks %s lack theirs", each.path.name, ranks)
     if found or highest_epoch(run.checkpoints):
         raise CheckpointError(
             f"{run.checkpoints}: none of these is whole at all ranks that wrote it: put back those "

@@ -137,7 +137,7 @@ class LearnerService:
             weights=weights(self._loop, self._server.publish),
             reports=handoff.Inbox(self._loop, self._on_reading),
             counts=handoff.Mailbox(self._loop, self._server.placement.note),
-            count_actors=self._server.table.counts,
+            count_actors=self._server.counts,
             reported=self._others.newest,
             cuts=handoff.Mailbox(self._loop, self._server.cut),
             captures=handoff.Inbox(self._loop, self._on_captured),

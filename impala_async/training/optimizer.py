@@ -177,7 +177,11 @@ def restore_optimizer(
         check_alike({name: tensor}, {name: parameters[index] if tensor.dim() else torch.zeros(())})
         # torch keeps what it is given: without a copy two optimizers could share a state.
         state.setdefault(int(index), {})[key] = tensor.clone()
+    keys = set[str]().union(*state.values())
     for number, kept in state.items():
+        # torch itself notices it only at the next step.
+        if lacking := keys - kept.keys():
+            raise CheckpointError(f"it has no '{number}.{min(lacking)}', and others have theirs")
         # Momentum that begins in a resumed run begins at 0: torch would miss it at the first step.
         if group.get("momentum"):
             kept.setdefault("momentum_buffer", torch.zeros_like(group["params"][number]))

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Generic, TypeVar
 
 from impala_async import __version__
-from impala_async.errors import MismatchError, NotAllowedError, ProtocolError
+from impala_async.errors import MismatchError, NotAllowedError, ProtocolError, plain
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire import messages as wire
@@ -323,7 +323,7 @@ class ActorSide(Generic[Item]):
             return None
         self.has_session = False
         reason = wire.BYE_REASONS.index("leaving")
-        return wire.Bye(self.session, reason, wire.plain(why)[: wire.MAX_WHY])
+        return wire.Bye(self.session, reason, plain(why)[: wire.MAX_WHY])
 
     def put(self, item: Item) -> bool:
         """Take a finished trajectory; False if in lockstep its batch was of a session before."""
@@ -374,6 +374,6 @@ def read_answer(frame: wire.Frame) -> wire.Message:
         text = f"Welcome.heartbeat_s = {message.heartbeat_s:g}, over lease_s = {message.lease_s:g}"
         raise ProtocolError("malformed_header", text)
     if isinstance(message, wire.Reject):
-        text = wire.plain(message.text.strip()) or f"it does not say why ({wire.code_of(message)})"
+        text = plain(message.text.strip()) or f"it does not say why ({wire.code_of(message)})"
         return message._replace(text=text)
     return message

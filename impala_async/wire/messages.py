@@ -255,11 +255,6 @@ def is_lost_on_them(message: object) -> bool:
     return isinstance(message, Reject) and code_of(message) == "bad_message"
 
 
-def plain(text: str) -> str:
-    """Return what somebody else wrote as one line without control characters."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
 def pack(message: Message) -> bytes:
     fields: list[Any] = [_KINDS[type(message)], *message]
     # Fields that were appended later stay away while they say nothing: older peers know the rest.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from impala_async.errors import ProtocolError
+from impala_async.errors import ProtocolError, plain
 from impala_async.weights import Lineage, Version
 from impala_async.wire import messages as wire
 from impala_async.wire.peer import Credit, Peer, Watermark
@@ -28,7 +28,7 @@ MOST_ABOVE_ALL = 100_000
 
 def reject(code: str, text: str, retry_after_s: float = -1.0) -> wire.Reject:
     """A refusal; without a retry it is for ever. The text is made to fit: it may quote a peer."""
-    fitting = wire.plain(text).encode()[: wire.MAX_TEXT_BYTES].decode(errors="ignore")
+    fitting = plain(text).encode()[: wire.MAX_TEXT_BYTES].decode(errors="ignore")
     return wire.Reject(wire.REJECT_CODES.index(code), fitting, retry_after_s)
 
 
@@ -66,7 +66,7 @@ class SessionTable:
         return self._peers.values()
 
     def counts(self) -> tuple[int, int]:
-        """How many have joined, and how many sessions there are. Asked by another thread, too."""
+        """How many have joined, and how many sessions there are."""
         return len(self._peers), len(self)
 
     @property

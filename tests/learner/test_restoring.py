@@ -98,7 +98,9 @@ def test_folders_of_ranks_that_a_run_no_longer_has_do_not_count_again(tmp_path):
     assert trained(restored(tmp_path, 2)) == [15, 0]
 
 
-def test_the_first_checkpoint_of_more_ranks_that_not_all_have_leaves_the_one_before(tmp_path):
+def test_the_first_checkpoint_of_more_ranks_that_not_all_have_leaves_the_one_before(
+    tmp_path, caplog
+):
     first, second, _ = folders_of(tmp_path, 3)
     for folder in (first, second):
         save(folder, (1, 10), count=2, columns=5)
@@ -107,6 +109,9 @@ def test_the_first_checkpoint_of_more_ranks_that_not_all_have_leaves_the_one_bef
         found = restored(tmp_path, count)
         assert trained(found) == accounts
         assert {each.progress.version for each in found} == {(1, 10)}
+        lost = [line for line in caplog.messages if "going back" in line]
+        assert lost == ["going back behind ckpt-2-20: ranks 1, 2 lack theirs"]
+        caplog.clear()
 
 
 @pytest.mark.parametrize("count", [1, 2])

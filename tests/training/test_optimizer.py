@@ -173,6 +173,10 @@ def test_a_state_of_another_kind_or_shape_is_refused():
     ]:
         with pytest.raises(CheckpointError, match=why):
             restore_optimizer(optimizer, tensors | added, options | changed)
+    for name in tensors:
+        others = {each: tensor for each, tensor in tensors.items() if each != name}
+        with pytest.raises(CheckpointError, match=f"it has no '{name}'"):
+            restore_optimizer(optimizer, others, options)
 
 
 AN_UPDATE = """

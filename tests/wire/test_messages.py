@@ -78,9 +78,7 @@ def test_every_kind_has_golden_bytes_and_every_number_its_meaning():
     assert (wire.MAX_COLUMNS, wire.MAX_TIMERS, wire.MAX_VERDICTS) == (4096, 16, 64)
 
 
-def test_what_others_wrote_is_one_line():
-    assert wire.plain("an actor, Ä") == "an actor, Ä"
-    assert wire.plain("one\ntwo\x1b[2J") == "one\\ntwo\\x1b[2J"
+def test_codes_that_are_not_known_have_a_name_too():
     assert wire.code_of(wire.Reject(3, "", 0.0)) == "mismatch"
     assert wire.code_of(wire.Reject(len(wire.REJECT_CODES), "", 0.0)) == "unknown"
 

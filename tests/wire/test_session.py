@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from impala_async.errors import ProtocolError
+from impala_async.errors import ProtocolError, plain
 from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire import messages as wire
 from impala_async.wire import session
@@ -103,7 +103,7 @@ def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_ze
 def test_any_text_can_be_a_refusal(text):
     answer = wire.unpack(wire.pack(session.reject("mismatch", text)))
     assert len(answer.text.encode()) <= wire.MAX_TEXT_BYTES
-    assert answer.text[:1] == wire.plain(text[0])[:1]
+    assert answer.text[:1] == plain(text[0])[:1]
     assert session.reject("full", "as it is", 5.0) == wire.Reject(1, "as it is", 5.0)
 
 

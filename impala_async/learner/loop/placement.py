@@ -1,5 +1,6 @@
 """Which rank an actor works for, without sockets and clocks: that with the fewest. All say hello to
-rank 0, which sends some on; and where a rank has none, the one with most lets one go.
+rank 0, which sends some on; and where a rank has none, or none that sends anything, the one with
+most lets one go.
 
 An actor that was started with a number is of its starter's rank, and stays there.
 
@@ -22,6 +23,9 @@ LOST_S = 30.0
 # Strangers may say hello under any name.
 MOST_PLACED = 1024
 LET_GO_AFTER_S = 2.0
+# Those who have joined and send nothing for so long, or for so many times what the quickest of them
+# takes for a trajectory, do not count.
+IDLE_S, IDLE_TIMES = 20.0, 4.0
 
 
 class _Placed(NamedTuple):
@@ -48,6 +52,9 @@ class Placement:
         # The actors that have asked of late, in the order of their asking.
         self._placed: OrderedDict[bytes, _Placed] = OrderedDict()
         self._lacking_since: float | None = None
+        self.is_idle = False
+        """Whether those who have joined here are actors by name alone."""
+        self._num_admitted, self._fed_at = -1, -math.inf
 
     def open(self, urls: Sequence[str]) -> None:
         """The ranks listen there. Where two have the same address nobody is sent on."""
@@ -67,13 +74,21 @@ class Placement:
         self._joined, self._sessions = counts
         self._is_told = True
 
+    def look(self, num_admitted: int, usual_s: float, now: float, *, is_hungry: bool) -> None:
+        """So much was admitted here in all, by now; `is_hungry`: there is room for more, and some
+        have joined, the quickest of whom takes `usual_s` for a trajectory, if any has sent one."""
+        if not is_hungry or num_admitted != self._num_admitted:
+            self._num_admitted, self._fed_at = num_admitted, now
+        patience_s = max(IDLE_S, IDLE_TIMES * usual_s if usual_s < math.inf else 0.0)
+        self.is_idle = now - self._fed_at > patience_s
+
     def send(self, actor: bytes, num_own: int, now: float) -> str | None:
         """The address to which an actor is to go, that is told at its hello; None: here. `num_own`
         have joined here."""
         if not self._urls:
             return None
         own = self._place.number
-        joined = num_own, *self._joined[1:]
+        joined = 0 if self.is_idle else num_own, *self._joined[1:]
         number, since, _ = self._placed.get(actor, _Placed(own, -math.inf, 0))
         is_asking_again = now - since <= UNDER_WAY_S and number != own
         if self._place.is_first and not is_asking_again:

@@ -6,6 +6,7 @@ Runs on: event loop
 
 import asyncio
 import logging
+import math
 import random
 import secrets
 import time
@@ -214,10 +215,17 @@ class ActorServer:
         self.table.take_back(now := time.monotonic())
         # Where nothing comes because those who have credit do not use it, nothing else calls it.
         self._answer()
+        self._look_for_idle(now)
         if self.placement.is_to_let_go(now):
             self.admission.decide(now)
             self._data.say(self.sessions.let_one_go(now))
         return any(doubts)
+
+    def counts(self) -> tuple[int, int]:
+        """How many actors have joined and count, and how many sessions there are. Asked by another
+        thread, too."""
+        num_joined, num_sessions = self.table.counts()
+        return 0 if self.placement.is_idle else num_joined, num_sessions
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:
         self._data.say(self.sessions.say_bye(reason))
@@ -267,6 +275,15 @@ class ActorServer:
             new[-1] += f"; {hellos.total():,} hellos over {len(hellos):,} connections"
             logger.warning("strangers in %.0f s: %s", STRANGERS_EVERY_S, ", ".join(new))
         hellos.clear()
+
+    def _look_for_idle(self, now: float) -> None:
+        if self._filler.is_lockstep or not self.placement.can_send:
+            return
+        usual_s = min((peer.usual_s for peer in self.table.joined), default=math.inf)
+        num_admitted = self.ledger.report()["trajectories/admitted"]
+        has_room = self._filler.free_columns > self._filler.batch_columns
+        is_hungry = has_room and len(self.table.joined) > 0
+        self.placement.look(num_admitted, usual_s, now, is_hungry=is_hungry)
 
     def _answer(self) -> None:
         self._data.say(self.admission.deal(time.monotonic()))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from impala_async import __version__
 from impala_async.envs.faults import WHERES, say_hang
-from impala_async.errors import CheckpointError, ProtocolError, SpacesError
+from impala_async.errors import CheckpointError, ProtocolError, SpacesError, plain
 from impala_async.learner.loop.placement import Placement
 from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP, LEAST_OF_ACTORS
@@ -107,20 +107,22 @@ class PeerLog:
     """Says what peers make it say: so many lines a second, each of one line, and how many more."""
 
     def __init__(self) -> None:
-        self._second = self._num_lines = self._num_left_out = 0
+        # The lines of the last second.
+        self._said_at = deque[float]()
+        self._num_left_out = 0
 
     def say(self, level: int, text: str, *args: object) -> None:
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._num_lines = second, 0
-        if self._num_lines >= MAX_LINES_PER_S - 1:
+        now, num_lines = time.monotonic(), 2 if self._num_left_out else 1
+        while self._said_at and now - self._said_at[0] >= 1:
+            self._said_at.popleft()
+        if len(self._said_at) + num_lines > MAX_LINES_PER_S:
             self._num_left_out += 1
             return
+        self._said_at.extend([now] * num_lines)
         if self._num_left_out:
             logger.warning("%d more lines like these", self._num_left_out)
             self._num_left_out = 0
-        self._num_lines += 1
-        logger.log(level, text, *(wire.plain(arg) if isinstance(arg, str) else arg for arg in args))
+        logger.log(level, text, *(plain(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -237,8 +239,8 @@ class Sessions:
         return [Answer(route, [wire.pack(bye)]) for route, bye in byes]
 
     def let_one_go(self, now: float) -> list[Answer]:
-        """Another rank has no actor: end the newest session of one that may go, which is told first
-        what became of all that it sent."""
+        """Another rank has no actor at work: end the newest session of one that may go, which is
+        told first what became of all that it sent."""
         free = [peer for peer in self.table.joined if not peer.is_numbered]
         if not free:
             return []
@@ -246,7 +248,7 @@ class Sessions:
         self.table.end(peer)
         self.placement.let_go(peer.actor, now)
         self._counters.add("sessions/closed")
-        self._log.say(logging.INFO, "actor %d goes to another rank, which has none", peer.rank)
+        self._log.say(logging.INFO, "actor %d goes to another rank, where none works", peer.rank)
         bye = wire.Bye(peer.session, wire.BYE_REASONS.index("moving"))
         return [self.grant(peer), Answer(peer.data_route, [wire.pack(bye)])]
 
@@ -404,7 +406,7 @@ class Sessions:
         if isinstance(message, wire.Bye):
             why = f"said goodbye ({wire.BYE_REASONS[message.reason]})"
             if message.text:
-                death = f"died of {wire.plain(message.text)}"
+                death = f"died of {plain(message.text)}"
                 why = f"it {death}"
         # Nobody misses who never joined.
         if peer.columns:

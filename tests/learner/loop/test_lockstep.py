@@ -454,9 +454,22 @@ def test_a_lost_one_is_waited_for_until_its_session_ends_and_may_come_back(lag, 
 
 
 @LAGS
-@pytest.mark.parametrize("num_joined", [3, 2])
-def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, num_joined, caplog):
-    simulation = at_work(3, lag, num_joined, stops_at_loss=True)
+def test_before_all_have_been_there_a_loss_ends_nothing(lag):
+    simulation = at_work(3, lag, 2, stops_at_loss=True)
+    lost = simulation.actors[1]
+    lost.is_dead = True
+    simulation.settle_down()
+    simulation.end_session(lost)
+    assert (simulation.num_losses, simulation.batches) == (0, [])
+    for actor in simulation.add_actors(2):
+        assert actor.join()
+    assert simulation.settle_down() >= 12
+    assert all(simulation.batches[1])
+
+
+@LAGS
+def test_a_loss_that_ends_the_run_ends_it_as_it_is(lag, caplog):
+    simulation = at_work(3, lag, stops_at_loss=True)
     lost = simulation.actors[1]
     lost.is_dead = True
     simulation.settle_down()

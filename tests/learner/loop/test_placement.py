@@ -1,8 +1,12 @@
 """Actors go to the rank with the fewest, and a rank that has none gets one."""
 
+import math
+
 from impala_async.config.ranks import Place
 from impala_async.learner.loop.placement import (
     BUILD_S,
+    IDLE_S,
+    IDLE_TIMES,
     LET_GO_AFTER_S,
     LOST_S,
     MOST_PLACED,
@@ -91,6 +95,27 @@ def test_strangers_neither_fill_the_memory_nor_keep_actors_from_a_rank():
     assert len(ranks._placed) == MOST_PLACED
     found = {ranks.send(name(number), num_own=1, now=0.1) for number in range(201, 231)}
     assert found == {None, "tcp://b:2", "tcp://c:3"}
+
+
+def look(ranks, *moments, admitted=0, usual_s=math.inf, is_hungry=True):
+    found = []
+    for now in moments:
+        ranks.look(admitted, usual_s, now, is_hungry=is_hungry)
+        found.append(ranks.is_idle)
+    return found
+
+
+def test_those_who_have_joined_and_send_nothing_do_not_count():
+    ranks = placement(joined=(5, 1, 1))
+    assert look(ranks, 1000.0, 1000.0 + IDLE_S, 1000.1 + IDLE_S) == [False, False, True]
+    assert ranks.send(name(1), num_own=5, now=1021.0) is None
+    # One message is enough, and a rank that has no room waits for none.
+    assert look(ranks, 1021.0, 1021.0 + IDLE_S, admitted=16) == [False, False]
+    assert look(ranks, 1042.0, 1100.0, admitted=16, is_hungry=False) == [False, False]
+    assert ranks.send(name(2), num_own=5, now=1100.0) == "tcp://b:2"
+    # Slow ones are waited for.
+    assert look(ranks, 1100.0 + IDLE_TIMES * 60, admitted=16, usual_s=60.0) == [False]
+    assert look(ranks, 1100.1 + IDLE_TIMES * 60, admitted=16, usual_s=60.0) == [True]
 
 
 def test_only_rank_0_sends_actors_on_and_nobody_where_two_have_one_address():

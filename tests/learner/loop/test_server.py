@@ -12,6 +12,7 @@ import pytest
 from impala_async.errors import ConfigError
 from impala_async.learner.loop import server as server_module
 from impala_async.learner.loop.endpoint import MAX_HELLOS
+from impala_async.learner.loop.placement import IDLE_S
 from impala_async.metrics.report import merge
 from impala_async.weights import Version
 from impala_async.wire import peer
@@ -166,6 +167,27 @@ async def test_credit_alone_says_how_much_may_be_under_way(make_harness, monkeyp
     monkeypatch.setattr(harness.server._data, "look", look)
     harness.server.look_at_connections()
     assert [size < 1 << 18 for size in allowed] == [True]
+
+
+async def test_actors_that_send_nothing_do_not_count_where_others_could_come(
+    make_harness, monkeypatch
+):
+    harness = make_harness()
+    silent, server = await harness.join(), harness.server
+
+    def counts_after(seconds):
+        later = time.monotonic() + seconds
+        with monkeypatch.context() as patched:
+            patched.setattr(server_module.time, "monotonic", lambda: later)
+            server.look_at_connections()
+        return server.counts()
+
+    # A learner that is alone has nobody to get another one from.
+    assert [counts_after(0), counts_after(IDLE_S + 0.5)] == [(1, 1), (1, 1)]
+    server.placement.open(["tcp://a:1", "tcp://b:2"])
+    assert [counts_after(0), counts_after(IDLE_S + 0.5)] == [(1, 1), (0, 1)]
+    await silent.send()
+    assert counts_after(IDLE_S + 0.5) == (1, 1)
 
 
 async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_runs(
