@@ -125,7 +125,7 @@ def test_where_an_earlier_state_of_the_folder_was_put_back_a_new_process_looks_a
 
 
 @pytest.mark.parametrize("lease_s", [0.2, 60.0])
-def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene, monkeypatch, lease_s):
+def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene, monkeypatch, lines, lease_s):
     """Nobody answers at its ipc paths: it is going between two words."""
     monkeypatch.setattr("impala_async.actor.client.EVERY_S", 0.2)
     nonce, mute = (str(scene.learner.folder / name) for name in ("nonce", "mute"))
@@ -142,6 +142,7 @@ def test_a_learner_lost_right_after_its_welcome_is_looked_for(scene, monkeypatch
             scene.learner.welcome(scene.learner.data.hear(Hello), settings_of(), **gone)
         session = scene.welcome_back()
         joined.result(WITHIN_S)
+    assert lines(f"ipc://{mute} takes connections, but no messages")
     session.grant(1)
     actor.do(actor.unroll)
     assert scene.data_of(actor).message.session == session.id
