@@ -160,7 +160,7 @@ class Channels:
     # returns.
     endings: list[str] = field(default_factory=list)
     returns: list[Sequence[float]] = field(default_factory=lambda: [()])
-    count_actors: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    count_actors: Callable[..., tuple[int, int]] = lambda **_: (0, 0)
     # The newest report of this rank, for rank 0 to merge.
     reported: list[bytes] = field(default_factory=lambda: [b"{}"])
     # The mean return of all by which the goal is reached, once it is.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impala_async.config.ranks import FOLDER, Place
-from impala_async.errors import CheckpointError
+from impala_async.errors import CheckpointError, plain
 from impala_async.learner.handoff import Captured
 from impala_async.learner.loop.saver import NUM_RANKS, load_newest, restored_from
 from impala_async.learner.slots import Ledger
@@ -77,8 +77,8 @@ def _newest_common(run: RunFolder) -> _Common | None:
         lacking = [rank for rank in range(1, count) if number not in others[rank]]
         if not lacking:
             return _Common(count, number)
-        ranks = ", ".join(map(str, lacking))
-        logger.warning("going back behind %s: ranks %s lack theirs", each.path.name, ranks)
+        where = ", ".join(map(str, lacking))
+        logger.warning("%s is passed over: not the same at rank %s", each.path.name, where)
     if found or highest_epoch(run.checkpoints):
         raise CheckpointError(
             f"{run.checkpoints}: none of these is whole at all ranks that wrote it: put back those "
@@ -92,7 +92,7 @@ def _sound(folder: RunFolder) -> Iterator[TrainingState]:
         try:
             restored_from(each)
         except CheckpointError as error:
-            logger.warning("skipping a damaged checkpoint: %s", error)
+            logger.warning("skipping a damaged checkpoint: %s", plain(str(error)))
         else:
             yield each
 

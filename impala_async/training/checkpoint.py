@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from impala_async.errors import CheckpointError
+from impala_async.errors import CheckpointError, plain
 from impala_async.files import MOST_BYTES, PRIVATE, PUBLIC, find_object, sync
 from impala_async.user_code import one_line
 from impala_async.weights import NO_VERSION, Version
@@ -152,7 +152,7 @@ def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
             checkpoint = _verified(path, version)
         except CheckpointError as error:
             if os.path.lexists(path):
-                logger.warning("skipping a damaged checkpoint: %s", error)
+                logger.warning("skipping a damaged checkpoint: %s", plain(str(error)))
         else:
             yield checkpoint
 

@@ -18,6 +18,13 @@ from impala_async.training.checkpoint import check_alike, entry
 
 # The square of a larger gradient, which optimizers remember, would overflow.
 MAX_NORM = 1e19
+# The state of each parameter that had a gradient, by the class of the optimizer.
+KEPT = {
+    "Adam": {"step", "exp_avg", "exp_avg_sq"},
+    "AdamW": {"step", "exp_avg", "exp_avg_sq"},
+    "RMSprop": {"step", "square_avg"},
+    "RMSPropTF": {"square_avg"},
+}
 # torch keeps its compiler away from these, and imports it for that at the first call, which takes
 # nearly as long as to import torch. Nothing here compiles an optimizer: they are marked as done.
 for _name in ("add_param_group", "load_state_dict", "state_dict", "zero_grad"):
@@ -177,11 +184,10 @@ def restore_optimizer(
         check_alike({name: tensor}, {name: parameters[index] if tensor.dim() else torch.zeros(())})
         # torch keeps what it is given: without a copy two optimizers could share a state.
         state.setdefault(int(index), {})[key] = tensor.clone()
-    keys = set[str]().union(*state.values())
     for number, kept in state.items():
         # torch itself notices it only at the next step.
-        if lacking := keys - kept.keys():
-            raise CheckpointError(f"it has no '{number}.{min(lacking)}', and others have theirs")
+        if lacking := KEPT[wanted] - kept.keys():
+            raise CheckpointError(f"it has no '{number}.{min(lacking)}'")
         # Momentum that begins in a resumed run begins at 0: torch would miss it at the first step.
         if group.get("momentum"):
             kept.setdefault("momentum_buffer", torch.zeros_like(group["params"][number]))

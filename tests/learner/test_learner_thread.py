@@ -693,7 +693,7 @@ def test_all_save_the_same_update_though_a_save_is_due_while_they_agree_on_anoth
 def test_rank_0_reports_with_the_newest_of_the_others_and_hears_of_their_actors():
     listener = Listener()
     channels = listener.channels = dataclasses.replace(
-        listener.channels, count_actors=lambda: (2, 3)
+        listener.channels, count_actors=lambda **_: (2, 3)
     )
     channels.is_report_due.set()
 

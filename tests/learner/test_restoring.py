@@ -109,8 +109,8 @@ def test_the_first_checkpoint_of_more_ranks_that_not_all_have_leaves_the_one_bef
         found = restored(tmp_path, count)
         assert trained(found) == accounts
         assert {each.progress.version for each in found} == {(1, 10)}
-        lost = [line for line in caplog.messages if "going back" in line]
-        assert lost == ["going back behind ckpt-2-20: ranks 1, 2 lack theirs"]
+        lost = [line for line in caplog.messages if "passed over" in line]
+        assert lost == ["ckpt-2-20 is passed over: not the same at rank 1, 2"]
         caplog.clear()
 
 

@@ -173,9 +173,19 @@ def test_a_state_of_another_kind_or_shape_is_refused():
     ]:
         with pytest.raises(CheckpointError, match=why):
             restore_optimizer(optimizer, tensors | added, options | changed)
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "rmsprop"])
+@pytest.mark.parametrize("are_all", [False, True])
+def test_a_state_that_lacks_a_part_is_refused(kind, are_all):
+    parameters = make_parameters()
+    optimizer = build(parameters, kind)
+    train(optimizer, parameters, range(1))
+    tensors, options = flatten_optimizer(optimizer)
     for name in tensors:
-        others = {each: tensor for each, tensor in tensors.items() if each != name}
-        with pytest.raises(CheckpointError, match=f"it has no '{name}'"):
+        ending = name[name.index(".") :] if are_all else name
+        others = {each: kept for each, kept in tensors.items() if not each.endswith(ending)}
+        with pytest.raises(CheckpointError, match=f"it has no '.{name[name.index('.') :]}'"):
             restore_optimizer(optimizer, others, options)
 
 

@@ -153,7 +153,7 @@ class LockstepFiller(SlotFiller):
         """Note who has joined and who is gone since the last time; False if that ends the run."""
         former = self._members
         lost = sorted(rank for rank, peer in former.items() if peers.get(rank) is not peer)
-        # Until all have been there, nothing is trained, and one that goes may come again.
+        # Until all of this rank have been there, nothing is trained, and who goes may come again.
         if self.on_loss and self._was_whole and lost:
             # They may be back by now, as after a learner that stood still.
             logger.error("lockstep: the session of actors %s has ended (pace.on_loss)", lost)

@@ -23,9 +23,11 @@ LOST_S = 30.0
 # Strangers may say hello under any name.
 MOST_PLACED = 1024
 LET_GO_AFTER_S = 2.0
-# Those who have joined and send nothing for so long, or for so many times what the quickest of them
-# takes for a trajectory, do not count.
-IDLE_S, IDLE_TIMES = 20.0, 4.0
+# Those who have joined do not count where nothing comes of them for so long, and for so many times
+# what the quickest of them takes for a trajectory.
+SILENT_S, SILENT_TIMES = 20.0, 4.0
+# If nobody has looked for so long, the learner itself stood still.
+STOOD_STILL_S = 2.0
 
 
 class _Placed(NamedTuple):
@@ -52,9 +54,10 @@ class Placement:
         # The actors that have asked of late, in the order of their asking.
         self._placed: OrderedDict[bytes, _Placed] = OrderedDict()
         self._lacking_since: float | None = None
-        self.is_idle = False
-        """Whether those who have joined here are actors by name alone."""
-        self._num_admitted, self._fed_at = -1, -math.inf
+        self.is_silent = False
+        """Whether nothing has come for long of those who have joined here."""
+        self._num_admitted, self._came_at, self._looked_at = -1, -math.inf, -math.inf
+        self._patience_s = SILENT_S
 
     def open(self, urls: Sequence[str]) -> None:
         """The ranks listen there. Where two have the same address nobody is sent on."""
@@ -74,13 +77,19 @@ class Placement:
         self._joined, self._sessions = counts
         self._is_told = True
 
-    def look(self, num_admitted: int, usual_s: float, now: float, *, is_hungry: bool) -> None:
-        """So much was admitted here in all, by now; `is_hungry`: there is room for more, and some
-        have joined, the quickest of whom takes `usual_s` for a trajectory, if any has sent one."""
-        if not is_hungry or num_admitted != self._num_admitted:
-            self._num_admitted, self._fed_at = num_admitted, now
-        patience_s = max(IDLE_S, IDLE_TIMES * usual_s if usual_s < math.inf else 0.0)
-        self.is_idle = now - self._fed_at > patience_s
+    def note_admitted(
+        self, num_admitted: int, usual_s: float, now: float, *, is_waiting: bool
+    ) -> None:
+        """Decide whether this rank is silent. So much was admitted here by now; it `is_waiting` if
+        some have joined who may send more, the quickest of whom takes `usual_s` for a trajectory:
+        of those in sessions that are new, or have sent nothing, that is not known."""
+        stood_still = now - self._looked_at > STOOD_STILL_S
+        if stood_still or not is_waiting or num_admitted != self._num_admitted:
+            self._num_admitted, self._came_at = num_admitted, now
+        if usual_s < math.inf:
+            self._patience_s = max(SILENT_S, SILENT_TIMES * usual_s)
+        self._looked_at = now
+        self.is_silent = now - self._came_at > self._patience_s
 
     def send(self, actor: bytes, num_own: int, now: float) -> str | None:
         """The address to which an actor is to go, that is told at its hello; None: here. `num_own`
@@ -88,7 +97,9 @@ class Placement:
         if not self._urls:
             return None
         own = self._place.number
-        joined = 0 if self.is_idle else num_own, *self._joined[1:]
+        # Others wait for this one, if it has said that it has none.
+        is_lacking = self.is_silent and not self._joined[own]
+        joined = 0 if is_lacking else num_own, *self._joined[1:]
         number, since, _ = self._placed.get(actor, _Placed(own, -math.inf, 0))
         is_asking_again = now - since <= UNDER_WAY_S and number != own
         if self._place.is_first and not is_asking_again:
@@ -103,12 +114,13 @@ class Placement:
         return None if number == own else self._urls[number]
 
     def let_go(self, actor: bytes, now: float) -> None:
-        """It is to go to a rank that has none, when it says hello here again."""
+        """It is to go to a rank that has none at work, when it says hello here again."""
         number = min(range(len(self._joined)), key=self._joined.__getitem__)
         self._note(actor, _Placed(number, now, self._joined[number]))
 
     def is_to_let_go(self, now: float) -> bool:
-        """Whether this rank has most, and another one has had none for a while. Asked regularly."""
+        """Whether this rank has most, and another one has had none at work for a while. Asked
+        regularly."""
         lacking = [number for number, joined in enumerate(self._joined) if not joined]
         most = max(self._joined)
         if not self._urls or not lacking or most < 2 or self._most is not None:
@@ -116,9 +128,9 @@ class Placement:
             return False
         if self._lacking_since is None:
             self._lacking_since = now
-        # One that has come there may still make its environments.
+        # One that has come there may still make its environments, or its first trajectory.
         is_empty = any(not self._sessions[number] for number in lacking)
-        is_due = now - self._lacking_since >= (LET_GO_AFTER_S if is_empty else BUILD_S)
+        is_due = now - self._lacking_since >= (LET_GO_AFTER_S if is_empty else self._patience_s)
         if is_due:
             self._lacking_since = now
         return is_due and self._joined.index(most) == self._place.number

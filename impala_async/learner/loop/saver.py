@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from impala_async.config.evaluate import EvaluateSection
-from impala_async.errors import CheckpointError
+from impala_async.errors import CheckpointError, plain
 from impala_async.learner.handoff import Captured, Progress, on_thread
 from impala_async.learner.loop.reporter import EpisodeStats
 from impala_async.learner.slots import Ledger
@@ -79,7 +79,7 @@ def load_newest(folder: RunFolder) -> Captured | None:
             restored = restored_from(checkpoint)
         except CheckpointError as error:
             fault = f": {error}"
-            logger.warning("skipping a damaged checkpoint: %s", error)
+            logger.warning("skipping a damaged checkpoint: %s", plain(str(error)))
         else:
             logger.info("resuming from %s", checkpoint.path.name)
             return restored

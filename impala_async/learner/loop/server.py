@@ -215,17 +215,17 @@ class ActorServer:
         self.table.take_back(now := time.monotonic())
         # Where nothing comes because those who have credit do not use it, nothing else calls it.
         self._answer()
-        self._look_for_idle(now)
+        self._look_for_silence(now)
         if self.placement.is_to_let_go(now):
             self.admission.decide(now)
             self._data.say(self.sessions.let_one_go(now))
         return any(doubts)
 
-    def counts(self) -> tuple[int, int]:
-        """How many actors have joined and count, and how many sessions there are. Asked by another
-        thread, too."""
+    def counts(self, *, are_others_ready: bool) -> tuple[int, int]:
+        """How many actors have joined, and how many sessions there are. Those of a silent rank do
+        not count while others wait for it. Asked by another thread."""
         num_joined, num_sessions = self.table.counts()
-        return 0 if self.placement.is_idle else num_joined, num_sessions
+        return 0 if self.placement.is_silent and are_others_ready else num_joined, num_sessions
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:
         self._data.say(self.sessions.say_bye(reason))
@@ -276,14 +276,18 @@ class ActorServer:
             logger.warning("strangers in %.0f s: %s", STRANGERS_EVERY_S, ", ".join(new))
         hellos.clear()
 
-    def _look_for_idle(self, now: float) -> None:
+    def _look_for_silence(self, now: float) -> None:
         if self._filler.is_lockstep or not self.placement.can_send:
             return
-        usual_s = min((peer.usual_s for peer in self.table.joined), default=math.inf)
+        joined, was_silent = self.table.joined, self.placement.is_silent
+        usual_s = min((peer.usual_s for peer in joined), default=math.inf)
         num_admitted = self.ledger.report()["trajectories/admitted"]
+        # A rank that has a batch, or only lacks a part of one, has less.
         has_room = self._filler.free_columns > self._filler.batch_columns
-        is_hungry = has_room and len(self.table.joined) > 0
-        self.placement.look(num_admitted, usual_s, now, is_hungry=is_hungry)
+        is_waiting = has_room and len(joined) > 0
+        self.placement.note_admitted(num_admitted, usual_s, now, is_waiting=is_waiting)
+        if self.placement.is_silent and not was_silent:
+            logger.warning("nothing comes of the %d actors that have joined this rank", len(joined))
 
     def _answer(self) -> None:
         self._data.say(self.admission.deal(time.monotonic()))

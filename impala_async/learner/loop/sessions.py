@@ -241,7 +241,11 @@ class Sessions:
     def let_one_go(self, now: float) -> list[Answer]:
         """Another rank has no actor at work: end the newest session of one that may go, which is
         told first what became of all that it sent."""
-        free = [peer for peer in self.table.joined if not peer.is_numbered]
+        joined = self.table.joined
+        at_work = [peer for peer in joined if not peer.is_newcomer]
+        # This rank keeps one that works.
+        of = at_work if len(at_work) > 1 else [peer for peer in joined if peer.is_newcomer]
+        free = [peer for peer in of if not peer.is_numbered]
         if not free:
             return []
         peer = max(free, key=lambda peer: peer.opened_at)

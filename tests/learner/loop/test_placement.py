@@ -5,11 +5,12 @@ import math
 from impala_async.config.ranks import Place
 from impala_async.learner.loop.placement import (
     BUILD_S,
-    IDLE_S,
-    IDLE_TIMES,
     LET_GO_AFTER_S,
     LOST_S,
     MOST_PLACED,
+    SILENT_S,
+    SILENT_TIMES,
+    STOOD_STILL_S,
     UNDER_WAY_S,
     Placement,
 )
@@ -97,25 +98,35 @@ def test_strangers_neither_fill_the_memory_nor_keep_actors_from_a_rank():
     assert found == {None, "tcp://b:2", "tcp://c:3"}
 
 
-def look(ranks, *moments, admitted=0, usual_s=math.inf, is_hungry=True):
-    found = []
-    for now in moments:
-        ranks.look(admitted, usual_s, now, is_hungry=is_hungry)
-        found.append(ranks.is_idle)
-    return found
+def look(ranks, start, seconds, admitted=0, usual_s=math.inf, is_waiting=True):
+    """Look each second for so long; after how many of them it was silent, None for never."""
+    silent_after = None
+    for second in range(int(seconds) + 1):
+        ranks.note_admitted(admitted, usual_s, start + second, is_waiting=is_waiting)
+        if ranks.is_silent and silent_after is None:
+            silent_after = second
+    return silent_after
 
 
-def test_those_who_have_joined_and_send_nothing_do_not_count():
+def test_where_nothing_comes_of_those_who_have_joined_they_do_not_count():
     ranks = placement(joined=(5, 1, 1))
-    assert look(ranks, 1000.0, 1000.0 + IDLE_S, 1000.1 + IDLE_S) == [False, False, True]
-    assert ranks.send(name(1), num_own=5, now=1021.0) is None
+    assert look(ranks, 1000.0, 2 * SILENT_S) == SILENT_S + 1
+    # It is as slow as the others, unless one of them has said that it waits for this one.
+    assert ranks.send(name(1), num_own=5, now=1040.0) == "tcp://b:2"
+    ranks.note(((0, 1, 1), (5, 1, 1)))
+    assert ranks.send(name(2), num_own=5, now=1060.0) is None
     # One message is enough, and a rank that has no room waits for none.
-    assert look(ranks, 1021.0, 1021.0 + IDLE_S, admitted=16) == [False, False]
-    assert look(ranks, 1042.0, 1100.0, admitted=16, is_hungry=False) == [False, False]
-    assert ranks.send(name(2), num_own=5, now=1100.0) == "tcp://b:2"
-    # Slow ones are waited for.
-    assert look(ranks, 1100.0 + IDLE_TIMES * 60, admitted=16, usual_s=60.0) == [False]
-    assert look(ranks, 1100.1 + IDLE_TIMES * 60, admitted=16, usual_s=60.0) == [True]
+    assert look(ranks, 1041.0, SILENT_S, admitted=16) is None
+    assert look(ranks, 1062.0, 2 * SILENT_S, admitted=16, is_waiting=False) is None
+    # Nobody is blamed where the learner itself stood still.
+    ranks.note_admitted(16, math.inf, 1102.0 + SILENT_S + STOOD_STILL_S, is_waiting=True)
+    assert not ranks.is_silent
+
+
+def test_slow_ones_are_waited_for_in_a_new_session_too():
+    ranks = placement()
+    assert look(ranks, 0.0, 5 * 60, usual_s=60.0) == SILENT_TIMES * 60 + 1
+    assert look(ranks, 301.0, 5 * 60, admitted=16) == SILENT_TIMES * 60 + 1
 
 
 def test_only_rank_0_sends_actors_on_and_nobody_where_two_have_one_address():
@@ -147,13 +158,17 @@ def test_the_fullest_lets_one_go_for_a_rank_that_has_had_none_for_a_while():
     # While somebody is there who may be making environments, it is waited for longer.
     first.note(((3, 3, 0), (3, 3, 1)))
     assert not first.is_to_let_go(2 * LET_GO_AFTER_S)
-    assert first.is_to_let_go(LET_GO_AFTER_S + BUILD_S)
+    assert first.is_to_let_go(LET_GO_AFTER_S + SILENT_S)
+    # As long again as its own actors would take for a trajectory, however long that is.
+    look(first, 50.0, 1.0, usual_s=60.0)
+    assert not first.is_to_let_go(SILENT_TIMES * 60)
+    assert first.is_to_let_go(LET_GO_AFTER_S + SILENT_S + SILENT_TIMES * 60)
     first.note(((2, 3, 1), (2, 3, 1)))
-    assert not first.is_to_let_go(9 * LET_GO_AFTER_S)
+    assert not first.is_to_let_go(999 * LET_GO_AFTER_S)
     # One that has an actor alone keeps it, and the clock begins anew.
     first.note(((1, 1, 0), (1, 1, 0)))
-    assert not first.is_to_let_go(10 * LET_GO_AFTER_S)
-    assert not first.is_to_let_go(19 * LET_GO_AFTER_S)
+    assert not first.is_to_let_go(1000 * LET_GO_AFTER_S)
+    assert not first.is_to_let_go(2000 * LET_GO_AFTER_S)
 
 
 def test_who_is_let_go_is_told_where_to_go_at_whichever_rank_it_asks():

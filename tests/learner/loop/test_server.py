@@ -12,12 +12,13 @@ import pytest
 from impala_async.errors import ConfigError
 from impala_async.learner.loop import server as server_module
 from impala_async.learner.loop.endpoint import MAX_HELLOS
-from impala_async.learner.loop.placement import IDLE_S
+from impala_async.learner.loop.placement import SILENT_S
 from impala_async.metrics.report import merge
 from impala_async.weights import Version
 from impala_async.wire import peer
 from impala_async.wire.connections import SAID_HELLO
 from impala_async.wire.messages import BYE_REASONS, PROTOCOL, ByeOk, Heartbeat, Hello, pack
+from impala_async.wire.peer import LEAST_USUAL_S
 from impala_async.wire.session import MAX_OVER_ONE_CONNECTION
 from tests.learner.hand_actor import Actor, until
 from tests.learner.server_harness import ServerHarness
@@ -169,25 +170,66 @@ async def test_credit_alone_says_how_much_may_be_under_way(make_harness, monkeyp
     assert [size < 1 << 18 for size in allowed] == [True]
 
 
-async def test_actors_that_send_nothing_do_not_count_where_others_could_come(
-    make_harness, monkeypatch
+URLS = ["tcp://a:1", "tcp://b:2"]
+
+
+@pytest.fixture
+def num_counted(monkeypatch):
+    """How many actors count when a server has looked for so long, once a second."""
+    now = time.monotonic()
+
+    def look(server, seconds, **how):
+        nonlocal now
+        for _ in range(int(seconds)):
+            now += 1
+            with monkeypatch.context() as patched:
+                patched.setattr(server_module.time, "monotonic", lambda: now)  # noqa: B023
+                server.look_at_connections()
+        return server.counts(**({"are_others_ready": True} | how))[0]
+
+    return look
+
+
+async def test_actors_that_send_nothing_do_not_count_while_other_ranks_wait(
+    make_harness, num_counted, caplog
 ):
     harness = make_harness()
     silent, server = await harness.join(), harness.server
-
-    def counts_after(seconds):
-        later = time.monotonic() + seconds
-        with monkeypatch.context() as patched:
-            patched.setattr(server_module.time, "monotonic", lambda: later)
-            server.look_at_connections()
-        return server.counts()
-
     # A learner that is alone has nobody to get another one from.
-    assert [counts_after(0), counts_after(IDLE_S + 0.5)] == [(1, 1), (1, 1)]
-    server.placement.open(["tcp://a:1", "tcp://b:2"])
-    assert [counts_after(0), counts_after(IDLE_S + 0.5)] == [(1, 1), (0, 1)]
+    assert num_counted(server, 2 * SILENT_S) == 1
+    server.placement.open(URLS)
+    assert num_counted(server, SILENT_S + 1) == 1
+    assert num_counted(server, 1, are_others_ready=False) == 1
+    assert server.counts(are_others_ready=True) == (0, 1)
+    assert caplog.messages == ["nothing comes of the 1 actors that have joined this rank"]
     await silent.send()
-    assert counts_after(IDLE_S + 0.5) == (1, 1)
+    assert num_counted(server, SILENT_S) == 1
+
+
+async def test_a_rank_that_waits_for_nothing_is_not_silent(make_harness, num_counted):
+    harness = make_harness()
+    server = harness.server
+    server.placement.open(URLS)
+    # For one that joins, the clock begins then.
+    assert num_counted(server, 2 * SILENT_S) == 0
+    await harness.join()
+    assert num_counted(server, 2) == 1
+    (joined,) = server.table.joined
+    joined.usual_s = SILENT_S
+    assert num_counted(server, 3 * SILENT_S) == 1
+    joined.usual_s = LEAST_USUAL_S
+    # Its batches wait for the learner.
+    server._filler._idle.clear()
+    assert num_counted(server, 9 * SILENT_S) == 1
+
+
+async def test_in_lockstep_no_rank_is_silent(make_harness, num_counted):
+    harness = make_harness(
+        pace={"mode": "lockstep", "lag": 1}, learner={"batch_columns": 2}, train={"num_actors": 1}
+    )
+    await harness.join(2)
+    harness.server.placement.open(URLS)
+    assert num_counted(harness.server, 9 * SILENT_S) == 1
 
 
 async def test_in_lockstep_a_silent_actor_is_waited_for_as_long_as_its_lease_runs(

@@ -90,12 +90,19 @@ def test_the_newest_is_let_go_with_all_that_it_sent_settled():
     assert learner.sessions.let_one_go(now=5.0) == []
     actor = HandActor(learner).join()
     actor.send()
+    # The only one that works stays.
+    assert learner.sessions.let_one_go(now=5.0) == []
+    numbered.send()
+    silent = HandActor(learner).join()
     grant, bye = learner.sessions.let_one_go(now=5.0)
     assert wire.unpack(grant.frames[0]).settled == 1
     said = wire.unpack(bye.frames[0])
     assert (said.session, wire.BYE_REASONS[said.reason]) == (actor.session, "moving")
-    assert len(learner.table) == 1
-    assert learner.report()["sessions/closed"] == 1
+    assert len(learner.table) == 2
+    # Where only one is left that works, another one goes.
+    _, bye = learner.sessions.let_one_go(now=5.0)
+    assert wire.unpack(bye.frames[0]).session == silent.session
+    assert learner.report()["sessions/closed"] == 2
     learner.sessions.placement.note(((1, 0), (1, 0)))
     actor.hello()
     assert refusal(actor, "elsewhere") == "tcp://b:2"
