@@ -178,8 +178,8 @@ class LearnerThread:
         is_over = self._is_over() or (bool(channels.endings) and self._is_between_updates)
         returns = self._returns if self.is_lockstep else channels.returns[0]
         reason = self._stop_reason or (*channels.endings, "terminated")[0]
-        others_ready = self._word.num_ready > (self._held is not None)
-        num_joined, num_sessions = channels.count_actors(are_others_ready=others_ready)
+        are_others_ready = self._word.num_ready > (self._held is not None)
+        num_joined, num_sessions = channels.count_actors(are_others_ready=are_others_ready)
         own = own._replace(
             is_ready=self._held is not None,
             num_rows=num_rows,

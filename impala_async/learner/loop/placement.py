@@ -23,7 +23,7 @@ LOST_S = 30.0
 # Strangers may say hello under any name.
 MOST_PLACED = 1024
 LET_GO_AFTER_S = 2.0
-# Those who have joined do not count where nothing comes of them for so long, and for so many times
+# Those who have joined do not count where nothing comes from them for so long, nor for so many times
 # what the quickest of them takes for a trajectory.
 SILENT_S, SILENT_TIMES = 20.0, 4.0
 # If nobody has looked for so long, the learner itself stood still.
@@ -55,7 +55,7 @@ class Placement:
         self._placed: OrderedDict[bytes, _Placed] = OrderedDict()
         self._lacking_since: float | None = None
         self.is_silent = False
-        """Whether nothing has come for long of those who have joined here."""
+        """Whether nothing has come for long from those who have joined here."""
         self._num_admitted, self._came_at, self._looked_at = -1, -math.inf, -math.inf
         self._patience_s = SILENT_S
 

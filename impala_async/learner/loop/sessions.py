@@ -244,8 +244,8 @@ class Sessions:
         joined = self.table.joined
         at_work = [peer for peer in joined if not peer.is_newcomer]
         # This rank keeps one that works.
-        of = at_work if len(at_work) > 1 else [peer for peer in joined if peer.is_newcomer]
-        free = [peer for peer in of if not peer.is_numbered]
+        those = at_work if len(at_work) > 1 else [peer for peer in joined if peer.is_newcomer]
+        free = [peer for peer in those if not peer.is_numbered]
         if not free:
             return []
         peer = max(free, key=lambda peer: peer.opened_at)
