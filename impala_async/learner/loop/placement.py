@@ -23,8 +23,8 @@ LOST_S = 30.0
 # Strangers may say hello under any name.
 MOST_PLACED = 1024
 LET_GO_AFTER_S = 2.0
-# Those who have joined do not count where nothing comes from them for so long, nor for so many times
-# what the quickest of them takes for a trajectory.
+# Those who have joined do not count where nothing comes from them for so long, nor for so many
+# times what the quickest of them takes for a trajectory.
 SILENT_S, SILENT_TIMES = 20.0, 4.0
 # If nobody has looked for so long, the learner itself stood still.
 STOOD_STILL_S = 2.0

@@ -287,7 +287,7 @@ class ActorServer:
         is_waiting = has_room and len(joined) > 0
         self.placement.note_admitted(num_admitted, usual_s, now, is_waiting=is_waiting)
         if self.placement.is_silent and not was_silent:
-            logger.warning("nothing comes from the %d actors that have joined this rank", len(joined))
+            logger.warning("nothing comes from the %d actors that joined this rank", len(joined))
 
     def _answer(self) -> None:
         self._data.say(self.admission.deal(time.monotonic()))

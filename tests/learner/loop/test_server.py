@@ -201,7 +201,7 @@ async def test_actors_that_send_nothing_do_not_count_while_other_ranks_wait(
     assert num_counted(server, SILENT_S + 1) == 1
     assert num_counted(server, 1, are_others_ready=False) == 1
     assert server.counts(are_others_ready=True) == (0, 1)
-    assert caplog.messages == ["nothing comes from the 1 actors that have joined this rank"]
+    assert caplog.messages == ["nothing comes from the 1 actors that joined this rank"]
     await silent.send()
     assert num_counted(server, SILENT_S) == 1
 
