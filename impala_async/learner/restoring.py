@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from impala_async.config.ranks import FOLDER, Place
-from impala_async.errors import CheckpointError, plain
+from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured
 from impala_async.learner.loop.saver import NUM_RANKS, load_newest, restored_from
 from impala_async.learner.slots import Ledger
 from impala_async.runs.folder import RunFolder
-from impala_async.training.checkpoint import TrainingState, highest_epoch, whole_checkpoints
+from impala_async.training.checkpoint import (
+    TrainingState,
+    highest_epoch,
+    tell_of_skipped,
+    whole_checkpoints,
+)
 from impala_async.training.ranks import Ranks, digest_of
 
 logger = logging.getLogger(__name__)
@@ -92,7 +97,7 @@ def _sound(folder: RunFolder) -> Iterator[TrainingState]:
         try:
             restored_from(each)
         except CheckpointError as error:
-            logger.warning("skipping a damaged checkpoint: %s", plain(str(error)))
+            tell_of_skipped(error)
         else:
             yield each
 

@@ -141,6 +141,11 @@ def save_checkpoint(
     return final
 
 
+def tell_of_skipped(error: CheckpointError) -> None:
+    """A checkpoint is damaged, and another one is looked for. Its words may be somebody else's."""
+    logger.warning("skipping a damaged checkpoint: %s", plain(str(error)))
+
+
 def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
     """Those whose files match their manifest, newest first."""
     # They are listed anew for each: a learner that runs removes old ones while they are read.
@@ -152,7 +157,7 @@ def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
             checkpoint = _verified(path, version)
         except CheckpointError as error:
             if os.path.lexists(path):
-                logger.warning("skipping a damaged checkpoint: %s", plain(str(error)))
+                tell_of_skipped(error)
         else:
             yield checkpoint
 

@@ -65,10 +65,6 @@ class SessionTable:
     def joined(self) -> Collection[Peer]:
         return self._peers.values()
 
-    def counts(self) -> tuple[int, int]:
-        """How many have joined, and how many sessions there are."""
-        return len(self._peers), len(self)
-
     @property
     def outstanding_columns(self) -> int:
         """Columns for which room is kept, as they may still arrive."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from impala_async.config.evaluate import EvaluateSection
-from impala_async.errors import CheckpointError, plain
+from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured, Progress, on_thread
 from impala_async.learner.loop.reporter import EpisodeStats
 from impala_async.learner.slots import Ledger
@@ -28,6 +28,7 @@ from impala_async.training.checkpoint import (
     last_good,
     prune,
     save_checkpoint,
+    tell_of_skipped,
     whole_checkpoints,
 )
 from impala_async.weights import Lineage, Version
@@ -79,7 +80,7 @@ def load_newest(folder: RunFolder) -> Captured | None:
             restored = restored_from(checkpoint)
         except CheckpointError as error:
             fault = f": {error}"
-            logger.warning("skipping a damaged checkpoint: %s", plain(str(error)))
+            tell_of_skipped(error)
         else:
             logger.info("resuming from %s", checkpoint.path.name)
             return restored

@@ -224,8 +224,8 @@ class ActorServer:
     def counts(self, *, are_others_ready: bool) -> tuple[int, int]:
         """How many actors have joined, and how many sessions there are. Those of a silent rank do
         not count while others wait for it. Asked by another thread."""
-        num_joined, num_sessions = self.table.counts()
-        return 0 if self.placement.is_silent and are_others_ready else num_joined, num_sessions
+        is_lacking = self.placement.is_silent and are_others_ready
+        return 0 if is_lacking else len(self.table.joined), len(self.table)
 
     async def say_bye(self, reason: str, timeout_s: float) -> None:
         self._data.say(self.sessions.say_bye(reason))
