@@ -18,6 +18,7 @@ flows into them, nor through the value of the bootstrap row. Arguments that all 
     rho_bar, c_bar, pg_rho_bar, lambda_  V-trace's, as `vtrace` explains them
     num_valid               what "mean" divides by instead of the valid rows of this batch: a part
                             of a larger one gives the count of all, and the losses sum to its mean
+    known                   returns that were computed before, of rows that lie in any order
 
     T rows of a trajectory, S = T + 1 with the bootstrap row, B columns
 """
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor
 
 from impala_async.algo.gae import gae
-from impala_async.algo.vtrace import Normalize, ValidRows, clamped_exp, vtrace
+from impala_async.algo.vtrace import Normalize, Returns, ValidRows, clamped_exp, vtrace
 
 Reduction = Literal["mean", "sum"]
 
@@ -96,11 +97,12 @@ def impala_loss(
     reduction: Reduction = "mean",
     normalize_advantages: Normalize = False,
     num_valid: Tensor | None = None,
+    known: Returns | None = None,
 ) -> LossTerms:
     """Policy gradient on V-trace advantages, squared value error and entropy bonus."""
     rows = ValidRows(values_SB, mask_TB)
     log_probs_TB = rows.take(log_probs_TB)
-    targets_TB, advantages_TB = vtrace(
+    targets_TB, advantages_TB = known or vtrace(
         log_rhos_TB=log_probs_TB.detach() - rows.check(behaviour_log_probs_TB),
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
@@ -142,6 +144,7 @@ def appo_loss(
     kl_coeff: float = 0.0,
     normalize_advantages: Normalize = False,
     num_valid: Tensor | None = None,
+    known: Returns | None = None,
 ) -> LossTerms:
     """Clipped surrogate around a slowly moving target network, to which V-trace corrects.
 
@@ -157,7 +160,7 @@ def appo_loss(
     rows = ValidRows(values_SB, mask_TB)
     behaviour_TB = rows.take(behaviour_log_probs_TB).detach()
     target_TB = rows.take(target_log_probs_TB).detach()
-    targets_TB, advantages_TB = vtrace(
+    targets_TB, advantages_TB = known or vtrace(
         log_rhos_TB=target_TB - behaviour_TB,
         rewards_TB=rewards_TB,
         discounts_TB=discounts_TB,
@@ -214,6 +217,7 @@ def ppo_loss(
     reduction: Reduction = "mean",
     normalize_advantages: Normalize = True,
     num_valid: Tensor | None = None,
+    known: Returns | None = None,
 ) -> LossTerms:
     """The surrogate of the ratio to what acted, clipped around 1; squared value error; entropy.
 
@@ -232,11 +236,12 @@ def ppo_loss(
         "mask_TB": mask_TB,
         "lambda_": lambda_,
     }
-    if returns == "gae":
-        targets_TB, advantages_TB = gae(**batch)
-    else:
+    if known is None and returns == "gae":
+        known = gae(**batch)
+    elif known is None:
         batch |= {"log_rhos_TB": log_ratios_TB, "rho_bar": rho_bar, "c_bar": c_bar}
-        targets_TB, advantages_TB = vtrace(**batch, has_pg_ratio=False)
+        known = vtrace(**batch, has_pg_ratio=False)
+    targets_TB, advantages_TB = known
     if normalize_advantages:
         advantages_TB = rows.normalize(advantages_TB, normalize_advantages)
     if clip is None:

@@ -96,6 +96,9 @@ class AlgorithmSection(Section):
     num_minibatches: int = Field(1, ge=1)
     """Parts of a batch, of whole columns; each is an update. Not set: of about 64 rows, in a2c 256,
     or of more if there would be too many."""
+    shuffle_rows: bool = False
+    """Parts have rows of any columns, at random, in place of whole columns: those of one trajectory
+    are alike. Returns are then computed once a pass. Not for a model with a core."""
     is_clip: float = Field(2.0, gt=0)
     """appo: bar on the ratio of the acting to the target policy."""
     tau: float = Field(1.0, gt=0, le=1)
@@ -195,6 +198,9 @@ class AlgorithmSection(Section):
             )
         if self.schedule_env_steps is not None and not self.has_schedule:
             yield "schedule_env_steps does nothing without lr_end or entropy_cost_end: set one"
+        if self.shuffle_rows and (self.name not in ALGORITHMS or self.intrinsic_reward):
+            own = self.intrinsic_reward or self.name
+            yield f"shuffle_rows does not go with {own}, which wants whole columns: drop it"
         if self.reward_scale == 0:
             yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
         if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:

@@ -40,6 +40,7 @@ SYNONYMS = {
     "algorithm.rho_bar": "vtrace_rho vtrace_clip_rho_threshold",
     "algorithm.clip": "clip_range clip_coef clip_param ppo_clip_ratio",
     "algorithm.num_minibatches": "num_batches_per_epoch minibatch_size sgd_minibatch_size",
+    "algorithm.shuffle_rows": "shuffle_minibatches shuffle_batch_per_epoch shuffle",
     "algorithm.normalize_advantages": "normalize_advantage norm_adv",
     "algorithm.intrinsic_reward": "curiosity rnd icm exploration_config with_rnd int_coef",
     "algorithm.optimizer_options.eps": "epsilon adam_eps rms_prop_eps",

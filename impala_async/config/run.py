@@ -146,13 +146,20 @@ class RunConfig(Section):
         is_given = "num_passes" in learner.model_fields_set and learner.num_passes != "auto"
         # Where they would make trajectories too old, there are fewer.
         most = MANY if self.pace.is_lockstep else learner.max_lag // self._most_batches_old
-        columns, parts = learner.batch_columns, self.algorithm.num_minibatches
+        parts = self.algorithm.num_minibatches
         if "num_minibatches" not in self.algorithm.model_fields_set:
             bound = most // (learner.most_passes if is_given else usual)
-            rows = columns * self.trajectory.rows
-            parts = max(1, min(columns, rows // self.algorithm.usual_part_rows, bound))
+            rows = learner.batch_columns * self.trajectory.rows
+            parts = max(1, min(self._most_parts, rows // self.algorithm.usual_part_rows, bound))
         self._decide("algorithm", num_minibatches=parts)
         self._decide("learner", num_passes=max(1, min(usual, most // parts)))
+
+    @property
+    def _most_parts(self) -> int:
+        """The rows or columns that there are to deal."""
+        return self.learner.batch_columns * (
+            self.trajectory.rows if self.algorithm.shuffle_rows else 1
+        )
 
     @property
     def batches_under_way(self) -> int:
@@ -192,10 +199,18 @@ class RunConfig(Section):
                 "algorithm.schedule_env_steps, or stop.env_steps, which it is otherwise"
             )
         learner, num_minibatches = self.learner, self.algorithm.num_minibatches
-        if num_minibatches > learner.batch_columns:
+        if num_minibatches > self._most_parts:
+            has_rows = self.algorithm.shuffle_rows
+            times = f" * trajectory.rows ({self.trajectory.rows})" if has_rows else ""
             yield (
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
-                f"learner.batch_columns ({learner.batch_columns}): a minibatch has whole columns"
+                f"learner.batch_columns ({learner.batch_columns}){times}: a minibatch has "
+                f"{'a row' if has_rows else 'whole columns'}"
+            )
+        if self.algorithm.shuffle_rows and self.model.core is not None:
+            yield (
+                f"algorithm.shuffle_rows does not go with model.core ({self.model.core}), which "
+                "wants trajectories row by row: drop one of them"
             )
         first = learner.init_num_passes
         if first is not None and first > learner.most_passes:

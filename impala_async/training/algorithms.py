@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from impala_async.algo.gae import gae
 from impala_async.algo.losses import LossTerms, appo_loss, impact_ratios, impala_loss, ppo_loss
-from impala_async.algo.vtrace import clamped_exp
+from impala_async.algo.vtrace import Returns, clamped_exp, vtrace
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.names import OWN_PREFIX, is_of_update
@@ -49,11 +50,14 @@ class View(NamedTuple):
     """The current weight of the KL from it."""
     intrinsic: Intrinsic | None = None
     """A reward of the user's own, which `rewards_TB` hold already, where there is one."""
+    known: Returns | None = None
+    """The returns of these rows, where they were computed before."""
 
     @property
     def inputs(self) -> dict[str, Any]:
         """The arguments that every loss takes."""
-        return {
+        known = {} if self.known is None else {"known": self.known}
+        return known | {
             "log_probs_TB": self.evaluation.log_probs_TB,
             "behaviour_log_probs_TB": self.behaviour_log_probs_TB,
             "entropies_TB": self.evaluation.entropies_TB,
@@ -142,6 +146,23 @@ def _settings(section: AlgorithmSection, sum_up: SumUp, *keys: str) -> dict[str,
         "lambda_": section.trace_decay,
         **{key: getattr(section, key) for key in keys},
     }
+
+
+def returns_of(view: View, section: AlgorithmSection) -> Returns:
+    """Those that the section's loss, which is one of ours, computes where none are known."""
+    rows: dict[str, Any] = {
+        "rewards_TB": view.rewards_TB,
+        "discounts_TB": view.discounts_TB,
+        "values_SB": view.evaluation.values_SB,
+        "mask_TB": view.mask_TB,
+        "lambda_": section.trace_decay,
+    }
+    if section.returns_kind == "gae":
+        return gae(**rows)
+    learning = _target(view) if section.name == "appo" else view.evaluation
+    bars = {key: getattr(section, key) for key in ("rho_bar", "c_bar", "pg_rho_bar")}
+    log_rhos_TB = learning.log_probs_TB.detach() - view.behaviour_log_probs_TB
+    return vtrace(**rows, **bars, log_rhos_TB=log_rhos_TB, has_pg_ratio=section.name != "ppo")
 
 
 def _target(view: View) -> Evaluation:

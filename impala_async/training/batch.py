@@ -1,12 +1,9 @@
-"""A batch as tensors, which view the memory of a slot, and the columns it is trained on in parts.
+"""A batch as tensors, which view the memory of a slot, and what is taken of it.
 
-A part has whole columns: a recurrent state runs along a column, and returns run back along it.
-
-    B columns of a batch, T action rows, S = T+1 observation rows, N columns of a part,
-    F frames, K frames of a stack
+B columns of a batch, T action rows, S = T+1 observation rows, N columns or rows of a part,
+F frames, K frames of a stack
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -25,8 +21,6 @@ from impala_async.schema import Bytes2D, Schema
 from impala_async.training.checkpoint import copies_of
 from impala_async.trajectory import fields_of
 
-# Tries to find the columns at fault, each a forward and a backward pass. The undecided are found.
-MAX_TRIES = 32
 # Columns that alone stay below these do so together too: a norm overflows at 1e19, a loss at 1e38.
 GOOD_NORM, GOOD_LOSS = 1e15, 1e30
 
@@ -44,6 +38,8 @@ class Batch:
     truncated_BT: Tensor
     mask_BT: Tensor
     windows: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[str, Tensor] = field(default_factory=dict)
+    """`targets_BT` and `advantages_BT`, where they were computed before."""
 
     @staticmethod
     def in_planes(schema: Schema, obs: Tensor | Bytes2D, small: Tensor | Bytes2D) -> "Batch":
@@ -75,13 +71,45 @@ class Batch:
         """Copy the columns with these numbers, a tensor on the CPU."""
         columns_N = columns_N.to(self.mask_BT.device)
         # `part[columns_N]` takes bytes one by one.
-        taken: dict[str, Any] = {
-            name: part.index_select(0, columns_N)
+        return self._made(lambda _, part: part.index_select(0, columns_N))
+
+    def in_one_column(self, known: Mapping[str, Tensor]) -> "Batch":
+        """All its rows in one column, one column's behind the other's, for `rows` to take from."""
+        num_columns, num_rows = self.mask_BT.shape
+        columns_B11 = torch.arange(num_columns, device=self.mask_BT.device)[:, None, None]
+
+        def strung(name: str, part: Tensor) -> Tensor:
+            field_name, _, leaf = name.partition("/")
+            if field_name == "windows":  # it counts frames from the first one of its column
+                part = part + columns_B11 * self.obs[leaf].shape[1]
+            is_frames = field_name == "obs" and leaf in self.windows
+            return (part if is_frames else part[:, :num_rows]).flatten(0, 1).unsqueeze(0)
+
+        return replace(self, known=dict(known))._made(strung)
+
+    def rows(self, numbers_N: Tensor) -> "Batch":
+        """Copy the rows of the only column with these numbers, a tensor on the CPU."""
+        numbers_N = numbers_N.to(self.mask_BT.device)
+        # As their returns are known, nobody looks at the row behind the last one.
+        seen_S = torch.cat([numbers_N, numbers_N[:1]])
+
+        def taken(name: str, part: Tensor) -> Tensor:
+            field_name, _, leaf = name.partition("/")
+            if field_name == "obs" and leaf in self.windows:
+                return part
+            return part.index_select(1, seen_S if field_name in ("obs", "windows") else numbers_N)
+
+        return self._made(taken)
+
+    def _made(self, make: Callable[[str, Tensor], Tensor]) -> "Batch":
+        """A batch of what this makes of each tensor and its name, as in `tensors`."""
+        made: dict[str, Any] = {
+            name: make(name, part)
             if isinstance(part, Tensor)
-            else {k: each.index_select(0, columns_N) for k, each in part.items()}
+            else {k: make(f"{name}/{k}", each) for k, each in part.items()}
             for name, part in vars(self).items()
         }
-        return Batch(**taken)
+        return Batch(**made)
 
     def keep(self, path: Path, about: dict[str, str], **others: Tensor) -> str:
         """Write it for a look at it; return, in words, where it is, or why it is nowhere.
@@ -96,18 +124,6 @@ class Batch:
         return f"the last batch is kept in {path}"
 
 
-def deal(alive_B: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:
-    """The numbers of the living columns, a tensor on the CPU, dealt to so many parts if they
-    suffice: to one alone in order, else as the seeds alone decide. Sizes differ by one at most, and
-    no part is empty but one alone."""
-    columns_N = alive_B.nonzero().flatten()
-    num_parts = min(max_parts, len(columns_N))
-    if num_parts <= 1:
-        return [columns_N]
-    order = np.random.default_rng(seeds).permutation(len(columns_N))
-    return list(columns_N[torch.from_numpy(order)].tensor_split(num_parts))
-
-
 @contextmanager
 def only_read(what: str, kept: Mapping[str, Tensor]) -> Iterator[None]:
     """Somebody's code may not change these in place, by their names: ConfigError if it did."""
@@ -120,22 +136,6 @@ def only_read(what: str, kept: Mapping[str, Tensor]) -> Iterator[None]:
             f"{what} changes {changed[0]} in place, which other passes over the batch read too: it "
             "must make a new tensor"
         )
-
-
-def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tensor:
-    """Those of these columns that are not good, without which the others are, by halving."""
-    found = []
-    groups, num_tries = deque([columns_N]), 0
-    while groups:
-        group = groups.popleft()
-        num_tries += 1
-        if num_tries <= MAX_TRIES and is_good(group):
-            continue
-        if num_tries >= MAX_TRIES or len(group) == 1:
-            found.append(group)
-        else:
-            groups.extend(group.tensor_split(2))
-    return torch.cat(found) if found else columns_N[:0]
 
 
 def _through(window_BSK: Tensor, frames_BF: Tensor) -> Tensor:

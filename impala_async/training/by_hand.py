@@ -77,7 +77,14 @@ class ByHand:
         log_ratios_BT = np.where(valid_BT, log_probs_BT - log_mu_BT, np.float32(0))
         bounded_BT = np.minimum(np.maximum(log_ratios_BT, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
         ratios_BT = np.exp(bounded_BT)
-        targets_BT, advantages_BT = self._returns(ratios_BT, values_BS, valid_BT, inputs)
+        if batch.known:
+            targets_BT, advantages_BT = (
+                batch.known[name].numpy() for name in ("targets_BT", "advantages_BT")
+            )
+        else:
+            targets_BT, advantages_BT = self._returns(ratios_BT, values_BS, valid_BT, inputs)
+        if self.section.has_normal_advantages:
+            advantages_BT = _normal(advantages_BT, valid_BT, self.ranks)
         num_valid = float(inputs["num_valid"])
         scale = 1.0 / max(num_valid, 1.0) if self.section.reduction == "mean" else 1.0
         weights_BS, errors_BS = np.zeros((2, *values_BS.shape), np.float32)
@@ -152,8 +159,6 @@ class ByHand:
         advantages_BT = td_errors(targets_BS[:, 1:])
         if not self._is_ppo:
             advantages_BT *= _at_most(ratios_BT, section.pg_rho_bar)
-        if section.has_normal_advantages:
-            advantages_BT = _normal(advantages_BT, valid_BT, self.ranks)
         return targets_BS[:, :-1], advantages_BT
 
     def _norm(self) -> float:

@@ -61,12 +61,12 @@ class Graphs:
 
     def __init__(self, compute: ComputeGradients, parameters: tuple[nn.Parameter, ...]) -> None:
         self._compute, self._parameters = compute, parameters
-        self._seen: set[tuple[int, bool]] = set()
-        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        self._seen: set[tuple[torch.Size, bool]] = set()
+        self._graphs: dict[tuple[torch.Size, bool], _Graph] = {}
         self._most = MOST_GRAPHS
 
     def __call__(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
-        key = len(batch.mask_BT), with_sums
+        key = batch.mask_BT.shape, with_sums
         if key in self._seen and key not in self._graphs and len(self._graphs) < self._most:
             self._make(key, batch, of)
         self._seen.add(key)
@@ -74,7 +74,7 @@ class Graphs:
             return self._graphs[key].gradients_of(batch, of)
         return self._compute(batch, of, with_sums=with_sums)
 
-    def _make(self, key: tuple[int, bool], batch: Batch, of: Coefficients) -> None:
+    def _make(self, key: tuple[torch.Size, bool], batch: Batch, of: Coefficients) -> None:
         own = batch.take(torch.arange(len(batch.mask_BT)))
         new = batch.rewards_BT.new_tensor
         places: list[Any] = [None if number is None else new(number) for number in of]

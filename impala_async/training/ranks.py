@@ -92,19 +92,21 @@ class Ranks:
         self.sum(words)
         return [words[rank, :length].numpy().tobytes() for rank, length in enumerate(lengths)]
 
-    def join(self, own_N: Tensor) -> Tensor:
-        """The numbers of all ranks' columns, one rank behind the other; -1 for what a rank has
-        not: it may have fewer than there is room for."""
-        all_B = torch.zeros(self.place.count * self._columns, dtype=torch.int64)
-        own_B = all_B[self.place.number * self._columns :][: self._columns]
-        own_B[:] = -1
-        own_B[: len(own_N)] = own_N
-        return self.sum(all_B)
+    def join(self, own_N: Tensor, each: int = 1) -> Tensor:
+        """The numbers of all ranks' columns, so many of each, one rank behind the other; -1 for
+        what a rank has not: it may have fewer than there is room for."""
+        room = self._columns * each
+        all_N = torch.zeros(self.place.count * room, dtype=torch.int64)
+        here_N = all_N[self.place.number * room :][:room]
+        here_N[:] = -1
+        here_N[: len(own_N)] = own_N
+        return self.sum(all_N)
 
-    def own(self, columns_N: Tensor) -> Tensor:
-        """Those of these columns, numbered over all ranks, that are of this one, by its numbers."""
-        own_N = columns_N - self.place.number * self._columns
-        return own_N[(own_N >= 0) & (own_N < self._columns)]
+    def own(self, places_N: Tensor, each: int = 1) -> Tensor:
+        """Those of these places in what `join` gives that are of this rank, as it counts them."""
+        room = self._columns * each
+        own_N = places_N - self.place.number * room
+        return own_N[(own_N >= 0) & (own_N < room)]
 
     def sum_gradients(
         self, parameters: Sequence[nn.Parameter], numbers: Tensor

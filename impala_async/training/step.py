@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from impala_async.algo.vtrace import Returns
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm
-from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch, deal, find_culprits
+from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm, returns_of
+from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch
 from impala_async.training.by_hand import ByHand, is_plain
 from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
 from impala_async.training.graphs import Coefficients, ComputeGradients, Gradients, Graphs
@@ -32,6 +33,7 @@ from impala_async.training.optimizer import (
     scheduled,
     take_step,
 )
+from impala_async.training.parts import Part, find_culprits, make_parts
 from impala_async.training.ranks import Ranks
 from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
 
@@ -102,8 +104,6 @@ class UpdateStep:
         # Code of the user's own may do more than launch kernels: a graph would leave that out.
         self._is_ours = algorithm.name in MAKERS and self.intrinsic is None
         self._compute: ComputeGradients = self._compute_gradients
-        # The valid rows of a part that all ranks have, while it is learned from.
-        self._num_valid: int | None = None
         # A sum over ranks is no part of a graph, which another rank may not have.
         has_sums = self.ranks.are_many and algorithm.normalize_advantages
         if self.is_graphed and self._is_ours and policy.is_torso_ours and not has_sums:
@@ -149,10 +149,10 @@ class UpdateStep:
             self._scale(batch),
             torch.zeros_like(alive_B),
         )
-        for columns_N, part in self._parts(batch, alive_B, num_rows):
+        for part in self._parts(batch, alive_B, num_rows, this):
             failed = self._update(part, this)
             if failed is not None:
-                self._retry(batch, columns_N, failed, this)
+                self._retry(batch, part, failed, this)
         if this.applied and not self.num_updates:
             idle = [name for name, w in self._named if w.requires_grad and w.grad is None]
             if idle:
@@ -211,44 +211,30 @@ class UpdateStep:
             self.return_scale.restore(entry(algorithm, "return_scale", dict))
 
     def _parts(
-        self, batch: Batch, alive_B: Tensor, num_rows: int | None
-    ) -> Iterator[tuple[Tensor, Batch]]:
-        """The columns that are learned from in one update each, and what they hold."""
+        self, batch: Batch, alive_B: Tensor, num_rows: int | None, this: _Pass
+    ) -> Iterator[Part]:
+        """Each is learned from in one update."""
+        section, known = self.section, None
+        if section.shuffle_rows and section.num_minibatches > 1:
+            with torch.no_grad():
+                view = self._view(batch, self._coefficients(this))
+                targets_TB, advantages_TB = returns_of(view, section)
+            known = {"targets_BT": targets_TB.t(), "advantages_BT": advantages_TB.t()}
         # By the updates taken, so that one that is skipped leaves no trace here either.
-        num_parts, seeds = self.section.num_minibatches, (self.seed, self.num_updates)
-        if not self.ranks.are_many:
-            parts = deal(alive_B, num_parts, seeds)
-            for columns_N in parts:
-                yield columns_N, batch if len(parts) == 1 else batch.take(columns_N)
-            return
-        if num_parts == 1 and num_rows is not None:
-            dealt = [(own_N, num_rows) for own_N in deal(alive_B, 1, seeds)]
-        else:
-            rows_B = self.ranks.join(torch.where(alive_B, batch.mask_BT.sum(1).cpu(), -1))
-            parts = deal(rows_B >= 0, num_parts, seeds)
-            dealt = [(self.ranks.own(each_N), int(rows_B[each_N].sum())) for each_N in parts]
-        for own_N, self._num_valid in dealt:
-            yield own_N, self._share(batch, own_N)
-        self._num_valid = None
-
-    def _share(self, batch: Batch, own_N: Tensor) -> Batch:
-        """The own columns of a part; where there is none, one that is masked has the shapes."""
-        if len(own_N) == len(batch.mask_BT):
-            return batch
-        if len(own_N):
-            return batch.take(own_N)
-        return batch.living(torch.zeros(len(batch.mask_BT), dtype=torch.bool)).take(
-            torch.zeros(1, dtype=torch.int64)
+        seeds = self.seed, self.num_updates
+        return make_parts(
+            batch, alive_B, section.num_minibatches, seeds, self.ranks, num_rows, known
         )
 
-    def _update(self, part: Batch, this: _Pass) -> dict[str, float] | None:
+    def _update(self, part: Part, this: _Pass) -> dict[str, float] | None:
         """Take a step, if there is a valid row; return its statistics if that cannot be."""
         for group in self.optimizer.param_groups:
             group["lr"] = this.lr
         with_sums = self.return_scale is not None and this.is_first
-        numbers, names = self._compute(part, self._coefficients(this), with_sums=with_sums)
+        of = self._coefficients(this, part.num_valid)
+        numbers, names = self._compute(part.batch(), of, with_sums=with_sums)
         # The one place where the host waits for the device.
-        total, norm, num_valid, *more = self._sum_up(numbers, len(names))
+        total, norm, num_valid, *more = self._sum_up(numbers, len(names), part.num_valid)
         told = dict(zip(names, more, strict=False)) | {"loss/total": total, "grad/norm": norm}
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit
         (this.applied if is_applied else this.skipped).append(told)
@@ -261,52 +247,43 @@ class UpdateStep:
             self.target.note_update(self.policy.model, told["policy/kl"])
         return None
 
-    def _sum_up(self, numbers: Tensor, num_stats: int) -> list[float]:
+    def _sum_up(self, numbers: Tensor, num_stats: int, num_valid: int | None) -> list[float]:
         """The numbers of an update, and its gradients, of all ranks together."""
-        if not self.ranks.are_many:
+        if num_valid is None:
             return list(numbers.tolist())
         own, sums = numbers[: 3 + num_stats], numbers[3 + num_stats :]
         if len(sums):
             self.ranks.sum(sums)
         shares, has_gradient, norm = self.ranks.sum_gradients(self.parameters, own)
-        assert self._num_valid is not None
         told: list[float] = torch.cat([shares, sums, has_gradient, norm.view(1)]).tolist()
         total, _, _, *more = told[: len(numbers)]
         for parameter, has in zip(self.parameters, told[len(numbers) : -1], strict=True):
             if not has:  # an optimizer leaves it alone
                 parameter.grad = None
-        return [total, told[-1], self._num_valid, *more]
+        return [total, told[-1], num_valid, *more]
 
-    def _retry(
-        self, batch: Batch, columns_N: Tensor, failed: dict[str, float], this: _Pass
-    ) -> None:
-        """Learn from these columns without those that made their update fail."""
-        found_N = self._find_failing(batch, columns_N, this)
+    def _retry(self, batch: Batch, part: Part, failed: dict[str, float], this: _Pass) -> None:
+        """Learn from this part without those columns that made its update fail."""
+        found_N = self._find_failing(batch, part.columns.unique(), this)
         if len(found_N):
             self._note_failed(found_N, failed, this)
-        good_N = columns_N[~torch.isin(columns_N, found_N)]
-        again = None
+        rest, again = part.without(found_N, self.ranks), None
+        if self.ranks.are_many or len(rest.numbers_N):
+            again = self._update(rest, this)
         if self.ranks.are_many:
-            self._num_valid = int(self.ranks.totals(float(batch.mask_BT.cpu()[good_N].sum()))[0])
-            again = self._update(self._share(batch, good_N), this)
             # All ranks know of it, also those that had no part in it.
             this.not_finite |= _faults(failed)
-        elif len(good_N):
-            again = self._update(batch.take(good_N), this)
         if again is not None:
-            self._note_failed(good_N, again, this)
+            self._note_failed(rest.columns, again, this)
 
     def _find_failing(self, batch: Batch, columns_N: Tensor, this: _Pass) -> Tensor:
         """Each rank looks among its own columns."""
         if not len(columns_N):
             return columns_N
-        num_valid, self._num_valid = self._num_valid, None
         with self.ranks.apart():
-            found_N = find_culprits(
+            return find_culprits(
                 columns_N, lambda tried_N: self._is_good(batch.take(tried_N), this)
             )
-        self._num_valid = num_valid
-        return found_N
 
     def _note_failed(self, columns_N: Tensor, stats: dict[str, float], this: _Pass) -> None:
         self._num_failed_in_a_row += 1
@@ -347,10 +324,10 @@ class UpdateStep:
             numbers = [number.double() for number in numbers] + list(sums)
         return Gradients(torch.stack(numbers), tuple(stats))
 
-    def _coefficients(self, this: _Pass) -> Coefficients:
+    def _coefficients(self, this: _Pass, num_valid: int | None = None) -> Coefficients:
         kl_coeff = 0.0 if self.target is None else self.target.kl_coeff
         factor = self.section.reward_scale / this.scale
-        return Coefficients(this.entropy_cost, factor, kl_coeff, self._num_valid)
+        return Coefficients(this.entropy_cost, factor, kl_coeff, num_valid)
 
     def _view(self, batch: Batch, of: Coefficients) -> View:
         rows = batch.rows_of_obs()
@@ -365,7 +342,17 @@ class UpdateStep:
             own = self.intrinsic(rows, batch)
             rewards_TB = transitions["rewards_TB"]
             transitions["rewards_TB"] = rewards_TB + own.rewards_BT.t() * of.reward_factor
-        return View(evaluation, **transitions, target=target, kl_coeff=of.kl_coeff, intrinsic=own)
+        known = None
+        if batch.known:
+            known = Returns(batch.known["targets_BT"].t(), batch.known["advantages_BT"].t())
+        return View(
+            evaluation,
+            **transitions,
+            target=target,
+            kl_coeff=of.kl_coeff,
+            intrinsic=own,
+            known=known,
+        )
 
     def _transitions(self, batch: Batch, of: Coefficients) -> dict[str, Tensor]:
         """The inputs of a loss that are as actors sent them, whatever the weights."""

@@ -304,7 +304,7 @@ def test_what_does_not_fit_is_refused(name):
 
 
 SHARED = {"mask_TB": None, "value_cost": 0.5, "entropy_cost": 0.01, "reduction": "mean"}
-SHARED |= {"num_valid": None}
+SHARED |= {"num_valid": None, "known": None}
 BARS = {"rho_bar": 1.0, "c_bar": 1.0, "pg_rho_bar": 1.0, "lambda_": 1.0}
 BARS |= {"normalize_advantages": False}
 ON_POLICY = {"lambda_": 0.95, "normalize_advantages": True}

@@ -282,7 +282,9 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         ("algorithm.name=appo", 8, 16),
         ("algorithm.name=a2c", 1, 4),
         ("algorithm.name=a.b:C", 1, 16),
-        # A part has about 64 rows, in whole columns.
+        # A part has about 64 rows, in whole columns; or in rows alone.
+        ("trajectory.rows=100 learner.batch_columns=8", 8, 8),
+        ("trajectory.rows=100 learner.batch_columns=8 algorithm.shuffle_rows=true", 8, 12),
         ("trajectory.rows=20 learner.batch_columns=8", 8, 2),
         ("trajectory.rows=50 learner.batch_columns=16", 8, 12),
         ("trajectory.rows=1000 learner.batch_columns=16", 8, 16),
@@ -302,6 +304,23 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         found = config.learner.num_passes, config.algorithm.num_minibatches
         assert found == (passes, parts), settings
         assert validate_config(config.model_dump(mode="json", by_alias=True)) == config
+
+
+def test_rows_are_shuffled_where_nothing_wants_whole_columns():
+    shuffled = "algorithm.shuffle_rows=true"
+    config_of(
+        f"{shuffled} learner.batch_columns=8 trajectory.rows=4 {PARTS}=32 learner.max_lag=999"
+    )
+    for settings, says in (
+        ("model.core=lstm", "algorithm.shuffle_rows does not go with model.core (lstm)"),
+        ("algorithm.name=a.b:C", "algorithm: shuffle_rows does not go with a.b:C, which wants"),
+        ("algorithm.intrinsic_reward=a.b:C", "algorithm: shuffle_rows does not go with a.b:C"),
+        (
+            f"learner.batch_columns=8 trajectory.rows=4 {PARTS}=33 learner.max_lag=999",
+            "learner.batch_columns (8) * trajectory.rows (4): a minibatch has a row",
+        ),
+    ):
+        assert says in complaint(f"{shuffled} {settings}")
 
 
 # -------------------- lockstep

@@ -12,7 +12,13 @@ from impala_async.algo.vtrace import ValidRows
 from impala_async.config.algorithm import ALGORITHMS, AlgorithmSection
 from impala_async.errors import ConfigError
 from impala_async.metrics.report import merge
-from impala_async.training.algorithms import MAKERS, Algorithm, View, make_algorithm
+from impala_async.training.algorithms import (
+    MAKERS,
+    Algorithm,
+    View,
+    make_algorithm,
+    returns_of,
+)
 from tests.training.conftest import ALIVE_B, is_same, remembered
 
 SHARED = {"value_cost": 0.7, "reduction": "sum"}
@@ -77,6 +83,19 @@ def test_a_name_is_its_loss_with_the_settings_of_its_section(case, view, is_norm
     errors_TB = (got.targets_TB - view.evaluation.values_SB[:-1])[view.mask_TB]
     torch.testing.assert_close(got.value, 0.5 * 0.7 * errors_TB.square().mean())
     assert not got.targets_TB.requires_grad
+
+
+@EACH
+def test_returns_that_are_known_before_are_those_of_the_loss(case, view):
+    for settings in ({}, {"normalize_advantages": True}):
+        section = section_of(case, **settings)
+        loss = make_algorithm(section).loss
+        known = returns_of(view._replace(kl_coeff=0.0), section)
+        assert not known.targets_TB.requires_grad
+        alone, told = loss(view, 0.03), loss(view._replace(known=known), 0.03)
+        assert all(torch.equal(a, b) for a, b in zip(alone, told, strict=True))
+        others = loss(view._replace(known=known._replace(targets_TB=known.targets_TB + 1)), 0.03)
+        assert not torch.equal(others.value, told.value)
 
 
 def test_stats_are_of_valid_rows_alone(view):

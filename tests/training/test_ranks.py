@@ -38,6 +38,11 @@ CASES = {
     "uneven": {"masked": (1, 2, 3), "normalize_advantages": True, "normalize_returns": True},
     "one has no valid row": {"masked": range(HALF), "normalize_returns": True},
     "nobody has a valid row": {"masked": range(COLUMNS)},
+    "rows": PPO | {"num_minibatches": 5, "shuffle_rows": True, "normalize_returns": True},
+    "rows, one has none": PPO
+    | {"num_minibatches": 3, "shuffle_rows": True, "masked": range(HALF, COLUMNS)},
+    "rows, nan on one": {"nan": (5,), "num_minibatches": 3, "shuffle_rows": True},
+    "rows, a team": PPO | {"is_team": True, "num_minibatches": 2, "shuffle_rows": True},
     "lstm": PPO | {"core": "lstm", "num_minibatches": 2},
     "a team": PPO | {"is_team": True, "num_minibatches": 2},
     "clipped": {"grad_clip": 0.05, "optimizer": "rmsprop"},

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from impala_async.metrics.names import REGISTRY
-from impala_async.training.batch import deal
+from impala_async.training.parts import deal
 from impala_async.training.rewards import scale_of
 from tests.training.conftest import ALIVE_B, are_equal, is_same, remembered
 
@@ -33,7 +33,7 @@ def parts(monkeypatch):
         seen.append(deal(*given))
         return seen[-1]
 
-    monkeypatch.setattr("impala_async.training.step.deal", noted)
+    monkeypatch.setattr("impala_async.training.parts.deal", noted)
     return seen
 
 
@@ -63,6 +63,35 @@ def test_the_order_is_that_of_the_seed_and_of_the_updates_taken(make_step, make_
         step.run(batch, ALIVE_B, 0)
         wanted = deal(ALIVE_B, 3, (0, 3 * number))
         assert [part.tolist() for part in parts[-1]] == [part.tolist() for part in wanted]
+
+
+@pytest.mark.parametrize("name", ["impala", "appo", "ppo", "a2c"])
+def test_parts_of_rows_are_together_the_batch(make_step, make_batch, name):
+    """With weights that stand still, sums over parts are those over the batch."""
+    batch = make_batch()
+    settings = {"name": name, "lr": 1e-30, "reduction": "sum", "normalize_advantages": False}
+    settings |= {"normalize_returns": True, "normalize_obs": True}
+    whole = make_step(**settings).run(batch, ALIVE_B, 0).stats
+    step = make_step(**settings, num_minibatches=7, shuffle_rows=True)
+    result = step.run(batch, ALIVE_B, 0)
+    assert result.num_updates == 7
+    for term in ("loss/policy", "loss/value", "loss/entropy", "loss/total"):
+        assert result.stats[term] * 7 == pytest.approx(whole[term], rel=1e-4), term
+    assert result.stats["algorithm/return_scale"] == pytest.approx(whole["algorithm/return_scale"])
+
+
+def test_parts_of_rows_leave_out_a_column_that_is_not_finite(make_step, make_batch):
+    batch = make_batch()
+    batch.mask_BT[:] = True
+    batch.rewards_BT[3, 4] = math.nan
+    step = make_step(**PPO | {"shuffle_rows": True, "num_minibatches": 2, "normalize_obs": True})
+    result = step.run(batch, ALIVE_B, 0)
+    assert result.num_updates == 2
+    assert result.is_failed_B.tolist() == [False, False, False, True, False]
+    assert all(math.isfinite(value) for value in result.stats.values())
+    assert all(parameter.isfinite().all() for parameter in step.parameters)
+    (normalizer,) = step.policy.model.normalizers
+    assert normalizer.count == 4 * 6
 
 
 def test_a_column_that_is_not_finite_fails_alone(make_step, make_batch):
