@@ -118,6 +118,9 @@ def _find_key(folder: RunFolder, bind: BindSection) -> Key | None:
     if bind.encrypt == "off" or (bind.encrypt == "auto" and not bind.open_urls and not given):
         return None
     if given is None and (kept := find_bytes(folder.whole / KEY_FILE)) is not None:
+        if (folder.whole / KEY_FILE).stat().st_mode & 0o077:
+            told = "%s: other users of this host can read it or write to it: chmod 600 it"
+            logger.warning(told, folder.path / KEY_FILE)
         fix = ": remove the file, and a new one is made"
         return Key(kept.decode(errors="replace"), str(folder.path / KEY_FILE), fix)
     return given or new_key()

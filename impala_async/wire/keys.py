@@ -33,7 +33,8 @@ class Key:
     def __init__(self, text: str, where: str, fix: str = "") -> None:
         """Raise ConfigError for what is no key, and say where it was and what can be done."""
         if not _TEXT.fullmatch(text := text.strip()):
-            kind = "others" if len(text) == 64 else f"{len(text)} characters"
+            are_wrong = ", which are not all such digits" if len(text) == 64 else ""
+            kind = f"{len(text)} characters{are_wrong}"
             raise ConfigError(f"{where}: {_WANTS} {kind}{fix}")
         self.text = text.lower()
         self._secret = z85.encode(bytes.fromhex(text))

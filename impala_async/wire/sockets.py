@@ -18,7 +18,6 @@ from impala_async.errors import ConfigError
 from impala_async.wire import messages as wire
 from impala_async.wire.connections import (
     MAX_NEW_LOCKED,
-    REFUSED,
     WATCHED,
     Connections,
     Monitor,
@@ -129,9 +128,8 @@ class Router:
         self._socket.set(zmq.MAXMSGSIZE, max_message_bytes + (OVERHEAD_BYTES if key else 0))
         self._header = memoryview(bytearray(_HEADER_BUFFER_BYTES))
         self.has_more_frames = False
-        watched = WATCHED if key is None else WATCHED | REFUSED
         self.connections = Connections(
-            Monitor(self._socket, watched), most_descriptors() // 4, is_locked=key is not None
+            Monitor(self._socket, WATCHED), most_descriptors() // 4, is_locked=key is not None
         )
         if ipc_path is not None:
             self._bind(f"ipc://{ipc_path}")

@@ -157,9 +157,22 @@ def test_that_of_the_environment_goes_first_and_into_the_folder(folders, monkeyp
     assert keys(LOCAL.model_copy(update={"encrypt": "off"}), folders) == [None, None]
 
 
+def test_a_key_that_other_users_can_read_is_told(folders, caplog):
+    kept, told = folders[0].path / "key", "other users of this host can read it"
+    keys(OPEN, folders)
+    assert keys(OPEN, folders)[0] is not None
+    assert told not in caplog.text
+    kept.chmod(0o644)
+    keys(OPEN, folders)
+    assert f"{kept}: {told} or write to it: chmod 600 it" in caplog.text
+
+
 def test_a_file_that_is_no_key_is_told_with_its_path(folders):
     (folders[0].path / "key").write_text("secret")
     with pytest.raises(
         ConfigError, match=rf"{folders[0].path}/key: wants 64 .* 6 characters: remove the"
     ):
+        join(Ranks(Place()), folders[0], OPEN)
+    (folders[0].path / "key").write_text("g" * 64)
+    with pytest.raises(ConfigError, match="64 characters, which are not all such digits: remove"):
         join(Ranks(Place()), folders[0], OPEN)

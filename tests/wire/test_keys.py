@@ -1,6 +1,7 @@
 """A key of a run: who has it is heard, over tcp, and nobody else; and no text shows it."""
 
 import secrets
+import select
 import socket
 import threading
 import time
@@ -43,6 +44,40 @@ def test_both_ends_are_told_where_one_of_them_alone_has_a_key(ends, key):
     # Without a key it is any stranger's nonsense.
     unlocked.connections.read()
     assert not unlocked.connections.cut_off
+
+
+def carry(near, far, is_over, change=None):
+    """Carry bytes between both until that is over, or until the far end hangs up: whether it did.
+    What comes from the near end is changed."""
+    give_up_at = time.monotonic() + 3
+    while not is_over() and time.monotonic() < give_up_at:
+        for source in select.select([near, far], [], [], 0.01)[0]:
+            said = source.recv(65536)
+            if not said:
+                return source is far
+            (far if source is near else near).sendall(
+                change(said) if change and source is near else said
+            )
+    return False
+
+
+def test_a_frame_that_was_changed_on_its_way_ends_its_connection(ends, key):
+    """A listener of ours that asks for more of ZeroMQ's events keeps every second one open."""
+    router = ends.router(key=key)
+    place = "127.0.0.1", int(router.url.rpartition(":")[2])
+    for _ in range(20):
+        with socket.create_server(("127.0.0.1", 0)) as line:
+            dealer = ends.dealer(f"tcp://127.0.0.1:{line.getsockname()[1]}", key=key)
+            near, _ = line.accept()
+        with near, socket.create_connection(place) as far:
+            carry(near, far, lambda dealer=dealer: dealer.send([b"hello"]))
+            carry(near, far, router.has_input)
+            assert take(router)[1] == b"hello"
+            assert dealer.send([b"hello"])
+            flip_last = lambda said: said[:-1] + bytes([said[-1] ^ 1])  # noqa: E731
+            assert carry(near, far, lambda: False, flip_last)
+        dealer.close()
+    assert not router.has_input()
 
 
 @contextmanager
