@@ -21,6 +21,8 @@ LARGEST = 10.0
 LARGEST_BYTE = 255
 # From here on the statistics forget: float32 could not count further, and old data is old.
 MAX_COUNT = 1e7
+# Statistics of so many rows know what is far: so many deviations.
+SURE_COUNT, FARTHEST = 10_000, 100.0
 
 
 def is_image(leaf: ArraySpec) -> bool:
@@ -122,7 +124,8 @@ class Normalizer(nn.Module):
         """Take in the valid rows (Chan et al.'s parallel variance), with no wait for the device.
         `sum_up` adds the sums of others, who take in theirs."""
         is_valid_N1 = is_valid_N.unsqueeze(-1)
-        sums_F = torch.where(is_valid_N1, values_NF.double(), 0.0).sum(0)
+        values_NF = self._near(values_NF.double())
+        sums_F = torch.where(is_valid_N1, values_NF, 0.0).sum(0)
         sums = sum_up(torch.cat((is_valid_N.sum(dtype=torch.float64)[None], sums_F)))
         num_new, sums_F = sums[0], sums[1:]
         divisor = num_new.clamp(min=1)
@@ -138,6 +141,14 @@ class Normalizer(nn.Module):
         self.variance.copy_(variance_F.clamp(max=torch.finfo(torch.float32).max))
         self.mean.copy_(self.mean + share * shift_F)
         self.count.copy_((count + num_new).clamp(max=MAX_COUNT))
+
+    def _near(self, values_NF: Tensor) -> Tensor:
+        """None beyond so many deviations, once it is known what these are: one absurd row, of an
+        environment that errs, would be all that there is to see for good. What is new there comes
+        in batch by batch."""
+        reach_F = FARTHEST * (self.variance.double() + EPSILON).sqrt()
+        reach_F = torch.where(self.count >= SURE_COUNT, reach_F, math.inf)
+        return values_NF.clamp(self.mean - reach_F, self.mean + reach_F)
 
 
 @lru_cache

@@ -24,6 +24,9 @@ SMALLEST_SCALE = 0.01
 # From above too: values that have gone astray make targets, which are in units of the scale, and
 # these make the next scale. Beyond this no reward is admitted, and no target is one.
 LARGEST_SCALE = 1e15
+# Returns so many times as large as those so far count as no larger, or one absurd reward would be
+# felt for thousands of batches. They are followed, batch by batch.
+MOST_TIMES = 30.0
 
 
 def clip_rewards(rewards: Tensor, kind: RewardClip) -> Tensor:
@@ -60,6 +63,11 @@ class ReturnScale:
         if count == 0:
             return
         mean, mean_square = total / count * scale, total_square / count * (scale * scale)
+        usual_square = self._mean_square / (self.weight or 1)
+        # Before any reward there is next to nothing to compare with.
+        if usual_square > SMALLEST_SCALE**2 and mean_square > MOST_TIMES**2 * usual_square:
+            shrinkage = MOST_TIMES**2 * usual_square / mean_square
+            mean, mean_square = mean * math.sqrt(shrinkage), mean_square * shrinkage
         # That is false of NaN too. The moments stay finite, as all that a checkpoint holds must be.
         if abs(mean) <= LARGEST_SCALE and mean_square <= LARGEST_SCALE**2:
             self._mean += SHARE * (mean - self._mean)

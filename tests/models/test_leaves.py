@@ -192,6 +192,26 @@ def test_after_many_rows_it_forgets():
     assert torch.tensor(MAX_COUNT) + 1 > torch.tensor(MAX_COUNT)
 
 
+def test_an_absurd_row_is_not_all_there_is_to_see_from_then_on():
+    rng, valid = np.random.default_rng(0), np.ones(1000, np.bool_)
+    rows = rng.normal(size=(20, 1000, 2)).astype(np.float32)
+    normalizer, plain = Normalizer(2), Normalizer(2)
+    for number, each in enumerate(rows):
+        feed(plain, each, valid)
+        each = each.copy()
+        each[0, 0] *= 1e15 * (number == 15)
+        feed(normalizer, each, valid)
+    assert torch.equal(normalizer.mean[1], plain.mean[1])
+    assert torch.equal(normalizer.variance[1], plain.variance[1])
+    assert 1 < normalizer.variance[0] < 2
+    assert normalizer.mean[0].abs() < 0.1
+    # A number that stood still, and then moves, is followed within some batches.
+    moves, late = Normalizer(1), rng.normal(5, 1, size=(1000, 1)).astype(np.float32)
+    for number in range(20):
+        feed(moves, late * (number >= 12), valid)
+    assert moves(torch.from_numpy(late)).abs().max() < LARGEST
+
+
 def test_its_statistics_are_finite_float32_buffers_without_gradient():
     normalizer = Normalizer(2)
     assert [name for name, _ in normalizer.named_buffers()] == ["mean", "variance", "count"]

@@ -67,6 +67,22 @@ def test_the_first_batches_count_alike_and_later_ones_move_it_slowly():
     assert scale.scale == pytest.approx(100, rel=1e-3)
 
 
+def test_an_absurd_batch_is_forgotten_and_a_new_size_is_followed():
+    scale = scale_after(([-1.0, 1.0], 1.0), times=200)
+    scale.add([sums([0.0, 1e15])], 1.0)
+    assert 1 < scale.scale < 4
+    for _ in range(300):
+        scale.add([sums([-1.0, 1.0])], 1.0)
+    assert scale.scale == pytest.approx(1, rel=0.3)
+    for _ in range(10):
+        scale.add([sums([-1000.0, 1000.0])], 1.0)
+    assert scale.scale > 100
+    # What comes after nothing is believed at once.
+    sparse = scale_after(([0.0, 0.0], 1.0), times=200)
+    sparse.add([sums([0.0, 1000.0])], 1.0)
+    assert sparse.scale > 10
+
+
 def test_it_has_bounds_below_and_above_whatever_it_is_fed():
     """It may be fed its own output, by values that have gone astray."""
     assert scale_after(([500.0] * 4, 1.0), times=1000).scale == pytest.approx(50)
