@@ -143,9 +143,9 @@ class Normalizer(nn.Module):
         self.count.copy_((count + num_new).clamp(max=MAX_COUNT))
 
     def _near(self, values_NF: Tensor) -> Tensor:
-        """None beyond so many deviations, once it is known what these are: one absurd row, of an
-        environment that errs, would be all that there is to see for good. What is new there comes
-        in batch by batch."""
+        """The values, none farther than so many deviations from the mean, once these are known: or
+        one absurd row would be all there is to see from then on. A new size is followed, batch by
+        batch."""
         reach_F = FARTHEST * (self.variance.double() + EPSILON).sqrt()
         reach_F = torch.where(self.count >= SURE_COUNT, reach_F, math.inf)
         return values_NF.clamp(self.mean - reach_F, self.mean + reach_F)

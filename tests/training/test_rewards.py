@@ -77,7 +77,7 @@ def test_an_absurd_batch_is_forgotten_and_a_new_size_is_followed():
     for _ in range(10):
         scale.add([sums([-1000.0, 1000.0])], 1.0)
     assert scale.scale > 100
-    # What comes after nothing is believed at once.
+    # Returns after none at all are believed at once.
     sparse = scale_after(([0.0, 0.0], 1.0), times=200)
     sparse.add([sums([0.0, 1000.0])], 1.0)
     assert sparse.scale > 10

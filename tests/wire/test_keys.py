@@ -48,7 +48,7 @@ def test_both_ends_are_told_where_one_of_them_alone_has_a_key(ends, key):
 
 def carry(near, far, is_over, change=None):
     """Carry bytes between both until that is over, or until the far end hangs up: whether it did.
-    What comes from the near end is changed."""
+    Bytes of the near end are changed."""
     give_up_at = time.monotonic() + 3
     while not is_over() and time.monotonic() < give_up_at:
         for source in select.select([near, far], [], [], 0.01)[0]:
