@@ -105,7 +105,7 @@ class UpdateStep:
         self._is_ours = algorithm.name in MAKERS and self.intrinsic is None
         self._compute: ComputeGradients = self._compute_gradients
         # A sum over ranks is no part of a graph, which another rank may not have.
-        has_sums = self.ranks.are_many and algorithm.normalize_advantages
+        has_sums = self.ranks.are_many and algorithm.has_normal_advantages
         if self.is_graphed and self._is_ours and policy.is_torso_ours and not has_sums:
             self._compute = Graphs(self._compute_gradients, self.parameters)
         elif is_plain(policy, algorithm):

@@ -53,5 +53,5 @@ def test_it_learns_what_a_learner_without_ranks_does(nccl, settings, caplog):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     # Sums over ranks are no part of a graph.
     is_graphed = isinstance(steps[1]._compute, Graphs)
-    assert is_graphed == (not section.normalize_advantages)
+    assert is_graphed == (not section.has_normal_advantages)
     assert not caplog.records

@@ -6,7 +6,11 @@ import math
 import pytest
 import torch
 
-from impala_async.training.graphs import MOST_GRAPHS
+from impala_async.config.algorithm import AlgorithmSection
+from impala_async.config.ranks import Place
+from impala_async.training.graphs import MOST_GRAPHS, Graphs
+from impala_async.training.ranks import Ranks
+from impala_async.training.step import UpdateStep
 from tests.training import test_algorithms
 from tests.training.conftest import ALIVE_B, is_same, remembered
 from tests.training.test_step_algorithms import EACH, PPO
@@ -93,3 +97,11 @@ def test_code_of_the_users_own_has_no_graph(make_graphed, make_batch):
     for _ in range(3):
         step.run(make_batch(), ALIVE_B, 0)
     assert not graphs
+
+
+def test_sums_over_ranks_are_no_part_of_a_graph(make_step):
+    for settings, is_one in (({"name": "ppo"}, False), ({"name": "impala"}, True)):
+        section = AlgorithmSection.model_validate(settings)
+        ranks = Ranks(Place(0, 2), 4)
+        step = UpdateStep(make_step().policy, section, is_graphed=True, ranks=ranks)
+        assert isinstance(step._compute, Graphs) is is_one

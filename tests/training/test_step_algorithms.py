@@ -19,6 +19,8 @@ CASES = {
     "impala": EVERYTHING | {"reduction": "sum"},
     "appo": EVERYTHING | APPO,
     "ppo": EVERYTHING | PPO,
+    "ppo, rows": EVERYTHING | PPO | {"shuffle_rows": True},
+    "appo, rows": EVERYTHING | APPO | {"num_minibatches": 2, "shuffle_rows": True},
     "a2c": EVERYTHING | {"name": "a2c", "optimizer": "rmsprop_tf"},
 }
 EACH = pytest.mark.parametrize("settings", CASES.values(), ids=CASES.keys())
