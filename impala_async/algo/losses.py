@@ -3,8 +3,9 @@
     IMPALA  arXiv 1802.01561            PPO  arXiv 1707.06347
     APPO    arXiv 1912.00167 (IMPACT)   A2C  arXiv 1602.01783, by `ppo_loss`
 
-Returns are computed anew on every pass, with the values of now. They are constants: no gradient
-flows into them, nor through the value of the bootstrap row. Arguments that all losses have:
+Returns are computed anew on every pass, with the values of now, unless they are `known`. They are
+constants: no gradient flows into them, nor through the value of the bootstrap row. Arguments that
+all losses have:
 
     log_probs_TB            log pi(a|x) of the actions taken, of the weights of now, with gradient
     behaviour_log_probs_TB  log mu(a|x), the actor's own number from when it acted
@@ -18,7 +19,8 @@ flows into them, nor through the value of the bootstrap row. Arguments that all 
     rho_bar, c_bar, pg_rho_bar, lambda_  V-trace's, as `vtrace` explains them
     num_valid               what "mean" divides by instead of the valid rows of this batch: a part
                             of a larger one gives the count of all, and the losses sum to its mean
-    known                   returns that were computed before, of rows that lie in any order
+    known                   returns that were computed before, where rows lie in any order; on
+                            masked rows advantages are 0
 
     T rows of a trajectory, S = T + 1 with the bootstrap row, B columns
 """

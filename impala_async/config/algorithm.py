@@ -94,11 +94,12 @@ class AlgorithmSection(Section):
     clip: float = Field(0.2, gt=0)
     """ppo, appo: how far from 1 a ratio of policies is followed."""
     num_minibatches: int = Field(1, ge=1)
-    """Parts of a batch, of whole columns; each is an update. Not set: of about 64 rows, in a2c 256,
-    or of more if there would be too many."""
+    """Parts of a batch, of whole columns if shuffle_rows does not say otherwise; each is an update.
+    Not set: of about 64 rows, in a2c 256, or of more if there would be too many."""
     shuffle_rows: bool = False
-    """Parts have rows of any columns, at random, in place of whole columns: those of one trajectory
-    are alike. Returns are then computed once a pass. Not for a model with a core."""
+    """Several parts have rows of any columns, at random, masked ones too, and not whole columns, as
+    rows of one trajectory are alike. Returns are then computed once a pass. Not for a model with a
+    core."""
     is_clip: float = Field(2.0, gt=0)
     """appo: bar on the ratio of the acting to the target policy."""
     tau: float = Field(1.0, gt=0, le=1)

@@ -205,7 +205,7 @@ class RunConfig(Section):
             yield (
                 f"algorithm.num_minibatches ({num_minibatches}) must not exceed "
                 f"learner.batch_columns ({learner.batch_columns}){times}: a minibatch has "
-                f"{'a row' if has_rows else 'whole columns'}"
+                f"{'at least one row' if has_rows else 'whole columns'}"
             )
         if self.algorithm.shuffle_rows and self.model.core is not None:
             yield (

@@ -6,6 +6,7 @@ Runs on: learner thread; `join_run` before it, on the main thread
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from impala_async.config.learner import KEY_FILE, BindSection
@@ -106,10 +107,21 @@ def join_run(
     first = said[0]
     folder.join_run(first[:16], max(int.from_bytes(each[32:40]) for each in said))
     key = Key(first[40:].decode(), "the key of rank 0") if first[40:] else None
-    if key and ranks.place.is_first and folder.keep_key(key.text):
+    if key and ranks.place.is_first:
+        _keep(key, folder)
+    return Start(first[16:32], key)
+
+
+def _keep(key: Key, folder: RunFolder) -> None:
+    if folder.keep_key(key.text):
         told = "%s is new: actors of an earlier start that were given another key want this one"
         logger.info(told, folder.path / KEY_FILE)
-    return Start(first[16:32], key)
+        return
+    with suppress(OSError):
+        # Its owner may have let a group read it.
+        if (folder.whole / KEY_FILE).stat().st_mode & 0o007:
+            told = "%s: every user of this host may open it: chmod o= it"
+            logger.warning(told, folder.path / KEY_FILE)
 
 
 def _find_key(folder: RunFolder, bind: BindSection) -> Key | None:
@@ -118,9 +130,6 @@ def _find_key(folder: RunFolder, bind: BindSection) -> Key | None:
     if bind.encrypt == "off" or (bind.encrypt == "auto" and not bind.open_urls and not given):
         return None
     if given is None and (kept := find_bytes(folder.whole / KEY_FILE)) is not None:
-        if (folder.whole / KEY_FILE).stat().st_mode & 0o077:
-            told = "%s: other users of this host can read it or write to it: chmod 600 it"
-            logger.warning(told, folder.path / KEY_FILE)
         fix = ": remove the file, and a new one is made"
         return Key(kept.decode(errors="replace"), str(folder.path / KEY_FILE), fix)
     return given or new_key()

@@ -148,8 +148,9 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     model = _shape_of(config.model, schema)
     weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values()) if model else 0
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
-    # A part of a batch at a time.
-    num_columns = -(-config.learner.batch_columns // config.algorithm.num_minibatches)
+    # A part of a batch at a time; where rows are shuffled, returns are computed for all of it.
+    num_parts = 1 if config.algorithm.shuffle_rows else config.algorithm.num_minibatches
+    num_columns = -(-config.learner.batch_columns // num_parts)
     row_bytes = CHOICE_BYTES * schema.action.num_choices
     if model and device.type == "cpu":
         precision = pick_precision(config.model.precision, model.torso_name, device)

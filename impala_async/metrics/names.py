@@ -143,9 +143,13 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         (
             "wire/cut",
             "connections",
-            "ended: too much came, too many never joined, had no key, or said nothing",
+            "ended: too much came, too many never joined, or said nothing",
         ),
-        ("wire/left", "connections", "hung up by the other end, which had said nothing"),
+        (
+            "wire/left",
+            "connections",
+            "gone before a word was read: hung up by the other end, or without the key",
+        ),
         ("bad/unknown_type", "messages", "no such message in this protocol"),
         ("bad/oversized_header", "messages", "header above 4 KiB"),
         ("bad/malformed_header", "messages", "no msgpack array, or a field out of range"),

@@ -74,24 +74,26 @@ class Batch:
         return self._made(lambda _, part: part.index_select(0, columns_N))
 
     def in_one_column(self, known: Mapping[str, Tensor]) -> "Batch":
-        """All its rows in one column, one column's behind the other's, for `rows` to take from."""
-        num_columns, num_rows = self.mask_BT.shape
+        """All its rows in one column, one column's behind the other's, for `rows` to take from.
+        Observations have the bootstrap rows between them: so what is contiguous is not copied."""
+        num_columns = len(self.mask_BT)
         columns_B11 = torch.arange(num_columns, device=self.mask_BT.device)[:, None, None]
 
         def strung(name: str, part: Tensor) -> Tensor:
             field_name, _, leaf = name.partition("/")
             if field_name == "windows":  # it counts frames from the first one of its column
                 part = part + columns_B11 * self.obs[leaf].shape[1]
-            is_frames = field_name == "obs" and leaf in self.windows
-            return (part if is_frames else part[:, :num_rows]).flatten(0, 1).unsqueeze(0)
+            return part.flatten(0, 1).unsqueeze(0)
 
         return replace(self, known=dict(known))._made(strung)
 
-    def rows(self, numbers_N: Tensor) -> "Batch":
-        """Copy the rows of the only column with these numbers, a tensor on the CPU."""
+    def rows(self, numbers_N: Tensor, per_column: int) -> "Batch":
+        """Copy these rows of `in_one_column`, by their numbers, a tensor on the CPU: so many are
+        of one column."""
         numbers_N = numbers_N.to(self.mask_BT.device)
+        seen_N = numbers_N + numbers_N // per_column
         # As their returns are known, nobody looks at the row behind the last one.
-        seen_S = torch.cat([numbers_N, numbers_N[:1]])
+        seen_S = torch.cat([seen_N, seen_N[:1]])
 
         def taken(name: str, part: Tensor) -> Tensor:
             field_name, _, leaf = name.partition("/")

@@ -8,7 +8,7 @@ what all of them have, and each takes its own share of a part.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,71 +27,73 @@ class Part:
     """One update learns from it; where there are ranks, this is the share of one."""
 
     source: Batch
-    """The batch; or all its rows in one column, to take rows from."""
+    """The batch; or all its rows in one column, whose returns are known, to take rows from."""
     numbers_N: Tensor
     """They are those of columns; or of rows, one column's behind the other's."""
-    rows_of_column: int | None = None
-    """None: the numbers are of columns."""
+    per_column: int = 1
+    """So many numbers a column has."""
     num_valid: int | None = None
     """The valid rows of all ranks; None where there is one, which counts its own."""
     is_whole: bool = False
 
     @property
+    def has_rows(self) -> bool:
+        return bool(self.source.known)
+
+    @property
     def columns(self) -> Tensor:
-        """The column of each number."""
-        return self.numbers_N // (self.rows_of_column or 1)
+        """The columns that have something in it."""
+        found: Tensor = torch.unique(self.numbers_N // self.per_column)
+        return found
 
     def batch(self) -> Batch:
-        """As a batch of its own; where there is nothing, what is masked has the shapes."""
+        """As a batch of its own; where there is nothing, a masked row or column has the shapes."""
         numbers_N, source = self.numbers_N, self.source
         if self.is_whole:
             return source
         if not len(numbers_N):
             numbers_N = numbers_N.new_zeros(1)
-            source = replace(source, mask_BT=torch.zeros_like(source.mask_BT))
-        return source.take(numbers_N) if self.rows_of_column is None else source.rows(numbers_N)
+            # A masked row has no advantage.
+            known = {name: torch.zeros_like(each) for name, each in source.known.items()}
+            source = replace(source, mask_BT=torch.zeros_like(source.mask_BT), known=known)
+        return source.rows(numbers_N, self.per_column) if self.has_rows else source.take(numbers_N)
 
     def without(self, columns_N: Tensor, ranks: Ranks) -> "Part":
         """All but these columns, each rank without its own."""
-        rest_N = self.numbers_N[~torch.isin(self.columns, columns_N)]
-        num_valid = None
+        is_out_N = torch.isin(self.numbers_N // self.per_column, columns_N)
+        rest_N, num_valid = self.numbers_N[~is_out_N], None
         if ranks.are_many:
-            own = _valid_of(self.source, self.rows_of_column is not None)[rest_N].sum()
+            own = _valid_of(self.source)[rest_N].sum()
             num_valid = int(ranks.totals(float(own))[0])
         return replace(self, numbers_N=rest_N, num_valid=num_valid, is_whole=False)
 
 
 def make_parts(
-    batch: Batch,
+    source: Batch,
     alive_B: Tensor,
     max_parts: int,
     seeds: tuple[int, ...],
     ranks: Ranks,
+    *,
+    per_column: int = 1,
     num_rows: int | None = None,
-    known: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Part]:
-    """Deal the columns that are alive; or the rows of these, by the returns of all, if they are
-    known. `num_rows`: the valid rows of all ranks, if their number is known."""
-    each = 1 if known is None else batch.mask_BT.shape[1]
-    source = batch if known is None else batch.in_one_column(known)
-    rows_of_column = None if known is None else each
-    alive_N = alive_B.repeat_interleave(each)
+    """Deal the columns of a batch that are alive; or the rows of these, masked ones too, where it
+    lies in one column. `num_rows`: the valid rows of all ranks, if their number is known."""
+    alive_N = alive_B.repeat_interleave(per_column)
+    shares: Sequence[tuple[Tensor, int | None]]
     if not ranks.are_many:
-        dealt = deal(alive_N, max_parts, seeds)
-        for numbers_N in dealt:
-            is_whole = known is None and len(dealt) == 1
-            yield Part(source, numbers_N, rows_of_column, is_whole=is_whole)
-        return
-    if max_parts == 1 and num_rows is not None:
+        shares = [(numbers_N, None) for numbers_N in deal(alive_N, max_parts, seeds)]
+    elif max_parts == 1 and num_rows is not None:
         shares = [(deal(alive_N, 1, seeds)[0], num_rows)]
     else:
-        valid_N = _valid_of(source, known is not None)
-        all_N = ranks.join(torch.where(alive_N, valid_N, -1), each)
+        valid_N = _valid_of(source)
+        all_N = ranks.join(torch.where(alive_N, valid_N, -1), per_column)
         parts = deal(all_N >= 0, max_parts, seeds)
-        shares = [(ranks.own(part_N, each), int(all_N[part_N].sum())) for part_N in parts]
+        shares = [(ranks.own(each_N, per_column), int(all_N[each_N].sum())) for each_N in parts]
     for own_N, num_valid in shares:
-        is_whole = known is None and len(own_N) == len(alive_B)
-        yield Part(source, own_N, rows_of_column, num_valid, is_whole)
+        has_all = len(own_N) == len(alive_B) or (num_valid is None and len(shares) == 1)
+        yield Part(source, own_N, per_column, num_valid, has_all and not source.known)
 
 
 def deal(alive_N: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:
@@ -122,7 +124,7 @@ def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tenso
     return torch.cat(found) if found else columns_N[:0]
 
 
-def _valid_of(source: Batch, by_row: bool) -> Tensor:
-    """The valid rows that each column has; or whether each row is valid."""
+def _valid_of(source: Batch) -> Tensor:
+    """How many rows are valid, of each column; or of each row."""
     mask_BT = source.mask_BT.cpu()
-    return mask_BT.flatten().long() if by_row else mask_BT.sum(1)
+    return mask_BT[0].long() if source.known else mask_BT.sum(1)

@@ -92,19 +92,19 @@ class Ranks:
         self.sum(words)
         return [words[rank, :length].numpy().tobytes() for rank, length in enumerate(lengths)]
 
-    def join(self, own_N: Tensor, each: int = 1) -> Tensor:
+    def join(self, own_N: Tensor, per_column: int = 1) -> Tensor:
         """The numbers of all ranks' columns, so many of each, one rank behind the other; -1 for
         what a rank has not: it may have fewer than there is room for."""
-        room = self._columns * each
+        room = self._columns * per_column
         all_N = torch.zeros(self.place.count * room, dtype=torch.int64)
         here_N = all_N[self.place.number * room :][:room]
         here_N[:] = -1
         here_N[: len(own_N)] = own_N
         return self.sum(all_N)
 
-    def own(self, places_N: Tensor, each: int = 1) -> Tensor:
+    def own(self, places_N: Tensor, per_column: int = 1) -> Tensor:
         """Those of these places in what `join` gives that are of this rank, as it counts them."""
-        room = self._columns * each
+        room = self._columns * per_column
         own_N = places_N - self.place.number * room
         return own_N[(own_N >= 0) & (own_N < room)]
 

@@ -214,17 +214,36 @@ class UpdateStep:
         self, batch: Batch, alive_B: Tensor, num_rows: int | None, this: _Pass
     ) -> Iterator[Part]:
         """Each is learned from in one update."""
-        section, known = self.section, None
+        section, source, per_column = self.section, batch, 1
         if section.shuffle_rows and section.num_minibatches > 1:
-            with torch.no_grad():
-                view = self._view(batch, self._coefficients(this))
-                targets_TB, advantages_TB = returns_of(view, section)
-            known = {"targets_BT": targets_TB.t(), "advantages_BT": advantages_TB.t()}
+            known = self._returns(batch, alive_B, this)
+            source, per_column = batch.in_one_column(known), batch.mask_BT.shape[1]
+            alive_B = alive_B & ~this.is_failed_B
         # By the updates taken, so that one that is skipped leaves no trace here either.
         seeds = self.seed, self.num_updates
         return make_parts(
-            batch, alive_B, section.num_minibatches, seeds, self.ranks, num_rows, known
+            source,
+            alive_B,
+            section.num_minibatches,
+            seeds,
+            self.ranks,
+            per_column=per_column,
+            num_rows=num_rows,
         )
+
+    @torch.no_grad()
+    def _returns(self, batch: Batch, alive_B: Tensor, this: _Pass) -> dict[str, Tensor]:
+        """Those of all rows. A column in which they are not finite fails as a whole."""
+        returns = returns_of(self._view(batch, self._coefficients(this)), self.section)
+        known = {"targets_BT": returns.targets_TB.t(), "advantages_BT": returns.advantages_TB.t()}
+        is_finite_BT = known["targets_BT"].isfinite() & known["advantages_BT"].isfinite()
+        # Where there is a device, the host waits for it here.
+        is_bad_B = (batch.mask_BT & ~is_finite_BT).any(1).cpu() & alive_B
+        if is_bad_B.any():
+            self._note_failed(is_bad_B.nonzero().flatten(), {"returns": math.nan}, this)
+        if self.ranks.are_many and self.ranks.totals(float(is_bad_B.sum()))[0]:
+            this.not_finite["returns"] = None
+        return known
 
     def _update(self, part: Part, this: _Pass) -> dict[str, float] | None:
         """Take a step, if there is a valid row; return its statistics if that cannot be."""
@@ -264,7 +283,7 @@ class UpdateStep:
 
     def _retry(self, batch: Batch, part: Part, failed: dict[str, float], this: _Pass) -> None:
         """Learn from this part without those columns that made its update fail."""
-        found_N = self._find_failing(batch, part.columns.unique(), this)
+        found_N = self._find_failing(batch, part.columns, this)
         if len(found_N):
             self._note_failed(found_N, failed, this)
         rest, again = part.without(found_N, self.ranks), None

@@ -54,10 +54,10 @@ SAID_NOTHING = "said nothing while memory grew"
 SAID_HELLO = "said hello again and again"
 DOES_NOT_READ = "did not read"
 REPLACED = "gave way to another one of its session"
-WITHOUT_KEY = "dialled without the key of this run, or hung up before a word"
+UNHEARD = "ended before a word of theirs was read, as they do without the key of this run"
 _BEGINNINGS = zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED
-# Not that a handshake failed: while libzmq 4.3.5 tells of a frame that it cannot decrypt, it loses
-# the errno by which it would close the connection, and the descriptor stays open for ever.
+# A failed handshake is not watched: while libzmq 4.3.5 tells of a frame that it cannot decrypt, it
+# loses the errno by which it would close the connection, and the descriptor stays open for ever.
 WATCHED = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 # SO_ATTACH_FILTER, with one instruction that drops all, and SO_DETACH_FILTER: all that comes to a
 # listener is from newcomers, who knock again after a second. To unbind it would end all others.
@@ -133,10 +133,11 @@ class Connections:
         self.shut_s = 0.0
         """For how long nobody was let in, since the start, until the last look."""
         self._shut_at = math.inf
-        self._is_locked = is_locked
+        self.is_locked = is_locked
         self._monitor = monitor
         self.num_left = 0
-        """How many have hung up that had said nothing whole, since the start."""
+        """How many are gone that had said nothing whole, since the start: those that hung up, and
+        those without the key, which ZeroMQ ends."""
         # Hears of every event.
         self.follow: Callable[[int, int], object] = lambda event, value: None
         # The connections by descriptor, in the order of their coming.
@@ -182,21 +183,17 @@ class Connections:
 
     @property
     def _are_many_new(self) -> bool:
-        return self._num_new > (MAX_NEW_LOCKED if self._is_locked else MAX_LEAVING)
+        return self._num_new > (MAX_NEW_LOCKED if self.is_locked else MAX_LEAVING)
 
     def note_drained(self) -> None:
         """All that had come is read."""
-        self._num_new *= self._is_locked
+        self._num_new *= self.is_locked
 
     def read(self) -> None:
         """Take in who came and who went. Too many strangers make the oldest go."""
         for event, fd in self._monitor.read():
             self.follow(event, fd)
-            has_said_nothing = fd in self._open and not self._open[fd].route
-            if has_said_nothing and self._is_locked:  # ZeroMQ ends those without the key
-                self.cut_off[WITHOUT_KEY] += 1
-            elif has_said_nothing:
-                self.num_left += 1
+            self.num_left += fd in self._open and not self._open[fd].route
             self._forget(fd)
             self._leaving.pop(fd, None)
             if event == zmq.EVENT_LISTENING:
@@ -255,8 +252,8 @@ class Connections:
         for fd in self._doubtful & doubtful.keys():
             self._cut(fd, doubtful[fd])
         self._doubtful = doubtful.keys() & self._open.keys()
-        is_flooded = self._is_locked and self._are_many_new
-        self._num_new *= not (is_drained or self._is_locked)
+        is_flooded = self.is_locked and self._are_many_new
+        self._num_new *= not (is_drained or self.is_locked)
         self._open_or_shut(under_way.keys() & self._strangers.keys())
         return is_flooded or bool(self._doubtful)
 

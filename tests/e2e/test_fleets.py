@@ -161,7 +161,9 @@ def test_a_run_with_a_key_hears_those_who_have_it_and_tells_the_others(site):
     kept = (site.run_dir / "key").read_text()
     friend = site.open("actor", "--learner", url, IMPALA_ASYNC_KEY=kept)
     site.wait_report("it trains", lambda report: report["updates"] > 0)
-    wait_until("it counts the others", lambda: "dialled without the key of this run" in learner.log)
+    wait_until(
+        "it counts the others", lambda: "as they do without the key of this run" in learner.log
+    )
     # It goes on with another key, which its folder tells.
     same = site.same_ports
     learner.ends()

@@ -158,13 +158,16 @@ def test_that_of_the_environment_goes_first_and_into_the_folder(folders, monkeyp
 
 
 def test_a_key_that_other_users_can_read_is_told(folders, caplog):
-    kept, told = folders[0].path / "key", "other users of this host can read it"
+    kept, told = folders[0].path / "key", "every user of this host may open it"
     keys(OPEN, folders)
     assert keys(OPEN, folders)[0] is not None
+    kept.chmod(0o640)
+    keys(OPEN, folders)
     assert told not in caplog.text
     kept.chmod(0o644)
     keys(OPEN, folders)
-    assert f"{kept}: {told} or write to it: chmod 600 it" in caplog.text
+    (said,) = [each for each in caplog.messages if told in each]
+    assert said == f"{kept}: {told}: chmod o= it"
 
 
 def test_a_file_that_is_no_key_is_told_with_its_path(folders):

@@ -199,7 +199,8 @@ def test_an_absurd_row_is_not_all_there_is_to_see_from_then_on():
     for number, each in enumerate(rows):
         feed(plain, each, valid)
         each = each.copy()
-        each[0, 0] *= 1e15 * (number == 15)
+        if number == 15:
+            each[0, 0] = 1e15
         feed(normalizer, each, valid)
     assert torch.equal(normalizer.mean[1], plain.mean[1])
     assert torch.equal(normalizer.variance[1], plain.variance[1])

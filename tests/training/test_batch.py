@@ -31,7 +31,7 @@ def test_rows_of_all_columns_are_taken_in_any_order(make_batch):
     numbers_N = torch.tensor([29, 0, 6, 7, 13])
     columns_N, rows_N = numbers_N // 6, numbers_N % 6
     for each in (batch, dataclasses.replace(batch, windows=windows)):
-        part = each.in_one_column(known).rows(numbers_N)
+        part = each.in_one_column(known).rows(numbers_N, 6)
         assert part.mask_BT.shape == (1, 5)
         for name in ("rewards_BT", "mask_BT", "log_probs_BT", "terminated_BT"):
             assert torch.equal(getattr(part, name)[0], getattr(each, name)[columns_N, rows_N])

@@ -26,6 +26,7 @@ ALGORITHMS = {
     "sum": {"reduction": "sum", "reward_clip": "unit", "lambda": 0.9},
     "normal": {"normalize_advantages": True, "normalize_returns": True, "rho_bar": 2.0},
     "ppo": {"name": "ppo"},
+    "rows": {"shuffle_rows": True, "num_minibatches": 4, "normalize_advantages": True},
     "ppo, rows": {"name": "ppo", "shuffle_rows": True, "num_minibatches": 3},
     "ppo, sum": {"name": "ppo", "reduction": "sum", "clip": 0.5, "normalize_returns": True},
 }

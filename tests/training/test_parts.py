@@ -14,7 +14,8 @@ def test_parts_of_rows_hold_each_row_of_a_living_column_once(make_batch):
     batch = make_batch()
     # Each row is known by its target.
     known = {name: torch.arange(30.0).view(5, 6) for name in ("targets_BT", "advantages_BT")}
-    parts = list(make_parts(batch, SOME_B, 4, SEEDS, Ranks(), known=known))
+    source = batch.in_one_column(known)
+    parts = list(make_parts(source, SOME_B, 4, SEEDS, Ranks(), per_column=6))
     assert [len(part.numbers_N) for part in parts] == [5, 5, 4, 4]
     seen = [part.batch().known["targets_BT"][0] for part in parts]
     wanted = [*range(6), *range(12, 24)]
@@ -22,10 +23,13 @@ def test_parts_of_rows_hold_each_row_of_a_living_column_once(make_batch):
     assert torch.cat(seen).tolist() != wanted
     for part, numbers_N in zip(parts, seen, strict=True):
         assert part.numbers_N.tolist() == numbers_N.tolist()
-        assert part.columns.tolist() == (numbers_N // 6).tolist()
+        assert part.columns.tolist() == sorted({number // 6 for number in numbers_N.tolist()})
         rest = part.without(torch.tensor([2]), Ranks())
         assert rest.numbers_N.tolist() == [n for n in numbers_N.tolist() if n // 6 != 2]
         assert rest.batch().mask_BT.shape == (1, len(rest.numbers_N))
+    nothing = parts[0].without(torch.arange(5), Ranks()).batch()
+    assert nothing.mask_BT.tolist() == [[False]]
+    assert nothing.known["advantages_BT"].tolist() == [[0]]
 
 
 def test_one_part_of_columns_is_the_batch_itself(make_batch):

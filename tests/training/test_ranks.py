@@ -16,7 +16,14 @@ from impala_async.config.run import AlgorithmSection, ModelSection
 from impala_async.errors import RankError, ServiceError
 from impala_async.learner.meeting import Meeting
 from impala_async.policy import Policy, Team
-from impala_async.schema import POLICY, ObsSpec, policy_leaf, recurrent_state
+from impala_async.schema import (
+    POLICY,
+    ActionPart,
+    ActionSpec,
+    ObsSpec,
+    policy_leaf,
+    recurrent_state,
+)
 from impala_async.training.ranks import Ranks
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
@@ -41,7 +48,13 @@ CASES = {
     "rows": PPO | {"num_minibatches": 5, "shuffle_rows": True, "normalize_returns": True},
     "rows, one has none": PPO
     | {"num_minibatches": 3, "shuffle_rows": True, "masked": range(HALF, COLUMNS)},
+    "rows, parts of one": PPO | {"num_minibatches": 48, "shuffle_rows": True},
+    "rows, parts of one, plain": {"num_minibatches": 48, "shuffle_rows": True},
+    "rows, appo": {"name": "appo", "kl_coeff": 0.5, "num_minibatches": 20, "shuffle_rows": True},
+    "rows, numbers": {"num_minibatches": 40, "shuffle_rows": True, "numbers": 2},
     "rows, nan on one": {"nan": (5,), "num_minibatches": 3, "shuffle_rows": True},
+    "rows, nan on all of one": PPO
+    | {"nan": range(HALF), "num_minibatches": 2, "shuffle_rows": True},
     "rows, a team": PPO | {"is_team": True, "num_minibatches": 2, "shuffle_rows": True},
     "lstm": PPO | {"core": "lstm", "num_minibatches": 2},
     "a team": PPO | {"is_team": True, "num_minibatches": 2},
@@ -56,6 +69,9 @@ def make_step(settings, ranks):
     settings = dict(settings)
     core, is_team = settings.pop("core", None), settings.pop("is_team", False)
     schema = flat_schema(3, 4, 6, state=recurrent_state(core, CORE_SIZE))
+    if numbers := settings.pop("numbers", None):
+        action = ActionSpec((ActionPart("", "continuous", (), (numbers,)),))
+        schema = dataclasses.replace(schema, action=action)
     model = {"hidden_sizes": (16, 16), "normalize_obs": True}
     model |= {} if core is None else {"core": core, "core_size": CORE_SIZE}
     section = AlgorithmSection.model_validate(PLAIN | settings)

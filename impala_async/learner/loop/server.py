@@ -30,6 +30,7 @@ from impala_async.processes import Growth
 from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Lineage, Version, Weights, WeightsLayout
 from impala_async.wire import messages as wire
+from impala_async.wire.connections import UNHEARD
 from impala_async.wire.keys import Key
 from impala_async.wire.local_link import LocalLink
 from impala_async.wire.session import SessionTable
@@ -267,7 +268,9 @@ class ActorServer:
         before, hellos = self._told_of, self._data.hellos
         ends = self._data.connections, self._weights.connections
         shut_before_s, self._shut_s = self._shut_s, max(end.shut_s for end in ends)
-        self._told_of = self._cut_off() + Counter({"gave way": self.table.num_given_way})
+        unheard = sum(end.num_left for end in ends if end.is_locked)
+        more = {"gave way": self.table.num_given_way, UNHEARD: unheard}
+        self._told_of = self._cut_off() + Counter(more)
         new = [f"{number:,} {what}" for what, number in (self._told_of - before).items()]
         if (shut_s := self._shut_s - shut_before_s) >= LEAST_SHUT_S:
             new.append(f"nobody was let in for {shut_s:.1f} s, as too many came")
