@@ -1,7 +1,9 @@
-"""A batch as tensors, which view the memory of a slot, and what is taken of it.
+"""A batch as tensors, and what is taken of it.
 
-B columns of a batch, T action rows, S = T+1 observation rows, N columns or rows of a part,
-F frames, K frames of a stack
+They view the memory of a slot until a part is taken.
+
+    B columns of a batch, T action rows, S = T+1 observation rows, N columns or rows of a part,
+    F frames, K frames of a stack
 """
 
 from collections.abc import Callable, Iterator, Mapping
