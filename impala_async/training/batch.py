@@ -29,7 +29,8 @@ GOOD_NORM, GOOD_LOSS = 1e15, 1e30
 
 @dataclass(frozen=True)
 class Batch:
-    """The columns of a slot as tensors, as they lie there: the fields are those of `Columns`."""
+    """The columns of a slot as tensors, as they lie there: the fields are those of `Columns`, and
+    returns that are known."""
 
     obs: dict[str, Tensor]
     actions: dict[str, Tensor]

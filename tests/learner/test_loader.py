@@ -42,8 +42,10 @@ class Bench:
 
 def shows(batch, columns):
     """Whether the tensors are these arrays."""
-    pairs = []
-    for one, other in zip(vars(batch).values(), vars(columns).values(), strict=True):
+    pairs, fields = [], dict(vars(batch))
+    assert not fields.pop("known")
+    assert fields.keys() == {name.replace("_CT", "_BT") for name in vars(columns)}
+    for one, other in zip(fields.values(), vars(columns).values(), strict=True):
         if isinstance(one, dict):
             assert one.keys() == other.keys()
             pairs += [(one[name], other[name]) for name in one]
