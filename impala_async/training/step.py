@@ -252,7 +252,7 @@ class UpdateStep:
         with_sums = self.return_scale is not None and this.is_first
         of = self._coefficients(this, part.num_valid)
         numbers, names = self._compute(part.batch(), of, with_sums=with_sums)
-        # The one place where the host waits for the device.
+        # Here the host waits for the device.
         total, norm, num_valid, *more = self._sum_up(numbers, len(names), part.num_valid)
         told = dict(zip(names, more, strict=False)) | {"loss/total": total, "grad/norm": norm}
         is_applied = num_valid > 0 and math.isfinite(total) and norm < self._norm_limit

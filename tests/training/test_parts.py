@@ -62,8 +62,7 @@ def test_the_order_is_the_seeds_and_no_others():
 
 def test_one_part_is_in_order_and_the_dead_are_masked(make_batch):
     batch = make_batch()
-    some_B = torch.tensor([True, False, True, True, False])
-    for alive_B, num_parts in ((torch.ones(5) > 0, 1), (some_B, 1), (torch.arange(5) == 2, 4)):
+    for alive_B, num_parts in ((torch.ones(5) > 0, 1), (SOME_B, 1), (torch.arange(5) == 2, 4)):
         (columns_N,) = deal(alive_B, num_parts, SEEDS)
         assert columns_N.tolist() == alive_B.nonzero().flatten().tolist()
         living = batch.living(alive_B)
