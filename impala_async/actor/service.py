@@ -139,14 +139,14 @@ class ActorService:
             while not client.side.is_joined:
                 client.pump(POLL_S)
             begun = client.side.welcome.epoch, 0, self._life
-        # It may have come back with another rank while it waited.
-        rank = client.side.welcome.rank
-        seed = seed_of(settings.seed, rank, *begun)
+        # It may have come back with another number while it waited.
+        number = client.side.welcome.number
+        seed = seed_of(settings.seed, number, *begun)
         (acting, *_) = policy.members.values()
         precision = str(acting.model.precision).removeprefix("torch.")
         logger.info(
             "actor %d: %d environments of %s, acting in %s",
-            *(rank, envs.num_envs, settings.env.id, precision),
+            *(number, envs.num_envs, settings.env.id, precision),
         )
         return sampler_for(envs)(
             schema,
@@ -227,7 +227,7 @@ class ActorService:
         return times | {AGENTS_PER_STEP: sampler.take_agents()}
 
     def _whose(self) -> str:
-        return f"actor {self._client.side.welcome.rank} ({self._client.settings.env.id})"
+        return f"actor {self._client.side.welcome.number} ({self._client.settings.env.id})"
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = self._signal or number  # of a second one the stopper hears
@@ -249,10 +249,10 @@ def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPo
     return policy
 
 
-def seed_of(run_seed: int, rank: int, epoch: int = 1, begins_at: int = 0, life: int = 0) -> int:
-    """A seed for each actor of a run, so that no two step the same environments: nor one that has a
-    rank of lockstep after another, whose first weights are those of update `begins_at`, nor one
-    that is started again, as `life` counts."""
+def seed_of(run_seed: int, number: int, epoch: int = 1, begins_at: int = 0, life: int = 0) -> int:
+    """A seed for each actor of a run, so that no two step the same environments: nor one that has
+    a number in lockstep after another, whose first weights are those of update `begins_at`, nor
+    one that is started again, as `life` counts."""
     # Zeros at the end change nothing, up to four words.
-    words = (run_seed, rank, epoch - 1, begins_at, *([life] if life else []))
+    words = (run_seed, number, epoch - 1, begins_at, *([life] if life else []))
     return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)

@@ -349,12 +349,12 @@ class LearnerThread:
         if result.num_updates and not is_failed_B.any():
             return  # it was another rank's
         if result.num_updates:
-            ranks = np.unique(loaded.ranks_B[is_failed_B])
+            actors = np.unique(loaded.actors_B[is_failed_B])
             self._log.warning(
                 "updates go on without %d columns of actors %s that made one fail: %s not "
                 "finite. Is it their environment?",
                 np.count_nonzero(is_failed_B),
-                ", ".join(map(str, ranks[:MAX_NAMED])) + ", ..." * (len(ranks) > MAX_NAMED),
+                ", ".join(map(str, actors[:MAX_NAMED])) + ", ..." * (len(actors) > MAX_NAMED),
                 what,
             )
         else:

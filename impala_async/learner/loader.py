@@ -109,7 +109,7 @@ class LoadedBatch:
     def __init__(self, place: int, tensors: Batch, slot: Slot) -> None:
         self.place, self.tensors, self.batch = place, tensors, slot.batch
         self.updates_B = slot.updates_B.copy()
-        self.ranks_B = slot.ranks_B.copy()
+        self.actors_B = slot.actors_B.copy()
         self.returns = slot.returns
         self.valid_rows_B = slot.columns.mask_CT.sum(axis=1, dtype=np.int64)
         self.alive_B = slot.filled_B.copy()

@@ -98,7 +98,7 @@ class Recorder:
         arrived_s = time.monotonic() - self._began_at
         # It is recorded as it was before it was compressed for the network.
         plain = arrival.data._replace(body=None, codec=PLAIN)
-        self._queue.put(Recorded(arrival.peer.rank, arrived_s, plain, body))
+        self._queue.put(Recorded(arrival.peer.number, arrived_s, plain, body))
         self._queued_bytes += len(body)
         self._num_messages += 1
 

@@ -46,11 +46,11 @@ class Slot:
     small: Bytes2D
     columns: Columns
     updates_B: NDArray[np.int64]
-    ranks_B: NDArray[np.int64]
+    actors_B: NDArray[np.int64]
     filled_B: NDArray[np.bool_]
     batch: int = 0
     returns: Sequence[float] = ()
-    """In lockstep, those of the episodes that came with its columns, in the order of ranks."""
+    """In lockstep, those of the episodes that came with its columns, in the order of actors."""
 
 
 def allocate_slots(
@@ -62,10 +62,10 @@ def allocate_slots(
             allocate(batch_columns * column_bytes).reshape(batch_columns, -1)
             for column_bytes in (schema.layout.obs_bytes, schema.layout.small_bytes)
         )
-        updates_B, ranks_B = np.zeros((2, batch_columns), np.int64)
+        updates_B, actors_B = np.zeros((2, batch_columns), np.int64)
         filled_B = np.ones(batch_columns, np.bool_)
         columns = columns_over(schema, obs, small)
-        slots.append(Slot(index, obs, small, columns, updates_B, ranks_B, filled_B))
+        slots.append(Slot(index, obs, small, columns, updates_B, actors_B, filled_B))
     return slots
 
 
@@ -320,7 +320,7 @@ class SlotFiller:
             slot.obs[target] = arrival.obs[source]
             slot.small[target] = arrival.small[source]
         slot.updates_B[target] = arrival.data.update
-        slot.ranks_B[target] = arrival.peer.rank
+        slot.actors_B[target] = arrival.peer.number
         self._num_filled = target.stop
         if self._num_filled == self.batch_columns:
             self._filling, self._num_filled = None, 0

@@ -115,7 +115,7 @@ class Welcome(NamedTuple):
     run_id: Id
     epoch: Epoch
     session: Id
-    rank: Annotated[int, _uint(2**31)]
+    number: Annotated[int, _uint(2**31)]
     weights_port: Short
     ipc_data: Path
     ipc_weights: Path

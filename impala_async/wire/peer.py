@@ -77,13 +77,13 @@ class Peer:
 
     session: bytes
     actor: bytes
-    rank: int
+    number: int
     watermark: Watermark
     last_heard: float
     data_route: bytes = b""
     # Whether anything of it was settled in this learner, or in the one that was saved.
     has_settled: bool = False
-    # Whether its rank is the number that its starter gave it.
+    # Whether it is the number that its starter gave it.
     is_numbered: bool = False
     build: str = ""
     opened_at: float = 0.0

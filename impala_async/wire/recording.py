@@ -39,7 +39,7 @@ class Start(NamedTuple):
 class Recorded(NamedTuple):
     """A message, admitted so long after the start. Its body is apart, both parts in one block."""
 
-    rank: int
+    number: int
     arrived_s: float
     data: Data
     body: Frame
@@ -62,7 +62,7 @@ def encode_record(record: Record) -> list[Frame]:
         fields: list[Any] = [0, *record[:5], record.schema.to_json()]
         fields.append(json.dumps(record.settings).encode())
     elif isinstance(record, Recorded):
-        fields = [1, record.rank, record.arrived_s, pack(record.data)]
+        fields = [1, record.number, record.arrived_s, pack(record.data)]
         body = record.body
     else:
         fields = [2, *record]

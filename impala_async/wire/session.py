@@ -1,4 +1,4 @@
-"""The learner's side of the protocol as a pure state machine: sessions, ranks, leases, watermarks
+"""The learner's side of the protocol as a pure state machine: sessions, numbers, leases, watermarks
 and the verdict on every trajectory; who may send is decided in peer.py."""
 
 from collections import Counter
@@ -39,7 +39,7 @@ class SessionTable:
     lease_s: float
     max_lag: int
     new_id: Callable[[], bytes]
-    num_ranks: int | None = None
+    num_actors: int | None = None
 
     def __post_init__(self) -> None:
         # Those who joined. Strangers are apart, oldest first: what is done often passes them by.
@@ -50,8 +50,8 @@ class SessionTable:
         self.num_opened = self.num_given_way = 0
         # The session of each actor, or its last; those that are gone in the order of their going.
         self._known: dict[bytes, Peer] = {}
-        # The number of those that have each rank.
-        self._ranks = Counter[int]()
+        # How many have each number.
+        self._numbers = Counter[int]()
         self._credit = Credit()
         self._last_expiry: float | None = None
 
@@ -78,7 +78,7 @@ class SessionTable:
                 f"{hello.protocol}: install the same release of impala-async on both sides",
             )
         known = self._known.get(hello.actor)
-        limit = self.num_ranks or MAX_SESSIONS
+        limit = self.num_actors or MAX_SESSIONS
         if not self.is_here(hello.actor) and len(self._peers) >= limit:
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
         if known is not None and known.session in self._strangers:
@@ -89,17 +89,18 @@ class SessionTable:
             self.end(known)
         self._make_way(route)
         if known is None:
-            rank = self._new_rank(hello.number, now)
-            known = Peer(b"", hello.actor, rank, Watermark(), now, is_numbered=rank == hello.number)
+            number = self._new_number(hello.number, now)
+            is_wanted = number == hello.number
+            known = Peer(b"", hello.actor, number, Watermark(), now, is_numbered=is_wanted)
         if hello.run_id == self.run_id:
             known.watermark.raise_to(hello.lowest_unsettled)
         return self._open(hello, known, route, now)
 
     def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
-        """Agree on what a peer sends: from now on it has its rank, and may have credit. False if
+        """Agree on what a peer sends: from now on it has its number, and may have credit. False if
         its place is another's by now: it must say hello again."""
-        others = (other.rank for other in self._peers.values() if other is not peer)
-        if self.num_ranks is not None and peer.rank in others:
+        others = (other.number for other in self._peers.values() if other is not peer)
+        if self.num_actors is not None and peer.number in others:
             return False
         peer.columns, peer.streams, peer.gives_way = columns, streams, gives_way
         if self._strangers.pop(peer.session, None) is not None:
@@ -206,8 +207,8 @@ class SessionTable:
                 self._remember(peer)
 
     def watermarks(self) -> dict[str, list[int]]:
-        """For a checkpoint, by actor: its rank, its mark, and the seqs settled above it. Where all
-        are too many to be read again, actors that have the most lose theirs."""
+        """For a checkpoint, by actor: its number, its mark, and the seqs settled above it. Where
+        all are too many to be read again, actors that have the most lose theirs."""
         num_above, fitting = 0, set[bytes]()
         for peer in sorted(self._known.values(), key=lambda each: len(each.watermark.above)):
             num_above += len(peer.watermark.above)
@@ -215,7 +216,7 @@ class SessionTable:
                 fitting.add(peer.actor)
         return {
             actor.hex(): [
-                *(peer.rank, peer.watermark.below),
+                *(peer.number, peer.watermark.below),
                 *(peer.watermark.above if actor in fitting else ()),
             ]
             for actor, peer in self._known.items()
@@ -223,9 +224,9 @@ class SessionTable:
 
     def restore_watermarks(self, saved: dict[str, list[int]], now: float) -> None:
         """Continue from a checkpoint: what it had settled is never taken in again."""
-        for actor, (rank, below, *above) in saved.items():
+        for actor, (number, below, *above) in saved.items():
             mark = Watermark(below, above)
-            self._remember(Peer(b"", bytes.fromhex(actor), rank, mark, now, has_settled=True))
+            self._remember(Peer(b"", bytes.fromhex(actor), number, mark, now, has_settled=True))
 
     def _make_way(self, route: bytes) -> None:
         """A connection is one actor's: of those that come over it, and of those who have said no
@@ -243,35 +244,36 @@ class SessionTable:
 
     def _remember(self, peer: Peer) -> None:
         self._known[peer.actor] = peer
-        self._ranks[peer.rank] += 1
+        self._numbers[peer.number] += 1
 
     def _forget(self, actor: bytes) -> None:
         if (known := self._known.pop(actor, None)) is not None:
-            self._ranks[known.rank] -= 1
-            if not self._ranks[known.rank]:
-                del self._ranks[known.rank]
+            self._numbers[known.number] -= 1
+            if not self._numbers[known.number]:
+                del self._numbers[known.number]
 
-    def _new_rank(self, number: int, now: float) -> int:
+    def _new_number(self, wanted: int, now: float) -> int:
         """The number that its starter gave it, if it has one that nobody uses. One who was not
         heard of late may be the former life of this one, whose lease is not over."""
-        if number >= 0 and not any(
-            peer.rank == number
+        if wanted >= 0 and not any(
+            peer.number == wanted
             and (not peer.is_numbered or (peer.columns and now - peer.last_heard < AT_WORK_S))
             for peer in self
         ):
-            return number
-        # At a thousand hellos a second nobody can look at all ranks.
-        return next(rank for rank in count(len(self._ranks)) if rank not in self._ranks)
+            return wanted
+        # At a thousand hellos a second nobody can look at all numbers.
+        return next(each for each in count(len(self._numbers)) if each not in self._numbers)
 
     def _open(self, hello: wire.Hello, known: Peer, route: bytes, now: float) -> Peer:
-        rank = known.rank
-        if self.num_ranks is not None:
+        number = known.number
+        if self.num_actors is not None:
             # The place of nobody who joined that the fewest hope for; among those the former one.
-            taken, hopes = {peer.rank for peer in self.joined}, Counter(peer.rank for peer in self)
-            free = [each for each in range(self.num_ranks) if each not in taken]
-            rank = min(free, key=lambda each: (hopes[each], each != known.rank, each))
+            taken = {peer.number for peer in self.joined}
+            hopes = Counter(peer.number for peer in self)
+            free = [each for each in range(self.num_actors) if each not in taken]
+            number = min(free, key=lambda each: (hopes[each], each != known.number, each))
         former = known.watermark, now, route, known.has_settled, known.is_numbered, hello.build
-        peer = Peer(self.new_id(), hello.actor, rank, *former, opened_at=now, used_at=now)
+        peer = Peer(self.new_id(), hello.actor, number, *former, opened_at=now, used_at=now)
         peer.is_owed_room = bool(known.turned_away) and not known.gives_way
         peer.granted = known.watermark.below
         self._forget(hello.actor)

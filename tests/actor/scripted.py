@@ -128,7 +128,7 @@ class ScriptedLearner:
             run_id=self.run_id,
             epoch=1,
             session=self._num_sessions.to_bytes(16, "big"),
-            rank=3,
+            number=3,
             weights_port=self.weights.router.port,
             ipc_data=str(self.folder / "d"),
             ipc_weights=str(self.folder / "w"),

@@ -109,7 +109,7 @@ def play(settings, num_messages=3, version=FIRST, **welcome):
 
 
 def test_an_actor_works_until_the_learner_is_finished(scene):
-    code, (session, messages) = run(scene, play(settings_for("Counting"), rank=5))
+    code, (session, messages) = run(scene, play(settings_for("Counting"), number=5))
     assert code == 0
     assert (session.spec.columns, session.spec.streams) == (2, 1)
     assert [heard.message.seq for heard in messages] == [0, 1, 2]
@@ -264,9 +264,9 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
     settings = settings_for("Counting")
 
     def serve(scene):
-        welcomed(scene, settings, rank=0).reject("hello_again")
-        # Its rank is another's by now.
-        again = scene.welcome_back(settings, rank=3)
+        welcomed(scene, settings, number=0).reject("hello_again")
+        # Its number is another's by now.
+        again = scene.welcome_back(settings, number=3)
         again.grant(MANY)
         give_weights(scene, again, settings)
         seq = scene.learner.data.hear(wire.Data).message.seq
@@ -275,7 +275,7 @@ def test_who_built_for_so_long_that_its_session_is_over_comes_in_with_what_it_bu
 
     assert run(scene, serve) == (0, 0)
     assert len(closed) == 2
-    # It says so of the rank that it has, from which its seed comes too.
+    # It says so of the number that it has, from which its seed comes too.
     assert "actor 3: 2 environments" in caplog.text
     assert "actor 0" not in caplog.text
     warnings = [each for each in caplog.records if each.levelname == "WARNING"]
@@ -345,10 +345,10 @@ def test_what_fails_after_a_signal_may_have_been_told_to_end_as_well(scene, monk
 
 def test_seeds_are_stable_and_no_two_actors_share_one():
     assert [seed_of(0, 0), seed_of(0, 1), seed_of(1, 0)] == [1484405855, 1982462498, 917752063]
-    runs = [(run_seed, rank) for run_seed in range(5) for rank in range(200)]
-    later = [(0, rank, epoch, 3) for rank in range(10) for epoch in range(2, 12)]
-    begun = [(0, rank, 2, begins_at) for rank in range(10) for begins_at in range(10)]
-    again = [(0, rank, 1, 0, life) for rank in range(10) for life in range(1, 11)]
+    runs = [(run_seed, number) for run_seed in range(5) for number in range(200)]
+    later = [(0, number, epoch, 3) for number in range(10) for epoch in range(2, 12)]
+    begun = [(0, number, 2, begins_at) for number in range(10) for begins_at in range(10)]
+    again = [(0, number, 1, 0, life) for number in range(10) for life in range(1, 11)]
     seeds = {words: seed_of(*words) for words in (*runs, *later, *begun, *again)}
     assert len({*seeds.values()}) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds.values())
@@ -356,13 +356,13 @@ def test_seeds_are_stable_and_no_two_actors_share_one():
 
 
 @pytest.mark.parametrize("mode", ["async", "lockstep"])
-def test_seed_rank_and_beginning_decide_what_an_actor_does(scene, mode):
+def test_seed_number_and_beginning_decide_what_an_actor_does(scene, mode):
     """Each first message is acted with weights of zero, whatever their version."""
 
-    def sent(seed=0, rank=1, epoch=1, update=0):
+    def sent(seed=0, number=1, epoch=1, update=0):
         settings = settings_for("MatchObservation", rows=20, seed=seed)
         settings = changed(settings, pace={"mode": mode})
-        serve = play(settings, 1, version=Version(epoch, update), rank=rank, epoch=epoch)
+        serve = play(settings, 1, version=Version(epoch, update), number=number, epoch=epoch)
         _, (_, (first,)) = run(scene, serve, num_envs=None)
         assert first.message.update == update
         return body_of(first)
@@ -370,9 +370,9 @@ def test_seed_rank_and_beginning_decide_what_an_actor_does(scene, mode):
     reference, resumed = sent(), sent(epoch=2, update=40)
     assert sent() == reference
     assert sent(epoch=2, update=40) == resumed
-    others = [sent(rank=0), sent(seed=1), sent(epoch=3, update=40)]
+    others = [sent(number=0), sent(seed=1), sent(epoch=3, update=40)]
     assert len({reference, resumed, *others}) == 5
-    # Where ranks are given out again, and the first version is decided, it is one more seed.
+    # Where numbers are given out again, and the first version is decided, it is one more seed.
     assert (sent(epoch=2, update=41) == resumed) == (mode == "async")
 
 

@@ -44,15 +44,15 @@ def planes_of(schema, num_columns, seed=0):
     return planes
 
 
-def room(filler, columns, rank=0, update=0):
+def room(filler, columns, number=0, update=0):
     """Room for a message, if there is any, before those that were given room are committed."""
-    peer = Peer(b"s" * 16, b"a" * 16, rank, Watermark(), 0.0, b"route", columns=columns)
+    peer = Peer(b"s" * 16, b"a" * 16, number, Watermark(), 0.0, b"route", columns=columns)
     return filler.assign(peer, Data(peer.session, 0, 1, update, 3, columns, 0, 0, None))
 
 
-def put(filler, planes, rank=0, update=0):
+def put(filler, planes, number=0, update=0):
     """A message of these columns, taken in."""
-    arrival = room(filler, len(planes.obs), rank, update)
+    arrival = room(filler, len(planes.obs), number, update)
     arrival.obs[:], arrival.small[:] = planes.obs, planes.small
     filler.commit([arrival])
     return arrival

@@ -62,7 +62,7 @@ def batch_of(number, updates=(0, 0, 0, 0), valid_rows=(3, 3, 3, 3), returns=()):
         batch=number,
         filled_B=np.ones(len(updates), np.bool_),
         updates_B=np.array(updates, np.int64),
-        ranks_B=np.zeros(len(updates), np.int64),
+        actors_B=np.zeros(len(updates), np.int64),
         returns=returns,
         columns=SimpleNamespace(mask_CT=np.arange(9) < np.array(valid_rows)[:, None]),
     )

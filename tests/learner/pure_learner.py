@@ -51,12 +51,12 @@ class PureLearner:
         is_open=True,
         lineage=None,
         max_lag=50,
-        num_ranks=None,
+        num_actors=None,
         lag=0,
         on_loss=None,
         recorder=None,
     ):
-        """Build a learner; with `num_ranks` it is in lockstep."""
+        """Build a learner; with `num_actors` it is in lockstep."""
         self.schema, self.columns, self.now = schema, columns, 0.0
         self.lineage = lineage or Lineage(0).resumed(1, 0)
         self.update, self.schemas = self.lineage.forks[self.lineage.epoch], []
@@ -71,13 +71,13 @@ class PureLearner:
             run_id=RUN_ID,
             lineage=self.lineage,
             lease_s=10.0,
-            max_lag=max_lag if num_ranks is None else lag,
+            max_lag=max_lag if num_actors is None else lag,
             new_id=lambda: b"session" + next(ids).to_bytes(9, "big"),
-            num_ranks=num_ranks,
+            num_actors=num_actors,
         )
         self.filler = SlotFiller(self.count)
-        if num_ranks is not None:
-            places = {"num_ranks": num_ranks, "width": columns // num_ranks}
+        if num_actors is not None:
+            places = {"num_actors": num_actors, "width": columns // num_actors}
             first = {"lag": lag, "first_update": self.update, "on_loss": on_loss}
             self.filler = LockstepFiller(self.count, **places, **first)
         self.ledger = self.filler.ledger
@@ -154,7 +154,7 @@ class PureLearner:
 
     def _welcome(self):
         return Welcome(
-            run_id=RUN_ID, epoch=self.lineage.epoch, session=b"", rank=-1, weights_port=1,
+            run_id=RUN_ID, epoch=self.lineage.epoch, session=b"", number=-1, weights_port=1,
             ipc_data="", ipc_weights="", nonce_path="", nonce=bytes(16), lease_s=10.0,
             heartbeat_s=2.0, max_columns=self.columns,
         )  # fmt: skip

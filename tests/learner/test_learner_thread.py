@@ -314,7 +314,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_its_batch_dropped(caplog):
 def test_columns_whose_part_is_not_finite_are_dropped_and_the_others_trained(caplog):
     step = FakeStep(nonfinite=[0], failing=[1, 3], num_updates=2)
     first = batch_of(1, valid_rows=(3, 4, 5, 6))
-    first.ranks_B[:] = range(4)
+    first.actors_B[:] = range(4)
     run = Run([first, batch_of(2)], step=step, num_passes=2)()
     assert run.step.uses[:2] == [(1, ALL, 18), (1, [True, False, True, False], 8)]
     # Steps of what failed are not trained.

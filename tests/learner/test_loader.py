@@ -181,7 +181,7 @@ def account_of(filled_B):
         batch=7,
         filled_B=filled_B,
         updates_B=counts_B,
-        ranks_B=counts_B,
+        actors_B=counts_B,
         columns=columns,
         returns=(),
     )

@@ -45,7 +45,7 @@ def take(recorder, seq, num_bytes=8, num_episodes=0):
     episodes = np.array([(seq, 1)] * num_episodes, EPISODE) if num_episodes else None
     # Some came compressed; what is recorded is what was unpacked.
     data = DATA._replace(seq=seq, codec=seq % 2)
-    peer = SimpleNamespace(rank=seq % 2)
+    peer = SimpleNamespace(number=seq % 2)
     recorder.take(Arrival(peer, data, obs, small, episodes=episodes))
     # Slots are written to again.
     obs[:] = small[:] = 99
@@ -63,7 +63,7 @@ async def test_all_that_is_taken_is_in_the_file_in_order(path):
     assert last == End("env_steps", 12, {"model.safetensors": "abc"})
     arrived = []
     for seq, message in enumerate(messages):
-        assert (message.rank, message.data) == (seq % 2, DATA._replace(seq=seq, body=None))
+        assert (message.number, message.data) == (seq % 2, DATA._replace(seq=seq, body=None))
         tail = np.array([(seq, 1)] * (seq % 3), EPISODE).tobytes()
         assert bytes(message.body) == bytes([seq] * 8 + [255 - seq] * 4) + tail
         arrived.append(message.arrived_s)

@@ -17,7 +17,7 @@ def actor_id(number):
     return number.to_bytes(16, "big")
 
 
-def new_table(lineage=None, run_id=RUN, num_ranks=None):
+def new_table(lineage=None, run_id=RUN, num_actors=None):
     sessions = itertools.count(1)
     return SessionTable(
         run_id=run_id,
@@ -25,7 +25,7 @@ def new_table(lineage=None, run_id=RUN, num_ranks=None):
         lease_s=LEASE_S,
         max_lag=MAX_LAG,
         new_id=lambda: b"session" + next(sessions).to_bytes(9, "big"),
-        num_ranks=num_ranks,
+        num_actors=num_actors,
     )
 
 

@@ -1,4 +1,4 @@
-"""Hello, leases and verdicts; whom a learner knows: ranks, strangers, what outlives a session."""
+"""Hello, leases and verdicts; whom a learner knows: numbers, strangers, what outlives a session."""
 
 import json
 
@@ -43,7 +43,7 @@ def work(table, actor, now=0.0):
 
 def test_each_actor_gets_a_session_and_a_rank_and_the_same_hello_twice_is_one(table):
     peers = [greet(table, actor) for actor in range(3)]
-    assert [peer.rank for peer in peers] == [0, 1, 2]
+    assert [peer.number for peer in peers] == [0, 1, 2]
     assert len({peer.session for peer in peers}) == 3
     first = peers[0]
     assert (first.actor, first.data_route) == (actor_id(0), b"route-0")
@@ -72,7 +72,7 @@ def test_a_new_hello_ends_a_session_that_was_at_work(table):
     assert peer.session != former.session
     assert table.outstanding_columns == 0
     assert table.find(former.session, 0.0) is None
-    assert (peer.rank, peer.granted) == (former.rank, 1)
+    assert (peer.number, peer.granted) == (former.number, 1)
     # A session that is over can end again.
     table.end(former)
     assert list(table) == [peer]
@@ -179,70 +179,70 @@ def test_a_refusal_settles_and_is_told_once_and_no_more_than_fit(table):
     assert wire.unpack(wire.pack(grant)) == grant
 
 
-# -------------------- ranks
+# -------------------- numbers
 
 
 def test_every_actor_that_worked_has_a_rank_of_its_own_and_none_comes_again(table):
     peers = [work(table, actor) for actor in range(3)]
-    assert [peer.rank for peer in peers] == [0, 1, 2]
+    assert [peer.number for peer in peers] == [0, 1, 2]
     table.end(peers[1])
-    assert [join(table, actor).rank for actor in (7, 1)] == [3, 1]
+    assert [join(table, actor).number for actor in (7, 1)] == [3, 1]
     # Strangers use up none.
     for stranger in range(100, 200):
         table.end(greet(table, stranger))
-    assert join(table, 8).rank == 4
+    assert join(table, 8).number == 4
 
 
 def test_an_actor_has_the_number_that_its_starter_gave_it(table):
     alone = greet(table, 0)
     # Who has no number was here first; the others are called as their starter calls them.
     numbered = [greet(table, actor, number=number) for actor, number in ((1, 3), (2, 0), (3, 1))]
-    assert [alone.rank, *(peer.rank for peer in numbered)] == [0, 3, 2, 1]
+    assert [alone.number, *(peer.number for peer in numbered)] == [0, 3, 2, 1]
     # Started again, before it is known that its former life is over; or a stranger claims it.
-    assert [greet(table, actor, number=3).rank for actor in range(4, 10)] == [3] * 6
-    assert greet(table, 10).rank == 4
+    assert [greet(table, actor, number=3).number for actor in range(4, 10)] == [3] * 6
+    assert greet(table, 10).number == 4
     table.end(alone)
-    assert greet(table, 11, number=0).rank == 0
+    assert greet(table, 11, number=0).number == 0
 
 
 def test_the_number_of_an_actor_at_work_is_its_own_until_nothing_is_heard_of_it(table):
     at_work = join(table, 1, now=50.0)
-    assert at_work.rank == 0
+    assert at_work.number == 0
     numbered = greet(table, 2, number=7, now=50.0)
     table.join(numbered, 1, 1)
-    assert numbered.rank == 7
+    assert numbered.number == 7
     table.find(numbered.session, 60.0)
-    assert greet(table, 3, number=7, now=60.4).rank == 2
+    assert greet(table, 3, number=7, now=60.4).number == 2
     # It was killed, perhaps, and another one is there in its place.
-    assert greet(table, 4, number=7, now=60.6).rank == 7
+    assert greet(table, 4, number=7, now=60.6).number == 7
     # One that has only said hello may be anybody.
-    assert greet(table, 5, number=8, now=62.0).rank == 8
-    assert greet(table, 6, number=8, now=62.0).rank == 8
+    assert greet(table, 5, number=8, now=62.0).number == 8
+    assert greet(table, 6, number=8, now=62.0).number == 8
 
 
 def test_where_ranks_are_places_that_of_a_lost_one_is_free():
-    table = new_table(num_ranks=3)
+    table = new_table(num_actors=3)
     peers = [work(table, actor) for actor in range(3)]
     assert refusal_of(table, 7)[0] == "full"
     # One that is here may say hello again.
     again = join(table, 1)
-    assert (again.rank, again.begins_at) == (1, None)
+    assert (again.number, again.begins_at) == (1, None)
     assert again.session != peers[1].session
     for peer in (peers[0], again, peers[2]):
         table.end(peer)
     # The former place, if nobody else has it; else the first that is free.
-    assert [join(table, actor).rank for actor in (2, 7, 1)] == [2, 0, 1]
+    assert [join(table, actor).number for actor in (2, 7, 1)] == [2, 0, 1]
     assert refusal_of(table, 0)[0] == "full"
 
 
 def test_a_hello_takes_no_place_from_who_joins():
-    table = new_table(num_ranks=2)
+    table = new_table(num_actors=2)
     for stranger in range(100, 200):
         greet(table, stranger)
     early, other, late = greet(table, 0), greet(table, 1), greet(table, 2)
-    assert len({early.rank, other.rank, late.rank}) == 2
+    assert len({early.number, other.number, late.number}) == 2
     assert table.join(late, 4, 1)
-    twin, unlike = (early, other) if early.rank == late.rank else (other, early)
+    twin, unlike = (early, other) if early.number == late.number else (other, early)
     assert not table.join(twin, 4, 1), "its place is another's by now"
     assert table.join(unlike, 4, 1)
     assert refusal_of(table, 3)[0] == "full"
@@ -262,7 +262,7 @@ def test_whatever_is_done_often_passes_strangers_by_and_the_oldest_gives_way(tab
     assert table.deal(100, now=0.0) == [actor]
     # Its Spec is of no session; it says hello again, and its number is its own.
     assert table.find(builder.session, 1.0) is None
-    assert greet(table, 7, number=7).rank == builder.rank == 7
+    assert greet(table, 7, number=7).number == builder.number == 7
     for now in (0.0, 4.0, 8.0):
         table.find(actor.session, now)
         table.expire(now)
@@ -282,7 +282,7 @@ def test_over_one_connection_come_only_so_many(table, joins):
     assert table.num_given_way == 100 - session.MAX_OVER_ONE_CONNECTION
     # An actor that comes again is no other.
     again = join(table, 0)
-    assert (again.rank, again in table, table.num_given_way) == (actor.rank, True, 84)
+    assert (again.number, again in table, table.num_given_way) == (actor.number, True, 84)
 
 
 # -------------------- what outlives a session
@@ -301,10 +301,10 @@ def test_watermarks_are_saved_and_restored(table):
     resumed.end(greet(resumed, 1))
     assert resumed.watermarks() == saved
     again = join(resumed, 2)
-    assert (again.rank, again.granted) == (1, 0)
+    assert (again.number, again.granted) == (1, 0)
     resumed.deal(8, now=0.0)
     assert send(resumed, again, 1, Version(4, 0)) == "duplicate"
-    assert greet(resumed, 3).rank == 2
+    assert greet(resumed, 3).number == 2
     assert greet(resumed, 1, lowest_unsettled=9).granted == 9
 
 
@@ -360,4 +360,4 @@ def test_who_never_sent_anything_leaves_nothing_behind(table, changes, joins):
         table.expire(now)
     assert (len(table), table.watermarks()) == (0, {})
     assert not any(held for held in vars(table).values() if isinstance(held, dict | set))
-    assert greet(table, 200).rank == 0
+    assert greet(table, 200).number == 0

@@ -248,7 +248,7 @@ class Admission:
             total = self._ledger.report()[f"rejected/{verdict}"]
             text = "actor %d: a message of %d columns is refused: %s (%s, %s)"
             so_far = f"{total} columns so far from all actors"
-            logger.warning(text, peer.rank, data.columns, what, verdict, so_far)
+            logger.warning(text, peer.number, data.columns, what, verdict, so_far)
 
     def _unknown(self, data: wire.Data) -> ProtocolError:
         self._refuse(data, "unknown_session")

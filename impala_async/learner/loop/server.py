@@ -302,13 +302,13 @@ class ActorServer:
         self._data.say(self.admission.acknowledge(time.monotonic()))
 
     def _welcome(self, weights_port: int) -> wire.Welcome:
-        """The welcome of every actor, still without a session and a rank."""
+        """The welcome of every actor, still without a session and a number."""
         learner = self._config.learner
         return wire.Welcome(
             run_id=self.table.run_id,
             epoch=self._lineage.epoch,
             session=b"",
-            rank=-1,
+            number=-1,
             weights_port=weights_port,
             ipc_data=self._link.data_path,
             ipc_weights=self._link.weights_path,
@@ -327,19 +327,19 @@ class ActorServer:
             lease_s=config.learner.lease_s,
             max_lag=config.pace.lag if is_lockstep else config.learner.max_lag,
             new_id=lambda: secrets.token_bytes(16),
-            num_ranks=config.train.num_actors if is_lockstep else None,
+            num_actors=config.train.num_actors if is_lockstep else None,
         )
 
     def _make_filler(
         self, on_episodes: Callable[[Episodes], None], on_loss: Callable[[], None]
     ) -> SlotFiller:
-        pace, num_ranks = self._config.pace, self._config.train.num_actors
+        pace, num_actors = self._config.pace, self._config.train.num_actors
         if not pace.is_lockstep:
             return SlotFiller(on_episodes)
         return LockstepFiller(
             on_episodes,
-            num_ranks=num_ranks,
-            width=self._config.learner.batch_columns // num_ranks,
+            num_actors=num_actors,
+            width=self._config.learner.batch_columns // num_actors,
             lag=pace.lag,
             first_update=self._lineage.forks[self._lineage.epoch],
             on_loss=on_loss if pace.on_loss == "stop" else None,

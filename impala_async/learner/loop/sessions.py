@@ -167,7 +167,7 @@ class Sessions:
             opened = self.table.hello(message, route, now)
             if isinstance(opened, wire.Reject):
                 return self._refuse(route, opened)
-            welcome = self.welcome._replace(session=opened.session, rank=opened.rank)
+            welcome = self.welcome._replace(session=opened.session, number=opened.number)
             return [Answer(route, [wire.pack(welcome), self.settings_frame])]
         if not isinstance(message, wire.Spec | wire.Bye | wire.ByeOk):
             raise ProtocolError("not_allowed_now", f"{type(message).__name__} on the data port")
@@ -252,7 +252,7 @@ class Sessions:
         self.table.end(peer)
         self.placement.let_go(peer.actor, now)
         self._counters.add("sessions/closed")
-        self._log.say(logging.INFO, "actor %d goes to another rank, where none works", peer.rank)
+        self._log.say(logging.INFO, "actor %d goes to another rank, where none works", peer.number)
         bye = wire.Bye(peer.session, wire.BYE_REASONS.index("moving"))
         return [self.grant(peer), Answer(peer.data_route, [wire.pack(bye)])]
 
@@ -264,7 +264,7 @@ class Sessions:
         self.table.end(peer)
         self._counters.add("sessions/expired")
         if peer.columns:
-            self._log.say(logging.WARNING, "actor %d is gone: %s", peer.rank, why)
+            self._log.say(logging.WARNING, "actor %d is gone: %s", peer.number, why)
 
     def report(self, now: float) -> dict[str, object]:
         """The counts, and medians of the times that actors tell: one actor alone moves none."""
@@ -353,10 +353,10 @@ class Sessions:
         return [Answer(peer.data_route, [wire.pack(reject("hello_again", why, 0.0))])]
 
     def _note_join(self, peer: Peer) -> None:
-        self._log.say(logging.INFO, "actor %d joined with %d columns", peer.rank, peer.columns)
+        self._log.say(logging.INFO, "actor %d joined with %d columns", peer.number, peer.columns)
         if peer.build != __version__:
             text = f"actor %d runs %s, the learner {__version__}"
-            self._log.say(logging.WARNING, text, peer.rank, peer.build)
+            self._log.say(logging.WARNING, text, peer.number, peer.build)
 
     def _decide_schema(self, peer: Peer, schema: Schema, spec: wire.Spec) -> str | None:
         try:
@@ -367,7 +367,7 @@ class Sessions:
         except (SpacesError, CheckpointError, MemoryError) as error:
             return f"this learner cannot train on such an environment: {str(error) or 'no memory'}"
         self.schema = self.schema or schema
-        self._log.say(logging.INFO, "actor %d, the first, has decided what is trained", peer.rank)
+        self._log.say(logging.INFO, "actor %d, the first, has decided what is trained", peer.number)
         # The layout of some models is known only now.
         return _model_misfit(self.publisher.layout_digest, spec)
 
@@ -397,7 +397,7 @@ class Sessions:
             return
         # It hangs no longer than its session lasts.
         seconds = min(seconds, math.ceil(now - peer.opened_at))
-        line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.rank}")
+        line = partial(say_hang, WHERES[where == 1], first, last, f"actor {peer.number}")
         if now >= peer.hang_due:
             self._log.say(logging.WARNING, "%s", line(seconds))
             peer.hang_due = now + HANG_EVERY_S
@@ -414,9 +414,9 @@ class Sessions:
                 why = f"it {death}"
         # Nobody misses who never joined.
         if peer.columns:
-            self._log.say(logging.INFO, "actor %d is gone: %s", peer.rank, why)
+            self._log.say(logging.INFO, "actor %d is gone: %s", peer.number, why)
             if death is not None:
-                self._last_death = f"actor {peer.rank} {death}"
+                self._last_death = f"actor {peer.number} {death}"
         answer = Answer(route, [wire.pack(wire.ByeOk(message.session))])
         return [answer] if isinstance(message, wire.Bye) else []
 

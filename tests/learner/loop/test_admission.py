@@ -337,7 +337,7 @@ class FakeRecorder:
         data, episodes = arrival.data, arrival.episodes
         tail = b"" if episodes is None else episodes.tobytes()
         planes = arrival.obs.tobytes() + arrival.small.tobytes() + tail
-        self.taken.append((arrival.peer.rank, data.seq, data.columns, planes))
+        self.taken.append((arrival.peer.number, data.seq, data.columns, planes))
 
 
 @pytest.mark.parametrize("schema", [SMALL, BIG], ids=["inline", "frames"])
@@ -405,7 +405,7 @@ class Bay(PureLearner):
 
     def take(self, arrival):
         planes = arrival.obs.tobytes() + arrival.small.tobytes()
-        self.taken.append((arrival.peer.rank, arrival.data.seq, planes))
+        self.taken.append((arrival.peer.number, arrival.data.seq, planes))
 
     def count(self, episodes):
         super().count(episodes)

@@ -29,18 +29,18 @@ WIDTH = 2
 class SimulatedActor:
     """An actor whose next move the test chooses. `route` is empty when it is dead."""
 
-    def __init__(self, simulation, number):
-        self.simulation, self.number = simulation, number
+    def __init__(self, simulation, identity):
+        self.simulation, self.identity = simulation, identity
         self.acting = None
-        self.rank, self.num_acted, self.now = -1, 0, 0.0
+        self.number, self.num_acted, self.now = -1, 0, 0.0
         self.is_dead = self.is_turned_away = self.is_broken = False
         self.arrived = []
-        self.side = ActorSide(number.to_bytes(16, "big"))
+        self.side = ActorSide(identity.to_bytes(16, "big"))
         self.side.set_spec(SCHEMA, MODEL.digest, WIDTH, 1)
 
     @property
     def route(self):
-        return b"" if self.is_dead else b"route-%d" % self.number
+        return b"" if self.is_dead else b"route-%d" % self.identity
 
     @property
     def is_at_work(self):
@@ -51,7 +51,7 @@ class SimulatedActor:
         if self.is_dead:
             return
         if isinstance(message, wire.Welcome):
-            self.rank = message.rank
+            self.number = message.number
             self.side.accept(message, self.now, lockstep_lag=self.simulation.lag)
             times = {"heartbeat_s": 2.0, "reply_timeout_s": 10.0, "now": self.now}
             self.pulls = Pulls(message.session, have=NO_VERSION, layouts=(MODEL,), **times)
@@ -104,7 +104,7 @@ class SimulatedActor:
         if self.acting is None or self.is_dead or len(self.side.outbox) > 2:
             return False
         acted, self.acting = self.acting, None
-        self.num_acted += self.side.put((self.number, self.num_acted, acted))
+        self.num_acted += self.side.put((self.identity, self.num_acted, acted))
         return True
 
     def send(self):
@@ -137,23 +137,23 @@ MAX_ROUNDS = 1000
 class LockstepSimulation(PureLearner):
     """The learner's side, and everybody who talks to it."""
 
-    def __init__(self, num_ranks, lag, *, first_update=0, stops_at_loss=False):
-        self.num_ranks, self.lag, self.num_losses = num_ranks, lag, 0
+    def __init__(self, num_actors, lag, *, first_update=0, stops_at_loss=False):
+        self.num_actors, self.lag, self.num_losses = num_actors, lag, 0
         self.batches, self.lags, self.returns = [], [], []
         self.actors = []
         epoch = 1 if first_update == 0 else 2
         super().__init__(
             SCHEMA,
-            columns=num_ranks * WIDTH,
+            columns=num_actors * WIDTH,
             lineage=Lineage(epoch - 1).resumed(epoch, first_update),
-            num_ranks=num_ranks,
+            num_actors=num_actors,
             lag=lag,
             on_loss=self._note_loss if stops_at_loss else None,
         )
 
     def add_actors(self, num_actors=None):
         first = 1 + len(self.actors)
-        new = [SimulatedActor(self, first + n) for n in range(num_actors or self.num_ranks)]
+        new = [SimulatedActor(self, first + n) for n in range(num_actors or self.num_actors)]
         self.actors += new
         self.listeners |= {actor.route: actor.hear for actor in new}
         return new
@@ -180,7 +180,7 @@ class LockstepSimulation(PureLearner):
         if actor.is_broken:
             planes.columns.obs[""][0, 1] = np.nan
         header = Data(actor.side.session, seq, *version, SCHEMA.rows, WIDTH, 0, 0, None)
-        episodes = [(float(actor.rank), acted + 1)]
+        episodes = [(float(actor.number), acted + 1)]
         (frame,) = encode_data(header, planes.obs, planes.small, episodes)
         self.hear_frames(actor.route, frame)
         self.end_burst()
@@ -193,7 +193,7 @@ class LockstepSimulation(PureLearner):
         """Check what must hold at any moment."""
         assert self.table.outstanding_columns <= self.filler.free_columns
         check_identities(self.ledger.report())
-        assert 0 <= self.ledger.in_slots <= len(self.slots) * self.num_ranks * WIDTH
+        assert 0 <= self.ledger.in_slots <= len(self.slots) * self.num_actors * WIDTH
 
     def train(self):
         """The update of the oldest full slot, as the learner thread tells of it."""
@@ -248,10 +248,10 @@ class LockstepSimulation(PureLearner):
 LAGS = pytest.mark.parametrize("lag", [0, 1])
 
 
-def at_work(num_ranks, lag, num_joined=0, **settings):
+def at_work(num_actors, lag, num_joined=0, **settings):
     """All have joined, or so many, and work until nobody can go on, or for a while."""
-    simulation = LockstepSimulation(num_ranks, lag, **settings)
-    for actor in simulation.add_actors()[: num_joined or num_ranks]:
+    simulation = LockstepSimulation(num_actors, lag, **settings)
+    for actor in simulation.add_actors()[: num_joined or num_actors]:
         actor.join()
     simulation.settle_down()
     return simulation
@@ -271,22 +271,22 @@ def play(simulation, random, num_updates):
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
-def test_any_order_of_events_gives_the_same_batches(lag, num_ranks, seed):
-    simulation = LockstepSimulation(num_ranks, lag)
-    # Ranks go by arrival: here always the same, as the places are compared.
+def test_any_order_of_events_gives_the_same_batches(lag, num_actors, seed):
+    simulation = LockstepSimulation(num_actors, lag)
+    # Numbers go by arrival: here always the same, as the places are compared.
     for actor in simulation.add_actors():
         actor.join()
     play(simulation, Random(seed), 6)
-    ranks = range(num_ranks)
+    numbers = range(num_actors)
     versions = [max(0, batch - lag) for batch in range(6)]
-    batches = [[(1 + r, b, Version(1, versions[b])) for r in ranks] for b in range(6)]
+    batches = [[(1 + r, b, Version(1, versions[b])) for r in numbers] for b in range(6)]
     assert simulation.batches[:6] == batches
     # Only the first batch cannot have a lag.
-    assert simulation.lags[:6] == [[min(lag, b)] * num_ranks for b in range(6)]
-    episodes = [(float(r), b + 1) for b in range(6) for r in ranks]
+    assert simulation.lags[:6] == [[min(lag, b)] * num_actors for b in range(6)]
+    episodes = [(float(r), b + 1) for b in range(6) for r in numbers]
     assert simulation.episodes[: len(episodes)] == episodes
     # A batch tells of its own, however few are counted by then.
-    assert simulation.returns[:6] == [[float(r) for r in ranks]] * 6
+    assert simulation.returns[:6] == [[float(r) for r in numbers]] * 6
 
 
 def test_what_is_complete_at_the_end_but_not_trained_is_not_counted():
@@ -309,7 +309,7 @@ def test_what_is_complete_at_the_end_but_not_trained_is_not_counted():
 
 
 def test_a_refused_message_leaves_its_place_empty_and_cannot_spoil_the_update():
-    learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_ranks=2)
+    learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_actors=2)
     good, bad = (HandActor(learner, WIDTH).join() for _ in range(2))
     learner.end_burst()
     spoiled = planes_of(SCHEMA, WIDTH)
@@ -352,7 +352,7 @@ def test_whose_places_are_empty_is_reported():
     assert waits(simulation) == (0, "actor 5 (not joined), actor 0, actor 1 and 3 more")
     actors[5].join()
     silent = actors[0]
-    assert silent.rank == 0
+    assert silent.number == 0
     simulation.actors = actors[1:]
     simulation.settle_down()
     assert waits(simulation) == (5, "actor 0")
@@ -367,7 +367,7 @@ def test_whose_places_are_empty_is_reported():
 @LAGS
 def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag):
     lineage = Lineage(1).resumed(2, 40)
-    learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_ranks=2, lag=lag, lineage=lineage)
+    learner = PureLearner(SCHEMA, columns=2 * WIDTH, num_actors=2, lag=lag, lineage=lineage)
     actors = [HandActor(learner, WIDTH).join() for _ in range(2)]
     learner.end_burst()
     for number in range(4):
@@ -390,7 +390,7 @@ def test_each_message_has_one_version_and_another_leaves_its_place_empty(lag):
 
 
 def test_who_runs_something_else_does_not_fit_and_a_third_is_not_needed():
-    learner = PureLearner(SCHEMA, num_ranks=2)
+    learner = PureLearner(SCHEMA, num_actors=2)
     for columns, streams in ((1, 1), (WIDTH, 2)):
         other = HandActor(learner, columns).join(streams)
         assert "pace.mode lockstep wants one message of 2 columns" in other.rejects[0].text
@@ -420,7 +420,7 @@ def test_the_first_batch_waits_for_everybody_and_one_that_dies_before_is_replace
     simulation.take(mute, mute.side.handshake(0.0).hello)
     assert simulation.settle_down() == 0
     other.join()
-    assert {late.rank, other.rank} == {0, 1}
+    assert {late.number, other.number} == {0, 1}
     assert simulation.settle_down() >= 12
     assert all(all(batch) for batch in simulation.batches)
 
@@ -444,7 +444,7 @@ def test_a_lost_one_is_waited_for_until_its_session_ends_and_may_come_back(lag, 
         assert simulation.lags[-1] == [lag, None, lag]
     (back,) = simulation.add_actors(1)
     assert back.join()
-    assert back.rank == lost.rank
+    assert back.number == lost.number
     before = len(simulation.batches)
     assert simulation.settle_down() >= 12
     again = [n for n, batch in enumerate(simulation.batches) if batch[1] and n >= before]
@@ -504,11 +504,11 @@ MISHAPS = ("dies", "is over", "is replaced", "is lost", "breaks", "is mended", "
 
 @settings(deadline=None, max_examples=50)
 @given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
-def test_whatever_happens_nobody_waits_for_ever(lag, num_ranks, seed):
+def test_whatever_happens_nobody_waits_for_ever(lag, num_actors, seed):
     """Actors come, die, lose their session, send what is refused and come back, in any order;
     then it is quiet, and whoever is left trains."""
     random = Random(seed)
-    simulation = LockstepSimulation(num_ranks, lag, first_update=random.choice([0, 7]))
+    simulation = LockstepSimulation(num_actors, lag, first_update=random.choice([0, 7]))
     simulation.add_actors()
     for _ in range(random.randint(20, 250)):
         actor = random.choice(simulation.actors)
@@ -523,17 +523,18 @@ def test_whatever_happens_nobody_waits_for_ever(lag, num_ranks, seed):
         if actor.is_dead:
             simulation.end_session(actor)
     num_alive = sum(not actor.is_dead for actor in simulation.actors)
-    if num_alive < num_ranks:
-        simulation.add_actors(num_ranks - num_alive)
+    if num_alive < num_actors:
+        simulation.add_actors(num_actors - num_alive)
     simulation.settle_down(SimulatedActor.MOVES)
     assert simulation.settle_down(SimulatedActor.MOVES) >= 12, "stuck"
     for lags in simulation.lags:
         assert all(found is None or 0 <= found <= lag for found in lags)
     assert (
-        len({c.rank for c in simulation.actors if c.side.is_joined and not c.is_dead}) == num_ranks
+        len({c.number for c in simulation.actors if c.side.is_joined and not c.is_dead})
+        == num_actors
     )
     last = simulation.batches[-1]
-    assert simulation.lags[-1] == [lag if last[rank] else None for rank in range(num_ranks)]
+    assert simulation.lags[-1] == [lag if last[number] else None for number in range(num_actors)]
 
 
 # -------------------- who is late
@@ -546,7 +547,7 @@ def cuts(learner, update):
 
 
 def test_whoever_is_late_is_told_the_seq_to_cut_once_and_others_are_not():
-    learner = PureLearner(SCHEMA, columns=3 * WIDTH, num_ranks=3)
+    learner = PureLearner(SCHEMA, columns=3 * WIDTH, num_actors=3)
     early, late, later = actors = [HandActor(learner, WIDTH).join() for _ in range(3)]
     assert cuts(learner, 0) == []  # nobody has come to the weights port
     for actor in actors:
@@ -575,8 +576,8 @@ def test_whoever_is_late_is_told_the_seq_to_cut_once_and_others_are_not():
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from([0, 1]), st.integers(1, 4), st.integers(0, 2**32))
-def test_a_cut_is_told_for_the_batch_that_is_waited_for_and_no_other(lag, num_ranks, seed):
-    simulation, num_told = LockstepSimulation(num_ranks, lag), 0
+def test_a_cut_is_told_for_the_batch_that_is_waited_for_and_no_other(lag, num_actors, seed):
+    simulation, num_told = LockstepSimulation(num_actors, lag), 0
     for actor in simulation.add_actors():
         actor.join()
     of_session = {actor.side.session: actor.side.outbox for actor in simulation.actors}
@@ -599,7 +600,7 @@ def test_a_cut_is_told_for_the_batch_that_is_waited_for_and_no_other(lag, num_ra
 
 def test_a_late_one_of_a_resumed_run_is_told_too_and_without_lockstep_nobody_is():
     lineage = Lineage(1).resumed(2, 40)
-    learner = PureLearner(SCHEMA, columns=WIDTH, num_ranks=1, lineage=lineage)
+    learner = PureLearner(SCHEMA, columns=WIDTH, num_actors=1, lineage=lineage)
     actor = HandActor(learner, WIDTH).join()
     actor.pull(wire.Heartbeat(actor.session, {}))
     assert cuts(learner, 0) == []

@@ -42,8 +42,8 @@ def test_a_welcome_says_what_an_actor_must_know():
     for actor in (first, second, second, second):
         assert actor.hello() == ""
     welcome, other = first.welcome, second.welcome
-    assert (welcome.run_id, welcome.epoch, welcome.rank, welcome.max_columns) == (RUN_ID, 1, 0, 6)
-    assert (first.settings, other.rank, first.session != second.session) == (b"settings", 1, True)
+    assert (welcome.run_id, welcome.epoch, welcome.number, welcome.max_columns) == (RUN_ID, 1, 0, 6)
+    assert (first.settings, other.number, first.session != second.session) == (b"settings", 1, True)
     # A hello that is said again opens nothing, and nobody has joined before its Spec came.
     report = learner.report()
     assert (report["sessions/opened"], report["num_actors"], len(learner.table)) == (2, 0, 2)
@@ -68,7 +68,7 @@ def test_actors_are_sent_to_other_ranks_but_those_with_a_number_and_those_who_ar
     assert (learner.report()["sessions/refused"], len(learner.table)) == (0, 2)
     numbered = HandActor(learner)
     numbered.hello(number=3)
-    assert numbered.welcome.rank == 3
+    assert numbered.welcome.number == 3
     actors[0].spec()
     actors[0].hello()
     assert not actors[0].rejects
