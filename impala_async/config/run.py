@@ -212,6 +212,11 @@ class RunConfig(Section):
                 f"algorithm.shuffle_rows does not go with model.core ({self.model.core}), which "
                 "wants trajectories row by row: drop one of them"
             )
+        if self.algorithm.shuffle_rows and num_minibatches == 1:
+            yield (
+                "algorithm.shuffle_rows deals rows to several minibatches, and here is one: raise "
+                "algorithm.num_minibatches, or drop it"
+            )
         first = learner.init_num_passes
         if first is not None and first > learner.most_passes:
             yield (

@@ -313,6 +313,7 @@ def test_rows_are_shuffled_where_nothing_wants_whole_columns():
     )
     for settings, says in (
         ("model.core=lstm", "algorithm.shuffle_rows does not go with model.core (lstm)"),
+        (f"{PARTS}=1", "deals rows to several minibatches, and here is one: raise algorithm.num_"),
         ("algorithm.name=a.b:C", "algorithm: shuffle_rows does not go with a.b:C, which wants"),
         ("algorithm.intrinsic_reward=a.b:C", "algorithm: shuffle_rows does not go with a.b:C"),
         (
