@@ -1,5 +1,5 @@
 """The gradients of a loss for hidden layers and an action of one part, written out for numpy: of
-IMPALA's, and of PPO's with V-trace.
+IMPALA's, and of PPO's with V-trace or known returns.
 
 On a CPU an update of a small network is hundreds of small operations, of which torch needs longer
 to dispatch each than it computes; and each gives the interpreter's lock away and takes it back,
@@ -40,7 +40,9 @@ def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
     # A torso of the user's own may freeze layers, or use them in any other way.
     is_mlp = policy.is_torso_ours and type(model.policy_torso) is MLPTorso and model.core is None
     is_float32 = policy.device.type == "cpu" and model.precision == torch.float32
-    is_ppo = section.name == "ppo" and section.returns_kind == "vtrace"
+    # Rows that are shuffled bring their returns, of whatever kind.
+    has_returns = section.returns_kind == "vtrace" or section.shuffle_rows
+    is_ppo = section.name == "ppo" and has_returns
     is_covered = _acting(policy) is not None and (is_ppo or section.name == "impala")
     is_covered = is_covered and section.intrinsic_reward is None
     return is_mlp and is_float32 and is_covered and torch.get_num_threads() == 1

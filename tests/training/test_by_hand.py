@@ -28,6 +28,12 @@ ALGORITHMS = {
     "ppo": {"name": "ppo"},
     "rows": {"shuffle_rows": True, "num_minibatches": 4, "normalize_advantages": True},
     "ppo, rows": {"name": "ppo", "shuffle_rows": True, "num_minibatches": 3},
+    "ppo, rows, gae": {
+        "name": "ppo",
+        "returns": "gae",
+        "shuffle_rows": True,
+        "num_minibatches": 3,
+    },
     "ppo, sum": {"name": "ppo", "reduction": "sum", "clip": 0.5, "normalize_returns": True},
 }
 

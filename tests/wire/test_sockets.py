@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from unittest.mock import MagicMock
 
+import psutil
 import pytest
 import zmq
 
@@ -70,6 +71,21 @@ def hangs_up():
 
 
 # -------------------- a router receives
+
+
+def test_small_messages_that_wait_take_little_memory(router, link):
+    dealers = [link() for _ in range(4)]
+    for dealer in dealers:
+        greeted(router, dealer)
+    before = psutil.Process().memory_info().rss
+    for _ in range(900):
+        for dealer in dealers:
+            assert dealer.send([b"hello" * 10])
+        # Each comes in a packet of its own.
+        time.sleep(0.0005)
+    # It was 29 MB.
+    assert psutil.Process().memory_info().rss - before < 8e6
+    assert sum(take(router)[1] == b"hello" * 10 for _ in range(3600)) == 3600
 
 
 def test_there_and_back_and_sizes_are_the_true_ones(router, link, monkeypatch):

@@ -30,9 +30,10 @@ MAX_IN_VAIN = 16
 MAX_SPARE_FRAMES, SHUT_SHARE = 16, 4
 # A refusal quotes so much of an error, at most: it may wait for a peer that does not read.
 MAX_QUOTED = 200
-# Over one connection, until they are forgotten: an actor says it once or twice a second, and a
-# learner that stood still hears them all at once.
-MAX_HELLOS = 200
+# Over one connection, until they are forgotten: an actor says it once or twice a second. More are
+# not answered, as an answer costs what ten of its messages do; and a learner that stood still hears
+# them all at once, so only many more end the connection.
+MAX_ANSWERED, MAX_HELLOS = 20, 200
 # ZMTP's own limit, which ZeroMQ does not enforce. Each session keeps the id of its connection.
 MAX_ROUTE_BYTES = 255
 BAD = "bad/"
@@ -147,7 +148,7 @@ class Endpoint:
                 self.hellos[route] += 1
             if self.hellos[route] > MAX_HELLOS:
                 self._turn_out(route, connections.SAID_HELLO)
-            else:
+            elif self.hellos[route] <= MAX_ANSWERED or not isinstance(message, wire.Hello):
                 self.say(self.hear(route, message, self.router, time.monotonic()))
         except ProtocolError as error:
             self.counters.add(BAD + error.reason)
