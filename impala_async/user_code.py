@@ -30,15 +30,20 @@ EXTRAS = {
     "wandb": "wandb",
 }
 
+# Of an exception's text.
+MOST_TEXT = 2000
 # Besides all packages that lie in a folder of their kind.
 INSTALLED = {"impala_async", *sys.stdlib_module_names}
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and text, without line breaks; its type alone where its text fails."""
-    text = ""
-    with contextlib.suppress(TypeError, ValueError, AttributeError, LookupError, RuntimeError):
-        text = " ".join(str(error).split())
+    """An exception's type and text, without line breaks, and shortened; its type alone where its
+    text fails."""
+    text, fails = "", (TypeError, ValueError, AttributeError, LookupError, RuntimeError, SystemExit)
+    with contextlib.suppress(*fails):
+        text = str(error)
+        kept = f"{text[:MOST_TEXT]} ..." if len(text) > MOST_TEXT else text
+        text = " ".join(kept.split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

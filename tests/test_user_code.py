@@ -20,14 +20,23 @@ class Unprintable(Exception):
         return self.missing
 
 
+class Leaving(Exception):
+    """An error whose text would end the process."""
+
+    def __str__(self):
+        raise SystemExit(0)
+
+
 def test_what_is_blamed_has_its_cause_and_one_line():
     assert one_line(RuntimeError()) == "RuntimeError"
+    assert one_line(ValueError("x" * 10**6)) == f"ValueError: {'x' * 2000} ..."
     # An exception that would end the process is blamed, too.
     for cause, says in (
         (RuntimeError("first\n  second"), "RuntimeError: first second"),
         (SystemExit(0), "SystemExit: 0"),
         (GeneratorExit("done"), "GeneratorExit: done"),
         (Unprintable(), "Unprintable"),
+        (Leaving(), "Leaving"),
     ):
         place = rf"\({re.escape(__file__)}:\d+\)"
         text = rf"^env.id: {__name__}:B failed to step: {says} {place}$"

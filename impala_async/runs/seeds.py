@@ -66,7 +66,8 @@ def band(curves: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray[Any, Any
 def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
     """The mean return over env steps, between the smallest and the largest of all runs, as PNG;
     each run by itself where short ones share no stretch."""
-    runs = [read_reports(folder / "metrics.jsonl") for folder in folders]
+    drawn = {*CURVES, ENV_STEPS, "evaluate/env_steps"}
+    runs = [read_reports(folder / "metrics.jsonl", drawn) for folder in folders]
     figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")
     # As text: a pair of dollar signs in a name is no formula.
     axes.set_title(title, parse_math=False)

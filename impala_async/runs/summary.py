@@ -7,7 +7,8 @@ import io
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from impala_async import __version__
 from impala_async.config.run import RunConfig
-from impala_async.files import write_whole
+from impala_async.files import open_regular, write_whole
 from impala_async.metrics.names import DROP_REASONS, Value, numbers
 from impala_async.metrics.report import (
     RETURN_EPISODES,
@@ -39,6 +40,10 @@ logger = logging.getLogger(__name__)
 # A value in the table that is wider goes on in the next line.
 MOST_WIDE = 66
 ENV_STEPS, INTERVAL_RETURN = "env_steps_trained", "episodes/return_mean"
+DRAWN = {ENV_STEPS, INTERVAL_RETURN, "mean_return_100", "lag/mean", "evaluate/env_steps"}
+DRAWN |= {f"evaluate/{kind}_return" for kind in ("greedy", "sampled")}
+# A report has some kilobytes.
+MOST_LINE = 1 << 20
 
 
 def summarise(
@@ -134,7 +139,7 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
         title += f": mean return {mean_return}"
     picture = "learning_curve.png"
     try:
-        reports = [each for each in read_reports(folder.metrics) if INTERVAL_RETURN in each]
+        reports = [each for each in read_reports(folder.metrics, DRAWN) if INTERVAL_RETURN in each]
         if not reports:
             return "no report to draw"
         with told_of("ending: drawing the learning curve, with matplotlib", logger.info):
@@ -148,24 +153,29 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     return str(folder.path / picture)
 
 
-def read_reports(path: Path) -> list[dict[str, float]]:
-    """The numbers of the reports in a metrics file. Left out are lines that are torn or damaged,
-    and reports of what a resumed run had to do again: steps only grow."""
+def read_reports(path: Path, only: Container[str] | None = None) -> list[dict[str, float]]:
+    """The numbers of the reports in a metrics file, or `only` these of them: it grows as long as a
+    run does. Left out are lines that are torn or damaged, and reports of what a resumed run had to
+    do again: steps only grow."""
     kept: list[dict[str, float]] = []
-    if not path.is_file():  # a pipe would be waited for
-        return kept
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            report = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        found = numbers(report) if isinstance(report, dict) else {}
-        # One that is too large to be drawn is damage.
-        found = {name: value for name, value in found.items() if abs(value) < 1e100}
-        if ENV_STEPS in found:
-            while kept and kept[-1][ENV_STEPS] > found[ENV_STEPS]:
-                kept.pop()
-            kept.append(found)
+    # It may be gone, or a pipe.
+    with suppress(OSError), open(path, "rb", opener=open_regular) as file:
+        while line := file.readline(MOST_LINE):
+            try:
+                report = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            found = numbers(report) if isinstance(report, dict) else {}
+            # One that is too large to be drawn is damage.
+            found = {
+                name: value
+                for name, value in found.items()
+                if abs(value) < 1e100 and (only is None or name in only)
+            }
+            if ENV_STEPS in found:
+                while kept and kept[-1][ENV_STEPS] > found[ENV_STEPS]:
+                    kept.pop()
+                kept.append(found)
     return kept
 
 

@@ -26,13 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from impala_async.errors import CheckpointError, plain
-from impala_async.files import MOST_BYTES, PRIVATE, PUBLIC, find_object, sync
+from impala_async.files import MOST_BYTES, PRIVATE, PUBLIC, find_object, open_regular, sync
 from impala_async.user_code import one_line
 from impala_async.weights import NO_VERSION, Version
 
@@ -288,14 +289,15 @@ def _whole_by_size(directory: Path) -> list[tuple[Version, Path]]:
 def _verified(path: Path, version: Version) -> TrainingState:
     tensors = {}
     for name, sha256 in _sized_files(path, version).items():
+        group = name.removesuffix(TENSORS_SUFFIX)
         try:
-            data = (path / name).read_bytes()
-            if hashlib.sha256(data).hexdigest() != sha256:
-                raise CheckpointError(f"{path / name} is not what its manifest says")
-            if name != STATE:
-                group = name.removesuffix(TENSORS_SUFFIX)
-                tensors[group] = load(data)
-                _check_finite(path / group, tensors[group])
+            with open(path / name, "rb", opener=open_regular) as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+                    raise CheckpointError(f"{path / name} is not what its manifest says")
+                if name != STATE:
+                    file.seek(0)
+                    tensors[group] = load(file.read())
+                    _check_finite(path / group, tensors[group])
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, SafetensorError) as error:
             raise CheckpointError(f"{path / name} cannot be read: {error}") from None
     state = find_object(path / STATE, is_strict=True) or {}
@@ -328,4 +330,6 @@ def _sized_files(path: Path, version: Version) -> dict[str, str]:
             raise CheckpointError(f"{path} lists {name!r}, which is no file of a checkpoint")
         if not stat.S_ISREG(found[name].st_mode) or found[name].st_size != size:
             raise CheckpointError(f"{path / name} is no file of {size} bytes, as its manifest says")
+        if size > psutil.virtual_memory().total:
+            raise CheckpointError(f"{path / name} ({size} bytes) is larger than this host's memory")
     return {name: sha256 for name, (_, sha256) in listed.items()}

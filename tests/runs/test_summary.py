@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,14 @@ from impala_async.metrics.report import ADVICE
 from impala_async.output import Wait
 from impala_async.runs import summary as summary_module
 from impala_async.runs.folder import RunFolder
-from impala_async.runs.summary import describe, draw_at_end, lag_quantiles, summarise
+from impala_async.runs.summary import (
+    DRAWN,
+    describe,
+    draw_at_end,
+    lag_quantiles,
+    read_reports,
+    summarise,
+)
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
 
@@ -207,6 +215,22 @@ def test_what_is_not_known_yet_damage_and_what_a_resumed_run_did_again_are_passe
     assert [step for step, _ in drawn["last 100 episodes"]] == [2, 4, 4, 8]
     assert [step for step, _ in drawn["lag"]] == [1, 4, 4, 8]
     assert "goal" not in drawn
+
+
+def test_a_file_that_is_large_is_not_kept_in_memory(tmp_path):
+    metrics = write(tmp_path, *(report(number, text="x" * 1000) for number in range(30_000)))
+    # A hole, as a crash of the machine may leave it.
+    os.truncate(metrics, metrics.stat().st_size + (200 << 20))
+    with metrics.open("a") as file:
+        file.write(f"\n{report(40_000)}\n")
+    tracemalloc.start()
+    try:
+        reports = read_reports(metrics, DRAWN)
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+    assert len(reports) == 30_001
+    assert reports[-1].keys() < DRAWN
 
 
 def test_without_episodes_there_is_no_picture_and_a_pipe_is_not_waited_for(tmp_path):

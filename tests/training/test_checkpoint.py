@@ -134,12 +134,19 @@ def one_digit_of_the_state(saved):
     path.write_text(path.read_text().replace("1200", "1300"))
 
 
+def grow(path):
+    """To more than any memory has, and less on the disk."""
+    os.truncate(path, 1 << 43)
+    list_file(path.parent, path.name, size=1 << 43)
+
+
 DAMAGE = {
     "a flipped bit of a tensor": lambda path: flip(path / MODEL),
     "a changed digit of the state": one_digit_of_the_state,
     "rubbish of the right digest": rubbish_of_the_right_digest,
     "a tensor of a size that no tensor has": tensor_of_a_size_that_no_tensor_has,
     "a torn file": lambda path: os.truncate(path / MODEL, 50),
+    "a hole larger than memory": lambda path: grow(path / MODEL),
     "a missing file": lambda path: (path / MODEL).unlink(),
     "no manifest": lambda path: (path / MANIFEST).unlink(),
     "a manifest of rubbish": lambda path: (path / MANIFEST).write_bytes(b"\xff\x00[["),
