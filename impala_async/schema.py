@@ -29,6 +29,8 @@ Many = Annotated[tuple[Item, ...], FailFast()]
 # numpy has 32 dimensions, and columns and rows come before an array's own.
 Shape = Annotated[Many[Count], Field(max_length=30)]
 MAX_COLUMN_BYTES = 1 << 30
+# A learner takes no longer one: it reads that of every newcomer.
+MAX_SCHEMA_BYTES = 1 << 16
 POLICY = "policy"
 """The observation leaf that says which policy plays a column, where there are several."""
 LEAF_ALIGNMENT = 8
@@ -242,11 +244,18 @@ class Schema:
 
     @cached_property
     def layout(self) -> ColumnLayout:
-        """Raises SpacesError for columns that are larger than any could be."""
+        """Raises SpacesError for columns that are larger than any could be, or take too long to
+        describe."""
         layout = ColumnLayout(self)
         if layout.column_bytes > MAX_COLUMN_BYTES:
             takes = f"takes {layout.column_bytes} bytes, more than {MAX_COLUMN_BYTES}"
             raise SpacesError(f"a column of {self.rows} rows {takes}: lower trajectory.rows")
+        if (size := len(self.to_json())) > MAX_SCHEMA_BYTES:
+            num_parts = len(self.obs.leaves) + len(self.action.parts)
+            raise SpacesError(
+                f"{num_parts} parts of observation and action take {size} bytes to describe, more "
+                f"than {MAX_SCHEMA_BYTES}: join some into arrays, by a wrapper (env.wrappers)"
+            )
         return layout
 
     def difference(self, other: "Schema", here: str, there: str) -> str:

@@ -30,7 +30,7 @@ EXTRAS = {
     "wandb": "wandb",
 }
 
-# Of an exception's text.
+# An exception's text is shortened to so many characters.
 MOST_TEXT = 2000
 # Besides all packages that lie in a folder of their kind.
 INSTALLED = {"impala_async", *sys.stdlib_module_names}

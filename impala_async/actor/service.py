@@ -125,7 +125,7 @@ class ActorService:
     def _join(self, settings: ActorSettings, setup: Setup, schema: Schema) -> Sampler:
         client, envs = self._client, setup.envs
         wanted = self._num_envs or settings.actor.num_envs
-        policy = _build_policy(schema, settings, setup.device)
+        policy = self._build_policy(schema, settings, setup.device)
         layouts = policy.layout, policy.coarse_layout
         width = setup.columns_per_message
         client.join(schema, layouts, width, envs.num_envs // width)
@@ -183,10 +183,15 @@ class ActorService:
         if actor.sampler == "auto" and settings.pace.is_lockstep:
             logger.info("actor.sampler auto takes %s: lockstep measures nothing", setup)
         elif "auto" in (actor.sampler, wanted):
-            make_policy, most = partial(_build_policy, schema, settings), most * (wanted == "auto")
+            make_policy = partial(self._build_policy, schema, settings)
+            most *= wanted == "auto"
             of = setup, settings, schema, make_policy, self._look_up, most, self._local
             setup = Trials(*of).choose(num_envs)
         return setup, schema
+
+    def _build_policy(self, schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
+        with self._stopper.starting():
+            return _build_policy(schema, settings, device)
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""

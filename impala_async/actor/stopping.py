@@ -1,6 +1,6 @@
-"""Ends an actor or `evaluate` that was told to end, though its environment does not come back: a
-handler would never run. But the interpreter writes the number of a signal into a pipe, and a thread
-reads that.
+"""Ends an actor or `evaluate` that was told to end, though its environment does not come back, or
+its network is still being built: a handler would never run. But the interpreter writes the number
+of a signal into a pipe, and a thread reads that.
 
 Runs on: stopper thread; `start` and `close` on the main thread
 """
@@ -10,7 +10,8 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 from impala_async.envs.faults import RUNNING, WAITED_FOR, tell_stderr
@@ -34,6 +35,7 @@ class Stopper:
 
     def __post_init__(self) -> None:
         self._numbers: list[int] = []
+        self._only_starts = False
         self.take = without_echo(self._take, self.clock)
 
     def start(self) -> "Stopper":
@@ -47,6 +49,15 @@ class Stopper:
         signal.set_wakeup_fd(self._before)
         os.close(self._wakeup)
 
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Nobody waits for what is done in here: one who is told to end does so at once."""
+        self._only_starts = True
+        try:
+            yield
+        finally:
+            self._only_starts = False
+
     def _take(self, number: int) -> None:
         """The second signal ends this process at once."""
         self._numbers.append(number)
@@ -59,6 +70,9 @@ class Stopper:
         """Tell of an environment that is waited for; end this process if that takes too long."""
         now = self.clock()
         call = RUNNING.look(now)
+        if self._numbers and self._only_starts:
+            self._end()
+            return
         if not self._numbers or call is None or not call[0].is_here:
             return  # nobody has told it to end, or it is about to
         blame, since = call

@@ -146,7 +146,9 @@ def _build(
 
 
 def _check_singles(made: list[Any], section: EnvSection) -> None:
-    if len({id(getattr(env, "unwrapped", env)) for env in made}) < len(made):
+    with Blame(section.id, "to say what it wraps"):
+        innermost = {id(getattr(env, "unwrapped", env)) for env in made}
+    if len(innermost) < len(made):
         raise EnvError(f"{section.id} made one environment twice: wants a new one each time")
     if not section.num_spares:
         return

@@ -27,6 +27,7 @@ SUPPORTED = (
     "Dict and Tuple of those"
 )
 LEAVE_OUT = "leave it out by a wrapper (env.wrappers), as gymnasium.wrappers:FilterObservation"
+MOST_CHOICES = 1 << 20
 AUTO = "auto"
 USUAL_MASK = "action_mask"
 
@@ -57,6 +58,11 @@ class Spaces:
                 "drop it"
             )
         num_choices = sum(sum(part.choices) for part in parts)
+        if num_choices > MOST_CHOICES:
+            raise EnvError(
+                f"action space {short(action_space)} has {num_choices:,} choices, and a policy "
+                f"gives each a number: wants {MOST_CHOICES:,} at most"
+            )
         legal = self._legal(observation_space, num_choices, section.action_mask_key)
         self.action_spec = ActionSpec(parts, legal)
         self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}

@@ -1,7 +1,7 @@
 """A film of an episode: GIF by Pillow, which matplotlib brings, or MP4 by imageio-ffmpeg."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,7 +100,9 @@ def film(path: Path, frames_per_s: float) -> Iterator[Film]:
     except OSError as error:
         raise unwritten("--video", path, error) from None
     finally:
-        partial.unlink(missing_ok=True)
+        # Where none could be written, none can be removed.
+        with suppress(OSError):
+            partial.unlink()
 
 
 def frames_of(env: Any, env_id: str) -> Callable[[], Frame]:

@@ -74,6 +74,17 @@ def test_what_only_starts_ends_at_once(stage):
     assert (stage.codes, stage.told) == ([0], [])
 
 
+def test_nobody_waits_for_a_network_that_is_being_built(stage):
+    with stage.stopper.starting():
+        stage.pass_s(60.0)
+        assert stage.codes == []
+        stage.stopper.take(signal.SIGINT)
+        stage.pass_s(0.5)
+    assert (stage.codes, stage.told) == ([130], [])
+    stage.pass_s(0.5)
+    assert stage.codes == [130]
+
+
 def test_a_second_signal_ends_it_at_once(stage, capfd):
     for _ in range(2):  # a supervisor tells its group, and each in it
         stage.stopper.take(signal.SIGTERM)

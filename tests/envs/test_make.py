@@ -11,7 +11,7 @@ from typing import get_args
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Text
+from gymnasium.spaces import Box, Dict, Discrete, Text
 from gymnasium.vector import SyncVectorEnv
 
 from bench.probes import Counting, CountingVector
@@ -143,6 +143,32 @@ def test_one_environment_is_not_stepped_in_two_columns(module):
     for each in (one, wrapped):
         build_envs("serial", each, 1).close()
         assert f"{MODULE}:only made one environment twice: wants a new" in fails(each)
+
+
+class Crooked(Counting):
+    """It cannot say what it wraps, or how many choices there are."""
+
+    wraps_what = True
+
+    @property
+    def unwrapped(self):
+        if self.wraps_what:
+            return self
+        raise RecursionError("too deep")
+
+
+def test_an_environment_that_contradicts_itself_is_blamed(module):
+    module.Crooked = Crooked
+    build_envs("serial", section(f"{MODULE}:Crooked"), 1).close()
+    module.Crooked = type("Crooked", (Crooked,), {"wraps_what": False})
+    assert "failed to say what it wraps: RecursionError: too deep" in fails(
+        section(f"{MODULE}:Crooked")
+    )
+    space = Discrete(2)
+    space.n = "two"
+    kept = property(lambda env: space, lambda env, other: None)
+    module.Crooked = type("Crooked", (Crooked,), {"action_space": kept})
+    assert "failed to say what its spaces hold: ValueError" in fails(section(f"{MODULE}:Crooked"))
 
 
 def take_ctrl_c():

@@ -85,6 +85,7 @@ def test_other_spaces_are_refused_on_one_line():
         (lambda: spaces_of(Dict([("a", Dict(b=Discrete(2))), ("a/b", Discrete(2))])), TWICE),
         (lambda: spaces_of(Dict(a=HALF_OPEN), **SQUASHED), "at 'a' has no bounds to squash into"),
         (lambda: spaces_of(Discrete(2), **SQUASHED), "action space Discrete(2) has no numbers"),
+        (lambda: spaces_of(Discrete(2**40)), "has 1,099,511,627,776 choices, and a policy gives"),
         (lambda: obs_leaves(Text(5)), "Text"),
         (lambda: obs_leaves(None), "observation space: wants a space of gymnasium, got None"),
         (lambda: obs_leaves(Sequence(WIDE)), "Sequence"),

@@ -84,6 +84,19 @@ def test_a_disk_that_is_full_is_no_wrong_setting(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+def test_a_disk_that_is_read_only_is_told_as_what_it_is(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(video.Path, name, refuse)
+    refused = pytest.raises(
+        ConfigError, match=r"cannot write to .*film\.gif: Read-only file system"
+    )
+    with refused, film(tmp_path / "film.gif", 25.0) as opened:
+        opened.add(np.zeros((6, 8, 3), np.uint8))
+
+
 def test_an_mp4_without_its_writer_is_told_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     with pytest.raises(ConfigError, match=r"pip install 'impala-async\[video\]'"):

@@ -21,7 +21,7 @@ from impala_async.learner.loop.placement import Placement
 from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP, LEAST_OF_ACTORS
 from impala_async.metrics.report import Counters
-from impala_async.schema import Schema, digest_of
+from impala_async.schema import MAX_SCHEMA_BYTES, Schema, digest_of
 from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
 from impala_async.wire import messages as wire
 from impala_async.wire.peer import Peer
@@ -30,7 +30,6 @@ from impala_async.wire.sockets import NO_FRAME, Router
 
 logger = logging.getLogger(__name__)
 
-MAX_SCHEMA_BYTES = 65536
 MAX_LINES_PER_S = 20
 HANG_EVERY_S = 10.0
 # The times of an actor whose heartbeats stay away for so many of them are out of date.

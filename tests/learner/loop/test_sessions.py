@@ -13,9 +13,9 @@ from impala_async import __version__
 from impala_async.config.ranks import Place
 from impala_async.errors import CheckpointError, SpacesError
 from impala_async.learner.loop.placement import Placement
-from impala_async.learner.loop.sessions import MAX_LINES_PER_S, MAX_SCHEMA_BYTES, PeerLog, Publisher
+from impala_async.learner.loop.sessions import MAX_LINES_PER_S, PeerLog, Publisher
 from impala_async.metrics.report import merge
-from impala_async.schema import ArraySpec, ObsSpec
+from impala_async.schema import MAX_SCHEMA_BYTES, ArraySpec, ObsSpec
 from impala_async.weights import NO_VERSION, Version, Weights
 from impala_async.wire import messages as wire
 from tests.learner.columns import small_schema
