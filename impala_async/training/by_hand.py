@@ -1,5 +1,5 @@
 """The gradients of a loss for hidden layers and an action of one part, written out for numpy: of
-IMPALA's, and of PPO's with V-trace or known returns.
+IMPALA's, and of PPO's.
 
 On a CPU an update of a small network is hundreds of small operations, of which torch needs longer
 to dispatch each than it computes; and each gives the interpreter's lock away and takes it back,
@@ -40,10 +40,7 @@ def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
     # A torso of the user's own may freeze layers, or use them in any other way.
     is_mlp = policy.is_torso_ours and type(model.policy_torso) is MLPTorso and model.core is None
     is_float32 = policy.device.type == "cpu" and model.precision == torch.float32
-    # Rows that are shuffled bring their returns, of whatever kind.
-    has_returns = section.returns_kind == "vtrace" or section.shuffle_rows
-    is_ppo = section.name == "ppo" and has_returns
-    is_covered = _acting(policy) is not None and (is_ppo or section.name == "impala")
+    is_covered = _acting(policy) is not None and section.name in ("ppo", "impala")
     is_covered = is_covered and section.intrinsic_reward is None
     return is_mlp and is_float32 and is_covered and torch.get_num_threads() == 1
 
@@ -143,21 +140,24 @@ class ByHand:
         valid_BT: NDArray[np.bool_],
         inputs: dict[str, Any],
     ) -> tuple[Array, Array]:
-        """Targets and advantages, as `vtrace` has them: on so few rows its calls cost more."""
+        """Targets and advantages, as `vtrace` and `gae` have them: on so few rows their calls cost
+        more."""
         section, zero = self.section, np.float32(0)
+        decay = np.float32(section.trace_decay)
         rewards_BT = inputs["rewards_TB"].numpy().T
         discounts_BT = np.where(valid_BT, inputs["discounts_TB"].numpy().T, zero)
-        rhos_BT, cs_BT = (_at_most(ratios_BT, bar) for bar in (section.rho_bar, section.c_bar))
 
         def td_errors(next_BT: Array) -> Array:
             bootstrap_BT = np.where(discounts_BT > 0, discounts_BT * next_BT, zero)
             return np.where(valid_BT, rewards_BT + bootstrap_BT - values_BS[:, :-1], zero)
 
-        carries_BT = discounts_BT * (np.float32(section.trace_decay) * cs_BT)
-        deltas_BT = rhos_BT * td_errors(values_BS[:, 1:])
-        rows = (torch.from_numpy(each).t() for each in (deltas_BT, carries_BT))
+        errors_BT = td_errors(values_BS[:, 1:])
+        if section.returns_kind == "gae":
+            advantages_BT = _accumulate(errors_BT, discounts_BT * decay)
+            return values_BS[:, :-1] + advantages_BT, advantages_BT
+        rhos_BT, cs_BT = (_at_most(ratios_BT, bar) for bar in (section.rho_bar, section.c_bar))
         targets_BS = values_BS.copy()
-        targets_BS[:, :-1] += accumulate(*rows).numpy().T
+        targets_BS[:, :-1] += _accumulate(rhos_BT * errors_BT, discounts_BT * (decay * cs_BT))
         advantages_BT = td_errors(targets_BS[:, 1:])
         if not self._is_ppo:
             advantages_BT *= _at_most(ratios_BT, section.pg_rho_bar)
@@ -167,6 +167,11 @@ class ByHand:
         """As `global_norm` has it, in a third of its time: small updates would notice."""
         gradients = (p.grad.numpy() for p in self._parameters if p.grad is not None)
         return math.sqrt(sum(float(np.vdot(each, each)) for each in gradients))
+
+
+def _accumulate(deltas_BT: Array, carries_BT: Array) -> Array:
+    accs: Array = accumulate(*(torch.from_numpy(x).t() for x in (deltas_BT, carries_BT))).numpy().T
+    return accs
 
 
 def _at_most(ratios_BT: Array, bar: float | None) -> Array:

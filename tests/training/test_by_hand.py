@@ -28,6 +28,7 @@ ALGORITHMS = {
     "ppo": {"name": "ppo"},
     "rows": {"shuffle_rows": True, "num_minibatches": 4, "normalize_advantages": True},
     "ppo, rows": {"name": "ppo", "shuffle_rows": True, "num_minibatches": 3},
+    "ppo, gae": {"name": "ppo", "returns": "gae", "lambda": 0.9},
     "ppo, rows, gae": {
         "name": "ppo",
         "returns": "gae",
@@ -165,7 +166,7 @@ def test_other_networks_choices_and_algorithms_are_for_torch(schema):
 
     assert fits()
     assert fits(section=AlgorithmSection(name="ppo"))
-    assert not fits(section=AlgorithmSection(name="ppo", returns="gae"))
+    assert fits(section=AlgorithmSection(name="ppo", returns="gae"))
     assert not fits(section=AlgorithmSection(name="appo"))
     assert not fits(section=AlgorithmSection(name="ppo", intrinsic_reward="a.b:C"))
     assert not fits(name=f"{__name__}:frozen_mlp")
