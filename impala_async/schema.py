@@ -29,7 +29,7 @@ Many = Annotated[tuple[Item, ...], FailFast()]
 # numpy has 32 dimensions, and columns and rows come before an array's own.
 Shape = Annotated[Many[Count], Field(max_length=30)]
 MAX_COLUMN_BYTES = 1 << 30
-# A learner takes no longer one: it reads that of every newcomer.
+# A learner refuses a longer one: it reads that of every newcomer.
 MAX_SCHEMA_BYTES = 1 << 16
 POLICY = "policy"
 """The observation leaf that says which policy plays a column, where there are several."""
@@ -253,8 +253,9 @@ class Schema:
         if (size := len(self.to_json())) > MAX_SCHEMA_BYTES:
             num_parts = len(self.obs.leaves) + len(self.action.parts)
             raise SpacesError(
-                f"{num_parts} parts of observation and action take {size} bytes to describe, more "
-                f"than {MAX_SCHEMA_BYTES}: join some into arrays, by a wrapper (env.wrappers)"
+                f"the names, shapes and choices of {num_parts} parts of observation and action "
+                f"take {size} bytes, more than {MAX_SCHEMA_BYTES}: have fewer or shorter ones, as "
+                "by a wrapper (env.wrappers) that joins parts into arrays"
             )
         return layout
 

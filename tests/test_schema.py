@@ -138,7 +138,7 @@ def test_a_column_has_a_largest_size(monkeypatch):
 
 def test_what_no_learner_takes_as_it_is_too_long_is_refused_where_it_is_made():
     leaves = [ArraySpec(f"leaf {number}", (), "float32") for number in range(2000)]
-    with pytest.raises(SpacesError, match=r"2001 parts of .* take .* more than 65536: join some"):
+    with pytest.raises(SpacesError, match=r"2001 parts of .* take .* more than 65536: have few"):
         _ = replace(TEAM, obs=ObsSpec(tuple(leaves)), policies=()).layout
 
 

@@ -131,7 +131,7 @@ class ActorService:
         client.join(schema, layouts, width, envs.num_envs // width)
         held: list[Weights] = []
         if settings.pace.is_lockstep:
-            # There ranks are given out again, and the first weights tell one's beginning.
+            # There numbers are given out again, and the first weights tell one's beginning.
             first = client.newest()
             assert first is not None, "in lockstep the first weights are waited for"
             held, begun = [first], (*first.version, 0)
@@ -190,7 +190,7 @@ class ActorService:
         return setup, schema
 
     def _build_policy(self, schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
-        with self._stopper.starting():
+        with self._stopper.building():
             return _build_policy(schema, settings, device)
 
     def _look_up(self) -> None:

@@ -1,6 +1,6 @@
-"""Ends an actor or `evaluate` that was told to end, though its environment does not come back, or
-its network is still being built: a handler would never run. But the interpreter writes the number
-of a signal into a pipe, and a thread reads that.
+"""Ends an actor or `evaluate` that was told to end, though its environment does not come back: a
+handler would never run. But the interpreter writes the number of a signal into a pipe, and a thread
+reads that. It ends an actor that builds its network for long, too.
 
 Runs on: stopper thread; `start` and `close` on the main thread
 """
@@ -19,7 +19,7 @@ from impala_async.output import Wait
 from impala_async.processes import REQUESTS, last_word, without_echo
 
 LOOK_EVERY_S = 0.5
-# A step or a reset gets so long to come back, that the actor may say goodbye.
+# A step, a reset or the network gets so long, that the actor may close what it has and say goodbye.
 END_AFTER_S = 10.0
 
 
@@ -35,7 +35,7 @@ class Stopper:
 
     def __post_init__(self) -> None:
         self._numbers: list[int] = []
-        self._only_starts = False
+        self._is_building = False
         self.take = without_echo(self._take, self.clock)
 
     def start(self) -> "Stopper":
@@ -50,13 +50,14 @@ class Stopper:
         os.close(self._wakeup)
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Nobody waits for what is done in here: one who is told to end does so at once."""
-        self._only_starts = True
+    def building(self) -> Iterator[None]:
+        """The network is built in here: whoever is told to end waits for it no longer than for a
+        step."""
+        self._is_building = True
         try:
             yield
         finally:
-            self._only_starts = False
+            self._is_building = False
 
     def _take(self, number: int) -> None:
         """The second signal ends this process at once."""
@@ -70,7 +71,8 @@ class Stopper:
         """Tell of an environment that is waited for; end this process if that takes too long."""
         now = self.clock()
         call = RUNNING.look(now)
-        if self._numbers and self._only_starts:
+        if self._numbers and self._is_building and now >= self._told_at + END_AFTER_S:
+            self.tell("the network is still being built, and is not waited for any longer")
             self._end()
             return
         if not self._numbers or call is None or not call[0].is_here:

@@ -20,7 +20,7 @@ from impala_async.config.section import MOST_S, Named, Section, unknown_name
 
 # V-trace holds its own against data about this many passes over a batch old, and not much beyond.
 SAFE_LAG = 8
-# So many batches: GAE was measured with up to four, and learned more by them than V-trace did.
+# PPO with GAE was measured with data that was up to four batches old.
 SAFE_GAE_LAG = 4
 MANY = 1_000_000
 DECIDED = (
@@ -121,7 +121,7 @@ class RunConfig(Section):
     """All settings of one run."""
 
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Seeds the model and, with rank and start, actors."""
+    """Seeds the model and, with an actor's number and the start, actors."""
     env: EnvSection
     algorithm: AlgorithmSection = AlgorithmSection()
     model: ModelSection = ModelSection()
@@ -213,11 +213,6 @@ class RunConfig(Section):
             yield (
                 f"algorithm.shuffle_rows does not go with model.core ({self.model.core}), which "
                 "wants trajectories row by row: drop one of them"
-            )
-        if self.algorithm.shuffle_rows and num_minibatches == 1:
-            yield (
-                "algorithm.shuffle_rows deals rows to several minibatches, and here is one: raise "
-                "algorithm.num_minibatches, or drop it"
             )
         first = learner.init_num_passes
         if first is not None and first > learner.most_passes:
@@ -321,13 +316,14 @@ class RunConfig(Section):
             fix += "learner.queue_size or learner.minibatch_buffer_size"
         old = f"a trajectory may be {lag} {what} old when it is trained on, and"
         if algorithm.returns_kind == "gae":
-            # A clip bounds how far from the policy that acted any data is followed.
-            is_new = pace.is_lockstep and not pace.lag
-            if not (is_new or (algorithm.has_clip and lag <= SAFE_GAE_LAG)):
+            # PPO's clip bounds how far it goes from the policy that acted.
+            is_ppo, is_new = algorithm.name == "ppo", pace.is_lockstep and not pace.lag
+            if not (is_new or (is_ppo and lag <= SAFE_GAE_LAG)):
+                lower = f", or lower {fix}" if is_ppo else ""
                 vtrace = ", or algorithm.returns to vtrace" if algorithm.may_use_vtrace else ""
                 yield (
                     f"{old} returns by GAE take it for new: set pace.mode to lockstep and pace.lag "
-                    f"to 0{vtrace}"
+                    f"to 0{vtrace}{lower}"
                 )
         elif lag > SAFE_LAG:
             yield f"{old} V-trace holds to about {SAFE_LAG}: lower {fix}"
@@ -337,6 +333,11 @@ class RunConfig(Section):
                 f"a trajectory may be {updates} updates old when it is trained on, and is dropped "
                 f"over learner.max_lag ({learner.max_lag}): raise that, or lower {fix}, or "
                 "algorithm.num_minibatches"
+            )
+        if algorithm.shuffle_rows and algorithm.num_minibatches == 1:
+            yield (
+                "algorithm.shuffle_rows deals rows to several minibatches, and here is one: raise "
+                "algorithm.num_minibatches or learner.batch_columns, or drop algorithm.shuffle_rows"
             )
         if learner.least_passes > 1 and not algorithm.may_use_vtrace:
             yield (

@@ -72,9 +72,7 @@ class OwnEnvs:
                     f"{self.name}: the action space of environment {number} is {short(other)}, and "
                     f"that of environment 0 is {short(action_space)}: they must be alike"
                 )
-        # A space whose fields contradict each other fails in its own ways.
-        with Blame(self.name, "to say what its spaces hold"):
-            self.spaces = Spaces(observation_space, action_space, section)
+        self.spaces = Spaces(observation_space, action_space, section)
         self.obs_spec, self.action_spec = self.spaces.obs_spec, self.spaces.action_spec
         self._rows = ObsRows(self.spaces.leaves, num_columns)
         self._result = Step(

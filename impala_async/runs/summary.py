@@ -8,7 +8,6 @@ import json
 import logging
 import os
 from collections.abc import Container, Sequence
-from contextlib import suppress
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -158,8 +157,9 @@ def read_reports(path: Path, only: Container[str] | None = None) -> list[dict[st
     run does. Left out are lines that are torn or damaged, and reports of what a resumed run had to
     do again: steps only grow."""
     kept: list[dict[str, float]] = []
-    # It may be gone, or a pipe.
-    with suppress(OSError), open(path, "rb", opener=open_regular) as file:
+    if not path.is_file():
+        return kept
+    with open(path, "rb", opener=open_regular) as file:
         while line := file.readline(MOST_LINE):
             try:
                 report = json.loads(line)

@@ -215,7 +215,7 @@ class UpdateStep:
     ) -> Iterator[Part]:
         """Each is learned from in one update."""
         section, source, per_column = self.section, batch, 1
-        if section.shuffle_rows:
+        if section.shuffle_rows and section.num_minibatches > 1:
             known = self._returns(batch, alive_B, this)
             source, per_column = batch.in_one_column(known), batch.mask_BT.shape[1]
             alive_B = alive_B & ~this.is_failed_B

@@ -78,7 +78,9 @@ def new_context() -> Context:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).srand(int.from_bytes(os.urandom(4), "little"))
     context: Context = zmq.Context(io_threads=IO_THREADS)
-    context.set(_ZERO_COPY_RECV, 0)
+    # Another release may not know it.
+    with suppress(zmq.ZMQError):
+        context.set(_ZERO_COPY_RECV, 0)
     return context
 
 

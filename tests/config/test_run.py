@@ -231,7 +231,11 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
             "about 8: lower learner.queue_size or learner.m",
         ),
         (f"{PPO} {OF_GAE}", "", None),
-        (f"{PPO} {OF_GAE} learner.queue_size=3", "5 b", f"{GAE}, or algorithm.returns to vtrace"),
+        (
+            f"{PPO} {OF_GAE} learner.queue_size=3",
+            "5 batches",
+            f"{GAE}, or algorithm.returns to vtrace, or lower learner.queue_size or learner.m",
+        ),
         # However short the queues are: nothing corrects or bounds what these take for new.
         ("algorithm.name=a2c learner.queue_size=1", "3 p", GAE),
         (f"{PPO} {LOCKSTEP} algorithm.num_minibatches=8 learner.num_passes=50", "", None),
@@ -314,7 +318,6 @@ def test_rows_are_shuffled_where_nothing_wants_whole_columns():
     )
     for settings, says in (
         ("model.core=lstm", "algorithm.shuffle_rows does not go with model.core (lstm)"),
-        (f"{PARTS}=1", "deals rows to several minibatches, and here is one: raise algorithm.num_"),
         ("algorithm.name=a.b:C", "algorithm: shuffle_rows does not go with a.b:C, which wants"),
         ("algorithm.intrinsic_reward=a.b:C", "algorithm: shuffle_rows does not go with a.b:C"),
         (
@@ -323,6 +326,10 @@ def test_rows_are_shuffled_where_nothing_wants_whole_columns():
         ),
     ):
         assert says in complaint(f"{shuffled} {settings}")
+    # One part may follow from other keys.
+    for settings in (f"{PARTS}=1", "learner.batch_columns=4 actor.num_envs=2"):
+        (told,) = config_of(f"{shuffled} {settings}").warnings()
+        assert told.startswith("algorithm.shuffle_rows deals rows to several minibatches, and here")
 
 
 # -------------------- lockstep

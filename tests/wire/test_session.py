@@ -41,7 +41,7 @@ def work(table, actor, now=0.0):
 # -------------------- hello
 
 
-def test_each_actor_gets_a_session_and_a_rank_and_the_same_hello_twice_is_one(table):
+def test_each_actor_gets_a_session_and_a_number_and_the_same_hello_twice_is_one(table):
     peers = [greet(table, actor) for actor in range(3)]
     assert [peer.number for peer in peers] == [0, 1, 2]
     assert len({peer.session for peer in peers}) == 3
@@ -182,7 +182,7 @@ def test_a_refusal_settles_and_is_told_once_and_no_more_than_fit(table):
 # -------------------- numbers
 
 
-def test_every_actor_that_worked_has_a_rank_of_its_own_and_none_comes_again(table):
+def test_every_actor_that_worked_has_a_number_of_its_own_and_none_comes_again(table):
     peers = [work(table, actor) for actor in range(3)]
     assert [peer.number for peer in peers] == [0, 1, 2]
     table.end(peers[1])
@@ -220,7 +220,7 @@ def test_the_number_of_an_actor_at_work_is_its_own_until_nothing_is_heard_of_it(
     assert greet(table, 6, number=8, now=62.0).number == 8
 
 
-def test_where_ranks_are_places_that_of_a_lost_one_is_free():
+def test_where_numbers_are_places_that_of_a_lost_one_is_free():
     table = new_table(num_actors=3)
     peers = [work(table, actor) for actor in range(3)]
     assert refusal_of(table, 7)[0] == "full"

@@ -30,10 +30,12 @@ MAX_IN_VAIN = 16
 MAX_SPARE_FRAMES, SHUT_SHARE = 16, 4
 # A refusal quotes so much of an error, at most: it may wait for a peer that does not read.
 MAX_QUOTED = 200
-# Over one connection, until they are forgotten: an actor says it once or twice a second. More are
-# not answered, as an answer costs what ten of its messages do; and a learner that stood still hears
-# them all at once, so only many more end the connection.
+# Over one connection, until they are forgotten: an actor says it once or twice a second. To answer
+# costs ten times what it costs to read, so no more are answered; but a learner that stood still
+# hears them all at once, so only many more end the connection.
 MAX_ANSWERED, MAX_HELLOS = 20, 200
+# An actor that was taken for such a one may come again.
+RETRY_S = 10.0
 # ZMTP's own limit, which ZeroMQ does not enforce. Each session keeps the id of its connection.
 MAX_ROUTE_BYTES = 255
 BAD = "bad/"
@@ -58,6 +60,8 @@ class Endpoint:
         self.connections = self.router.connections
         # Hellos by their route, until somebody who has seen them forgets them.
         self.hellos: Counter[bytes] = Counter()
+        self.num_unanswered = 0
+        """The hellos that were not answered, since the start."""
         self._is_scheduled, self._is_open = False, True
         self.loop.add_reader(self.router.fd, self._drain)
         self.loop.add_reader(self.connections.fd, self.connections.read)
@@ -148,7 +152,9 @@ class Endpoint:
                 self.hellos[route] += 1
             if self.hellos[route] > MAX_HELLOS:
                 self._turn_out(route, connections.SAID_HELLO)
-            elif self.hellos[route] <= MAX_ANSWERED or not isinstance(message, wire.Hello):
+            elif self.hellos[route] > MAX_ANSWERED and isinstance(message, wire.Hello):
+                self.num_unanswered += 1
+            else:
                 self.say(self.hear(route, message, self.router, time.monotonic()))
         except ProtocolError as error:
             self.counters.add(BAD + error.reason)
@@ -167,7 +173,7 @@ class Endpoint:
         """End the connection of a peer that is there to be told so: where it has hung up with its
         messages waiting, the descriptor that they name may be its successor's."""
         self.router.has_input()  # ZeroMQ takes in who went.
-        if self.send(route, [wire.pack(reject("bad_message", why))]):
+        if self.send(route, [wire.pack(reject("bad_message", why, RETRY_S))]):
             self.connections.cut(route, why)
 
     def _read_header(self, header: memoryview, size: int) -> wire.Message:

@@ -96,7 +96,7 @@ class LockstepFiller(SlotFiller):
         return "stale" if version.update < wanted else "invalid"
 
     def assign(self, peer: Peer, data: Data) -> Arrival:
-        """Where to receive the next message of an actor: there is one until it is committed."""
+        """Where to receive an actor's next message; there is no other until it is committed."""
         if data.columns != self.width:
             text = f"{data.columns} columns, in lockstep an actor has {self.width}"
             raise ProtocolError("wrong_size", text)

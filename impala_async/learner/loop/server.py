@@ -44,6 +44,7 @@ LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
 # An actor that gets no credit meanwhile is told after so long what became of what it sent.
 ACKNOWLEDGE_AFTER_S = 0.1
 STRANGERS_EVERY_S = 10.0
+UNANSWERED = "hellos were not answered"
 # A port that was shut to newcomers for longer meanwhile is told of.
 LEAST_SHUT_S = 1.0
 # Beside trajectories: what any peer may send between two looks.
@@ -270,6 +271,7 @@ class ActorServer:
         shut_before_s, self._shut_s = self._shut_s, max(end.shut_s for end in ends)
         unheard = sum(end.num_left for end in ends if end.is_locked)
         more = {"gave way": self.table.num_given_way, UNHEARD: unheard}
+        more[UNANSWERED] = self._data.num_unanswered
         self._told_of = self._cut_off() + Counter(more)
         new = [f"{number:,} {what}" for what, number in (self._told_of - before).items()]
         if (shut_s := self._shut_s - shut_before_s) >= LEAST_SHUT_S:
@@ -277,7 +279,8 @@ class ActorServer:
         if new:
             new[-1] += f"; {hellos.total():,} hellos over {len(hellos):,} connections"
             logger.warning("strangers in %.0f s: %s", STRANGERS_EVERY_S, ", ".join(new))
-        hellos.clear()
+        for endpoint in (self._data, self._weights):
+            endpoint.hellos.clear()
 
     def _look_for_silence(self, now: float) -> None:
         if self._filler.is_lockstep or not self.placement.can_send:

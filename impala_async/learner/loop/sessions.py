@@ -132,7 +132,7 @@ class Sessions:
     publisher: Publisher
     filler: SlotFiller
     welcome: wire.Welcome
-    """It is still without a session and a rank."""
+    """It is still without a session and a number."""
     settings_frame: bytes
     rows: int
     on_schema: Callable[[Schema], None]

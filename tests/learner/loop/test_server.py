@@ -114,6 +114,7 @@ async def test_who_says_hello_again_and_again_is_cut_off(make_harness):
     await until(lambda: harness.count("wire/cut") == 1)
     assert harness.server._data.connections.cut_off == {SAID_HELLO: 1}
     # More than a few are not answered.
+    assert harness.server._data.num_unanswered == MAX_HELLOS - MAX_ANSWERED
     assert harness.server.table.num_opened == 1 + MAX_ANSWERED
     assert harness.count("sessions/given_way") == MAX_ANSWERED - MAX_OVER_ONE_CONNECTION
     # The last of them, and nobody else.
