@@ -34,7 +34,7 @@ MAX_QUOTED = 200
 # costs ten times what it costs to read, so no more are answered; but a learner that stood still
 # hears them all at once, so only many more end the connection.
 MAX_ANSWERED, MAX_HELLOS = 20, 200
-# An actor that was taken for such a one may come again.
+# An actor whose connection is ended for that may come again after so long.
 RETRY_S = 10.0
 # ZMTP's own limit, which ZeroMQ does not enforce. Each session keeps the id of its connection.
 MAX_ROUTE_BYTES = 255
@@ -151,7 +151,7 @@ class Endpoint:
             if isinstance(message, wire.Hello):
                 self.hellos[route] += 1
             if self.hellos[route] > MAX_HELLOS:
-                self._turn_out(route, connections.SAID_HELLO)
+                self._turn_out(route, connections.SAID_HELLO, RETRY_S)
             elif self.hellos[route] > MAX_ANSWERED and isinstance(message, wire.Hello):
                 self.num_unanswered += 1
             else:
@@ -169,11 +169,11 @@ class Endpoint:
             if not self._discard():
                 self._turn_out(route, connections.SENT_TOO_MANY_FRAMES)
 
-    def _turn_out(self, route: bytes, why: str) -> None:
+    def _turn_out(self, route: bytes, why: str, retry_after_s: float = -1.0) -> None:
         """End the connection of a peer that is there to be told so: where it has hung up with its
         messages waiting, the descriptor that they name may be its successor's."""
         self.router.has_input()  # ZeroMQ takes in who went.
-        if self.send(route, [wire.pack(reject("bad_message", why, RETRY_S))]):
+        if self.send(route, [wire.pack(reject("bad_message", why, retry_after_s))]):
             self.connections.cut(route, why)
 
     def _read_header(self, header: memoryview, size: int) -> wire.Message:

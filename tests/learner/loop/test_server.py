@@ -11,13 +11,13 @@ import pytest
 
 from impala_async.errors import ConfigError
 from impala_async.learner.loop import server as server_module
-from impala_async.learner.loop.endpoint import MAX_ANSWERED, MAX_HELLOS
+from impala_async.learner.loop.endpoint import MAX_ANSWERED, MAX_HELLOS, RETRY_S
 from impala_async.learner.loop.placement import SILENT_S
 from impala_async.metrics.report import merge
 from impala_async.weights import Version
 from impala_async.wire import peer
 from impala_async.wire.connections import SAID_HELLO
-from impala_async.wire.messages import BYE_REASONS, PROTOCOL, ByeOk, Heartbeat, Hello, pack
+from impala_async.wire.messages import BYE_REASONS, PROTOCOL, ByeOk, Heartbeat, Hello, pack, unpack
 from impala_async.wire.peer import LEAST_USUAL_S
 from impala_async.wire.session import MAX_OVER_ONE_CONNECTION
 from tests.learner.hand_actor import Actor, until
@@ -104,8 +104,15 @@ async def test_what_it_cannot_be_is_a_config_error_and_nothing_stays_bound():
                 ServerHarness(bind={key: url})
 
 
-async def test_who_says_hello_again_and_again_is_cut_off(make_harness):
+async def test_who_says_hello_again_and_again_is_cut_off(make_harness, monkeypatch):
     harness = make_harness()
+    said, send = [], harness.server._data.send
+
+    def note_and_send(route, frames):
+        said.append(frames)
+        return send(route, frames)
+
+    monkeypatch.setattr(harness.server._data, "send", note_and_send)
     good, flood = await harness.join(), harness.actor()
     for number in range(MAX_HELLOS + 1):
         # The harness counts its own actors from the other end.
@@ -113,6 +120,8 @@ async def test_who_says_hello_again_and_again_is_cut_off(make_harness):
         await flood.say(Hello(PROTOCOL, actor, "", bytes(16), 0, 0))
     await until(lambda: harness.count("wire/cut") == 1)
     assert harness.server._data.connections.cut_off == {SAID_HELLO: 1}
+    # An honest one comes again, if it hears that.
+    assert unpack(bytes(said[-1][0])).retry_after_s == RETRY_S
     # More than a few are not answered.
     assert harness.server._data.num_unanswered == MAX_HELLOS - MAX_ANSWERED
     assert harness.server.table.num_opened == 1 + MAX_ANSWERED
