@@ -41,9 +41,9 @@ def one_line(error: BaseException) -> str:
     text fails."""
     text, fails = "", (TypeError, ValueError, AttributeError, LookupError, RuntimeError, SystemExit)
     with contextlib.suppress(*fails):
-        text = str(error)
-        kept = f"{text[:MOST_TEXT]} ..." if len(text) > MOST_TEXT else text
-        text = " ".join(kept.split())
+        whole = str(error)
+        more = " ..." if len(whole) > MOST_TEXT else ""
+        text = " ".join(whole[:MOST_TEXT].split()) + more
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -190,8 +190,19 @@ class ActorService:
         return setup, schema
 
     def _build_policy(self, schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
-        with self._stopper.building():
-            return _build_policy(schema, settings, device)
+        model = settings.model
+        check_default_dtype(settings.env.id)
+        try:
+            with told_of("the network is being built", logger.warning), self._stopper.building():
+                policy = build_policy(
+                    schema, model, settings.policies, seed=settings.seed, device=device
+                )
+            precision = pick_precision(model.precision, policy.torso_name, torch.device(device))
+            policy.act_in(precision)
+        except errors.ConfigError as error:
+            # An own torso is not installed here, or a network fits neither the spaces nor memory.
+            raise errors.MismatchError(errors.plain(str(error))) from error
+        return policy
 
     def _look_up(self) -> None:
         """Called while env workers are waited for, however long they take."""
@@ -236,22 +247,6 @@ class ActorService:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self._signal = self._signal or number  # of a second one the stopper hears
-
-
-def _build_policy(schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
-    model = settings.model
-    check_default_dtype(settings.env.id)
-    try:
-        with told_of("the network is being built", logger.warning):
-            policy = build_policy(
-                schema, model, settings.policies, seed=settings.seed, device=device
-            )
-        precision = pick_precision(model.precision, policy.torso_name, torch.device(device))
-        policy.act_in(precision)
-    except errors.ConfigError as error:
-        # An own torso is not installed here, or a network fits neither the spaces nor the memory.
-        raise errors.MismatchError(errors.plain(str(error))) from error
-    return policy
 
 
 def seed_of(run_seed: int, number: int, epoch: int = 1, begins_at: int = 0, life: int = 0) -> int:

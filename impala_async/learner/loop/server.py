@@ -270,8 +270,11 @@ class ActorServer:
         ends = self._data.connections, self._weights.connections
         shut_before_s, self._shut_s = self._shut_s, max(end.shut_s for end in ends)
         unheard = sum(end.num_left for end in ends if end.is_locked)
-        more = {"gave way": self.table.num_given_way, UNHEARD: unheard}
-        more[UNANSWERED] = self._data.num_unanswered
+        more = {
+            "gave way": self.table.num_given_way,
+            UNHEARD: unheard,
+            UNANSWERED: self._data.num_unanswered,
+        }
         self._told_of = self._cut_off() + Counter(more)
         new = [f"{number:,} {what}" for what, number in (self._told_of - before).items()]
         if (shut_s := self._shut_s - shut_before_s) >= LEAST_SHUT_S:
