@@ -59,8 +59,8 @@ class OneRun:
         config: Path | None,
         settings: Sequence[str],
         folder: Path,
-        num_ranks: int,
-        checkout: Path | None,
+        num_ranks: int = 1,
+        checkout: Path | None = None,
     ) -> None:
         self.run_dir = folder / "run"
         self._log = folder / "train.log"

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from bench.door import run
-from bench.learning.search import HELD_OUT, TRAINING, seeds_of
+from bench.learning.search import HELD_OUT, TRAINING
 from bench.machine import about_this_machine
 from bench.peers.one_turn import Turn, run_turn
 from bench.peers.venvs import DEFAULT_FOLDER, python_of
+from impala_async.doors import seeds_of
 from impala_async.files import write_whole
 
 PAGE = "beside_sb3"
@@ -61,6 +62,8 @@ class Result(NamedTuple):
     curve: Curve
     commit: str = ""
     machine: str = ""
+    num_steps: int | None = None
+    """All that it trained, with the steps before 100 episodes had ended."""
 
     @property
     def final(self) -> float:
@@ -129,7 +132,7 @@ def result_of(turn: Turn, system: str, task: str, seed: int) -> Result:
     ]
     about = about_this_machine()
     machine = f"{about['cores']} cores of {about['processor']}"
-    return Result(system, task, seed, curve, about["commit"], machine)
+    return Result(system, task, seed, curve, about["commit"], machine, _last_step(turn))
 
 
 def _last_step(turn: Turn) -> int:
@@ -167,11 +170,15 @@ def row(task: str, results: Sequence[Result]) -> str | None:
     )
 
 
+def measured_by(results: Sequence[Result]) -> str:
+    """They may be of several days and machines."""
+    commits = sorted({each.commit for each in results if each.system == "ours" and each.commit})
+    machines = sorted({each.machine for each in results})
+    return f"Commits {', '.join(commits)}, on {' and '.join(machines)}"
+
+
 def page(results: Sequence[Result]) -> str:
     rows = [found for task in TASKS if (found := row(task, results))]
-    commits = {each.commit for each in results if each.system == "ours" and each.commit}
-    about = about_this_machine()
-    machines = sorted({each.machine for each in results})
     return "\n".join(
         [
             "# With nothing set, beside SB3's PPO",
@@ -187,8 +194,7 @@ def page(results: Sequence[Result]) -> str:
             "|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"Date {about['date']}, commits {', '.join(sorted(commits))}, torch {about['torch']}, "
-            f"{' and '.join(machines)}: seconds are compared on the one that has most for both.",
+            f"{measured_by(results)}: seconds are compared on the one that has most for both.",
             "",
         ]
     )

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.door import run
-from bench.learning.beside_sb3 import TASKS, Result, read, result_of
+from bench.learning.beside_sb3 import TASKS, Result, measured_by, read, result_of
 from bench.learning.beside_sb3 import train as train_ours
-from bench.learning.search import seeds_of
-from bench.machine import about_this_machine
 from bench.peers.one_turn import Turn, run_turn
 from bench.peers.venvs import DEFAULT_FOLDER, python_of
+from impala_async.doors import seeds_of
 from impala_async.files import write_whole
 
 PAGE = "beside_sf"
@@ -87,13 +86,13 @@ def row(task: str, results: Sequence[Result]) -> str | None:
         f"**{statistics.median(of):.4g}** ({', '.join(f'{f:.4g}' for f in of)})" for of in finals
     ]
     seconds = statistics.median(each.seconds for each in ours)
-    steps = statistics.median(each.curve[-1][1] if each.curve else 0 for each in theirs)
-    return f"| {task} | {seconds:.0f} | {TASKS[task]:,} | {shown[0]} | {steps:,.0f} | {shown[1]} |"
+    counts = [each.num_steps for each in theirs if each.num_steps is not None]
+    steps = f"{statistics.median(counts):,.0f}" if counts else "-"
+    return f"| {task} | {seconds:.0f} | {TASKS[task]:,} | {shown[0]} | {steps} | {shown[1]} |"
 
 
 def page(results: Sequence[Result]) -> str:
     rows = [found for task in IDS if (found := row(task, results))]
-    about = ", ".join(f"{key} {value}" for key, value in about_this_machine().items())
     return "\n".join(
         [
             "# With nothing set, beside Sample Factory",
@@ -109,7 +108,7 @@ def page(results: Sequence[Result]) -> str:
             "|---|---|---|---|---|---|",
             *rows,
             "",
-            f"Machine: {about}.",
+            f"{measured_by(results)}.",
             "",
         ]
     )

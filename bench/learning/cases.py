@@ -8,8 +8,6 @@ from pathlib import Path
 
 from bench.learning.trials import return_at_the_end, saved_of_random, unbeaten_by_random
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-
 
 @dataclass(frozen=True)
 class Case:

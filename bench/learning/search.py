@@ -1,19 +1,19 @@
 """The search for defaults: settings that want nothing of a task but its spaces, tried on many.
 
-    python -m bench.learning.search CANDIDATES.toml --out RESULTS.jsonl
-    python -m bench.learning.search CANDIDATES.toml --out RESULTS.jsonl --tasks held-out
+    python -m bench.learning.search --write bench/results
+    python -m bench.learning.search --write bench/results --tasks held-out
 
-A file of candidates names the settings of each, as `train --set` takes them:
+`candidates.toml` names the settings of each candidate, as `train --set` takes them:
 
     [wide]
     set = ["actor.num_envs=32", "learner.batch_columns=32"]
 
 where `{env_steps}` stands for the steps of a task. Each is trained on each task, with each seed, by
 `impala_async.train` with nothing set but those, `env.id` and `stop.env_steps`. The mean return of
-the last 100 episodes counts. A result is a line of the file, and what has one is not trained again:
-the search may be ended and go on at any time. Candidates are compared by their ranks: by the median
-of the seeds in each task, then by the mean over tasks, so that no task counts for more since its
-returns are larger.
+the last 100 episodes counts. A result is a line of `search.jsonl`, and what has one by the same
+settings is not trained again: the search may be ended and go on at any time. The page, `search.md`,
+compares candidates by their ranks: by the median of the seeds in each task, then by the mean over
+tasks, so that no task counts for more since its returns are larger.
 """
 
 import argparse
@@ -28,13 +28,20 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from bench.door import run
+from bench.machine import about_this_machine
 from bench.one_run import ENDLESS, one_run
+from impala_async.doors import seeds_of
+from impala_async.files import write_whole
 
+PAGE = "search"
+CANDIDATES = Path(__file__).with_name("candidates.toml")
 LIMIT_S = 3600.0
 LOOK_EVERY_S = 0.2
 # Tables of learning and tests have the first ones.
 SEEDS = "1000-1002"
 
+Candidates: TypeAlias = Mapping[str, Sequence[str]]
+"""The settings of each, by its name."""
 Returns: TypeAlias = dict[tuple[str, str], dict[int, float]]
 """Those of a candidate and a task, by seed."""
 
@@ -80,26 +87,28 @@ TASKS = {"training": TRAINING, "held-out": HELD_OUT}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train what has no result yet, and print the table."""
+    """Train what has no result yet, and write the page."""
     args = _parsed(argv)
     tasks = [task for task in TASKS[args.tasks] if args.only.lower() in task.env_id.lower()]
     lacking = {task.needs for task in tasks if importlib.util.find_spec(task.needs) is None}
     if lacking:
         print(f"skipped: tasks that need {', '.join(sorted(lacking))}", file=sys.stderr)
     tasks = [task for task in tasks if task.needs not in lacking]
-    returns = read(args.out)
+    candidates, data = candidates_in(CANDIDATES), args.write / f"{PAGE}.jsonl"
+    returns = read(data, candidates)
     # Seeds come last, so that a search that is ended early has tried all on something.
     for seed in args.seeds:
         for task in tasks:
-            for name, settings in args.candidates.items():
+            for name, settings in candidates.items():
                 if seed not in returns[name, task.env_id]:
                     found = train(task, seed, settings)
                     returns[name, task.env_id][seed] = found
                     line = {"candidate": name, "task": task.env_id, "seed": seed, "return": found}
-                    with args.out.open("a") as file:
-                        file.write(f"{json.dumps({**line, 'set': settings})}\n")
+                    commit = about_this_machine()["commit"]
+                    with data.open("a") as file:
+                        file.write(f"{json.dumps({**line, 'set': settings, 'commit': commit})}\n")
                     print(line, file=sys.stderr, flush=True)
-    print(table(returns, list(args.candidates), [task.env_id for task in tasks]))
+    write_whole(args.write / f"{PAGE}.md", page(returns, candidates).encode())
     return 0
 
 
@@ -115,12 +124,13 @@ def train(task: Task, seed: int, settings: Sequence[str]) -> float:
     return float("-inf") if found is None else found
 
 
-def read(path: Path) -> Returns:
-    """The results so far."""
+def read(path: Path, candidates: Candidates) -> Returns:
+    """The results so far of these candidates; one that had other settings was another one."""
     returns: Returns = defaultdict(dict)
     if path.exists():
         for line in map(json.loads, path.read_text().splitlines()):
-            returns[line["candidate"], line["task"]][line["seed"]] = line["return"]
+            if candidates.get(line["candidate"]) == line["set"]:
+                returns[line["candidate"], line["task"]][line["seed"]] = line["return"]
     return returns
 
 
@@ -141,18 +151,52 @@ def mean_ranks(returns: Returns, names: Sequence[str], tasks: Sequence[str]) -> 
 
 def table(returns: Returns, names: Sequence[str], tasks: Sequence[str]) -> str:
     """Medians of the seeds for each task, and the mean ranks below."""
-    rows = [["task", *names], ["---"] * (1 + len(names))]
+    rows = [["task", "seeds", *names], ["---"] * (2 + len(names))]
     for task in tasks:
-        cells = (returns[name, task].values() for name in names)
-        rows.append([task, *(f"{statistics.median(c):.4g}" if c else "-" for c in cells)])
+        found = [returns[name, task].values() for name in names]
+        seeds = "-".join(str(number) for number in sorted({len(each) for each in found}))
+        cells = (f"{statistics.median(each):.4g}" if each else "-" for each in found)
+        rows.append([task, seeds, *cells])
     ranks = mean_ranks(returns, names, tasks)
-    rows.append(["mean rank", *(f"{ranks[n]:.2f}" if n in ranks else "-" for n in names)])
+    last = (f"**{ranks[name]:.2f}**" if name in ranks else "-" for name in names)
+    rows.append(["mean rank", "", *last])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def candidates_in(path: str) -> dict[str, list[str]]:
-    """The settings of each candidate, by its name."""
-    found: Mapping[str, dict[str, list[str]]] = tomllib.loads(Path(path).read_text())
+def page(returns: Returns, candidates: Candidates) -> str:
+    """Both tables: one to choose by, the other one to judge the choice by."""
+    names = list(candidates)
+    settings = "\n".join(
+        f"- {name}: {' '.join(f'`{text}`' for text in candidates[name]) or 'nothing set'}"
+        for name in names
+    )
+    training, held_out = (
+        table(returns, names, [task.env_id for task in TASKS[each]]) for each in TASKS
+    )
+    machine = ", ".join(f"{key} {value}" for key, value in about_this_machine().items())
+    return f"""# The search for defaults
+
+`python -m bench.learning.search --write bench/results`, and once more with `--tasks held-out`.
+Nothing is set but `env.id`, `stop.env_steps`, the seed and what a candidate sets. Returns are means
+of the last 100 episodes at the end, of which medians over seeds are shown. Ranks are of medians,
+over tasks that all candidates were trained on.
+
+{settings}
+
+Tasks of the search:
+
+{training}
+
+Tasks that it did not see:
+
+{held_out}
+
+Machine: {machine}.
+"""
+
+
+def candidates_in(path: Path) -> Candidates:
+    found: Mapping[str, dict[str, list[str]]] = tomllib.loads(path.read_text())
     return {name: section["set"] for name, section in found.items()}
 
 
@@ -162,18 +206,12 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("candidates", type=candidates_in, metavar="CANDIDATES.toml")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the results")
+    parser.add_argument("--write", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tasks", choices=TASKS, default="training", help="(training)")
     parser.add_argument("--only", metavar="TEXT", default="", help="tasks whose id holds this text")
     parser.add_argument("--seeds", type=seeds_of, default=seeds_of(SEEDS), metavar="A-B",
                         help=f"({SEEDS})")  # fmt: skip
     return parser.parse_args(argv)
-
-
-def seeds_of(text: str) -> range:
-    first, _, last = text.partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.learning.cases import CASES, CONFIGS, Case
+from bench.learning.cases import CASES, Case
 from bench.learning.train import Outcome
 from bench.machine import about_this_machine
+from bench.one_run import CONFIGS
 from impala_async.config.load import load_config
 from impala_async.files import write_whole
 
@@ -47,7 +48,9 @@ def settings_of(case: Case) -> str:
     config = tomllib.loads((CONFIGS / case.config).read_text()) if case.config else {}
     # The suite has goals and ends of its own.
     config.pop("stop", None)
-    settings = config, case.overrides, case.goal, case.env_steps, case.is_control
+    trial = case.trial and case.trial.__name__
+    goal = case.goal, case.env_steps, case.is_control, trial
+    settings = config, case.overrides, case.num_ranks, *goal
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
@@ -123,8 +126,9 @@ CONFIGS_HEAD = (
 def configs_table() -> str:
     """The table of configs/README.md: what each file was measured to do, with all seeds."""
     entries = json.loads((RESULTS / "learning.json").read_text())
-    measured = {entry["config"]: entry for entry in entries if not entry["overrides"]}
-    rows = [_config_row(path, measured.get(path.name)) for path in sorted(CONFIGS.glob("*.toml"))]
+    # A config's first row is that of what it is for.
+    firsts = {entry["config"]: entry for entry in reversed(entries) if not entry["overrides"]}
+    rows = [_config_row(path, firsts.get(path.name)) for path in sorted(CONFIGS.glob("*.toml"))]
     return "\n".join([CONFIGS_HEAD, *rows, ""])
 
 

@@ -1,17 +1,16 @@
 """Trains one case with one seed, through the door that users take, and reads what came of it."""
 
 import json
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.learning.cases import CONFIGS, Case
-from bench.one_run import end_with_parent
+from bench.learning.cases import Case
+from bench.one_run import CONFIGS, OneRun
 
-TIME_LIMIT_S = 3600
+TIME_LIMIT_S = 3600.0
+LOOK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,35 +28,20 @@ class Outcome:
 def train(case: Case, seed: int, folder: Path) -> Outcome:
     """Run it to its goal or to the end of its steps; what it says goes to `train.log`."""
     folder.mkdir(parents=True)
-    run = folder / "run"
     settings = [
         *case.overrides,
         f"seed={seed}",
         f"stop.env_steps={case.env_steps}",
         f"stop.mean_return={'none' if case.is_control or case.trial else case.goal}",
     ]
-    command = [sys.executable, "-m"]
-    if case.num_ranks > 1:
-        many = f"--nproc-per-node={case.num_ranks}"
-        command += ["torch.distributed.run", "--standalone", many, "-m"]
-    command += ["impala_async.train", "--run-dir", str(run)]
-    if case.config:
-        command += ["--config", str(CONFIGS / case.config)]
-    command += [part for setting in settings for part in ("--set", setting)]
-    started = time.monotonic()
-    with (folder / "train.log").open("w") as log:
-        code = subprocess.run(
-            command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            timeout=TIME_LIMIT_S,
-            check=False,
-            preexec_fn=end_with_parent,
-        ).returncode
-    wall_s = time.monotonic() - started
-    if code != 0:
-        raise RuntimeError(f"{case.name}, seed {seed}: exit code {code}; see {folder}/train.log")
-    return read(case, seed, run, wall_s)
+    config = CONFIGS / case.config if case.config else None
+    run = OneRun(config, settings, folder, case.num_ranks)
+    try:
+        for _ in run.moments(LOOK_EVERY_S, TIME_LIMIT_S):
+            pass
+    finally:
+        run.end()
+    return read(case, seed, run.run_dir, time.time() - run.launched_at)
 
 
 def read(case: Case, seed: int, run: Path, wall_s: float) -> Outcome:

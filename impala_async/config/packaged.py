@@ -19,7 +19,9 @@ def find_config(given: str | os.PathLike[str]) -> Path:
     """A file, whose reader says if it is not there, or the config of that name; ConfigError if one
     with another name is meant."""
     name, packaged = os.fspath(given), packaged_configs()
-    near = [] if os.path.exists(name) else difflib.get_close_matches(Path(name).stem, packaged, n=1)
+    # A folder of that name may be that of a run.
+    is_file = os.path.exists(name) and not os.path.isdir(name)
+    near = [] if is_file else difflib.get_close_matches(Path(name).stem, packaged, n=1)
     if near and name not in packaged:
         raise ConfigError(f"there is no file {name}; did you mean {near[0]}?")
     return packaged[name] if near else Path(name)

@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from impala_async.config.load import merge_overrides, validate_config
 from impala_async.config.run import RunConfig
@@ -18,7 +17,6 @@ from impala_async.wire.recording import End, Reader, Recorded, Start
 logger = logging.getLogger(__name__)
 
 ANY_PORT = "tcp://127.0.0.1:*"
-ENDLESS = dict.fromkeys(("env_steps", "updates", "mean_return", "wall_s"))
 
 
 class RecordingIndex:
@@ -34,7 +32,7 @@ class RecordingIndex:
         if not isinstance(first, Start):
             begins = "does not begin with what is said of its run"
             raise RecordingError(f"{path}: {begins if first else 'holds no message'}")
-        for name in ("env", "pace", "stop"):
+        for name in ("env", "pace", "algorithm"):
             if not isinstance(first.settings.get(name, {}), dict):
                 raise RecordingError(f"{path}: its settings are odd: {name} is no table")
         self.start, self.schema = first, first.schema
@@ -69,20 +67,18 @@ class RecordingIndex:
 def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: bool) -> RunConfig:
     """The recorded settings, for a learner that knows no environment or goal."""
     settings = index.start.settings
-    goal: dict[str, Any] = dict(ENDLESS)
-    if is_exact:
-        # The steps come to what they were at that update, and the schedules ended with them.
-        steps = settings.get("stop", {}).get("env_steps")
-        goal |= {"updates": index.end and index.end.update, "env_steps": steps}
     recorded = {
         **settings,
         "env": {**settings.get("env", {}), "probe": "actor"},
         "bind": {"data": ANY_PORT, "weights": ANY_PORT},
-        "stop": goal,
         "evaluate": {},
     }
-    config = validate_config(*merge_overrides(recorded, overrides))
     as_recorded = validate_config(recorded)
+    # Rates fall as they did, though the run has no end now, or another one.
+    horizon = {"schedule_env_steps": as_recorded.schedule_env_steps}
+    recorded["algorithm"] = settings.get("algorithm", {}) | horizon
+    recorded["stop"] = {"updates": index.end.update} if is_exact and index.end else {}
+    config = validate_config(*merge_overrides(recorded, overrides))
     for key in ("env", "trajectory", "policies.names", "model.core", "model.core_size"):
         if attrgetter(key)(config) != attrgetter(key)(as_recorded):
             raise ConfigError(f"--set: {key}: a recording is what it is: drop it")

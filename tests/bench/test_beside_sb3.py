@@ -29,7 +29,7 @@ def test_a_measurement_goes_on_where_it_was_ended(tmp_path, monkeypatch):
     assert len(read(tmp_path / "beside_sb3.jsonl")) == 4
     page = (tmp_path / "beside_sb3.md").read_text()
     assert f"| {TASK} | 150,000 |" in page
-    assert "commits c0, c1," in page
+    assert "Commits c0, c1, on machine 0 and machine 1" in page
     assert "machine 0 and machine 1:" in page
 
 

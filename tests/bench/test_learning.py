@@ -1,7 +1,6 @@
 """The learning suite: its environments are what they say, its verdicts follow from the outcomes."""
 
 import json
-import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,11 @@ from gymnasium.utils.env_checker import check_env
 
 from bench.learning import __main__ as door
 from bench.learning import envs
-from bench.learning.cases import CASES, CONFIGS, Case
+from bench.learning.cases import CASES, Case
 from bench.learning.table import is_held, measured, write
 from bench.learning.train import Outcome, read, train
 from bench.learning.trials import return_at_the_end
+from bench.one_run import CONFIGS
 from impala_async.config.load import load_config
 
 PASSED = Outcome(0, 12.5, 1000, 3.0, 2, True)
@@ -97,7 +97,13 @@ def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
     assert page.count("| 1 of 2 **missed** |") == page.count("| 10 of 10 |") == 1
     # Seeds are kept while their settings are those of today.
     assert measured(tmp_path, first) == [MISSED, PASSED]
-    for other in (CASE, replace(first, goal=1), replace(first, overrides=("seed=1",))):
+    others = (
+        {"goal": 1},
+        {"overrides": ("seed=1",)},
+        {"num_ranks": 2},
+        {"trial": return_at_the_end},
+    )
+    for other in (CASE, *(replace(first, **what) for what in others)):
         assert measured(tmp_path, other) == []
 
 
@@ -120,11 +126,11 @@ def test_a_case_is_trained_through_the_door_of_users(tmp_path, forks):
 def test_only_a_task_without_a_trial_ends_at_its_goal(tmp_path, monkeypatch):
     ends = []
 
-    def run(command, **more):
-        ends.extend(part for part in command if "stop.mean_return" in part)
-        return subprocess.CompletedProcess(command, 1)
+    def launch(config, settings, *more):
+        ends.extend(part for part in settings if "stop.mean_return" in part)
+        raise RuntimeError("exit code 1")
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr("bench.learning.train.OneRun", launch)
     for kind in ({}, {"is_control": True}, {"trial": return_at_the_end}):
         with pytest.raises(RuntimeError, match="exit code 1"):
             train(replace(CASE, **kind), 3, tmp_path / str(len(ends)))

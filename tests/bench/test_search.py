@@ -11,10 +11,11 @@ from bench.learning.search import HELD_OUT, TRAINING, Task, main, mean_ranks, re
 @pytest.fixture
 def searched(monkeypatch, tmp_path, capsys):
     """Searches among two candidates on two tasks, and gives what was trained and said."""
-    tasks = {"training": (Task("A-v0", 1), Task("B-v0", 1), Task("C-v0", 1, "no_such_module"))}
-    monkeypatch.setattr(search, "TASKS", tasks)
+    tasks = (Task("A-v0", 1), Task("B-v0", 1), Task("C-v0", 1, "no_such_module"))
+    monkeypatch.setattr(search, "TASKS", {"training": tasks, "held-out": (Task("D-v0", 1),)})
     file = tmp_path / "candidates.toml"
     file.write_text('[old]\nset = []\n[new]\nset = ["algorithm.lr=1e-3"]\n')
+    monkeypatch.setattr(search, "CANDIDATES", file)
     trained = []
 
     def train(task, seed, settings):
@@ -27,7 +28,7 @@ def searched(monkeypatch, tmp_path, capsys):
 
     def run(*flags):
         trained.clear()
-        main([str(file), "--out", str(tmp_path / "out.jsonl"), *flags])
+        main(["--write", str(tmp_path), *flags])
         return list(trained), capsys.readouterr()
 
     return run
@@ -36,7 +37,7 @@ def searched(monkeypatch, tmp_path, capsys):
 def test_a_search_goes_on_where_it_was_ended(searched, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         searched("--seeds", "5-6")
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "search.jsonl").read_text().splitlines()]
     assert [(line["candidate"], line["task"], line["seed"]) for line in lines] == [
         ("old", "A-v0", 5),
         ("new", "A-v0", 5),
@@ -51,12 +52,23 @@ def test_a_search_goes_on_where_it_was_ended(searched, tmp_path):
         ("B-v0", 6, ("algorithm.lr=1e-3",)),
     ]
     assert "skipped: tasks that need no_such_module" in said.err
-    assert "| mean rank | 2.00 | 1.00 |" in said.out
+    page = (tmp_path / "search.md").read_text()
+    assert "- old: nothing set\n- new: `algorithm.lr=1e-3`" in page
+    assert "| A-v0 | 2 | 0 | 1 |" in page
+    assert "| mean rank |  | **2.00** | **1.00** |" in page
+    assert "| D-v0 | 0 | - | - |" in page
     assert searched("--seeds", "5-6")[0] == []
     assert searched("--seeds", "7", "--only", "b-v")[0] == [
         ("B-v0", 7, ()),
         ("B-v0", 7, ("algorithm.lr=1e-3",)),
     ]
+    assert "| A-v0 | 2 | 0 | 1 |" in (tmp_path / "search.md").read_text()
+
+
+def test_a_candidate_that_has_other_settings_now_is_trained_anew(searched, tmp_path):
+    assert len(searched("--seeds", "5", "--only", "b-v")[0]) == 2
+    (tmp_path / "candidates.toml").write_text('[old]\nset = []\n[new]\nset = ["seed=3"]\n')
+    assert searched("--seeds", "5", "--only", "b-v")[0] == [("B-v0", 5, ("seed=3",))]
 
 
 def test_ranks_are_of_medians_and_equal_ones_share_a_place(tmp_path):
@@ -69,13 +81,15 @@ def test_ranks_are_of_medians_and_equal_ones_share_a_place(tmp_path):
     )
     keys = ("candidate", "task", "seed", "return")
     path.write_text(
-        "".join(f"{json.dumps(dict(zip(keys, each, strict=True)))}\n" for each in results)
+        "".join(
+            f"{json.dumps({'set': [], **dict(zip(keys, each, strict=True))})}\n" for each in results
+        )
     )
     names, tasks = ["one", "two", "three"], ["A", "B", "C"]
-    returns = read(path)
+    returns = read(path, {name: [] for name in names})
     # In A they are 2, 1, 3; in B all are 2; C was not tried by all.
     assert mean_ranks(returns, names, tasks) == {"one": 2.0, "two": 1.5, "three": 2.5}
-    assert "| C | 1 | - | - |" in table(returns, names, tasks)
+    assert "| C | 0-1 | 1 | - | - |" in table(returns, names, tasks)
 
 
 def test_no_task_is_on_both_sides():

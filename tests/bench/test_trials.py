@@ -8,8 +8,8 @@ from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
 from bench.learning import trials
-from bench.learning.cases import CONFIGS
 from bench.learning.trials import saved_of_random, unbeaten_by_random
+from bench.one_run import CONFIGS
 from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.config.model import ModelSection

@@ -22,5 +22,7 @@ def test_a_file_comes_before_a_name_and_a_name_is_guessed(tmp_path, monkeypatch)
     assert find_config("elsewhere.toml") == Path("elsewhere.toml")
     (tmp_path / "cartpol").touch()
     assert find_config(Path("cartpol")) == Path("cartpol")
+    (tmp_path / "cartpole").mkdir()
+    assert find_config("cartpole") == packaged_configs()["cartpole"]
     with pytest.raises(ConfigError, match=r"no file cartpole\.tml; did you mean cartpole\?"):
         find_config("cartpole.tml")

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from impala_async.errors import RecordingError
-from impala_async.replay.index import RecordingIndex
+from impala_async.replay.index import RecordingIndex, settings_for
 from tests.learner.columns import big_schema
 from tests.replay.recordings import SCHEMA, end, message, start, write
 
@@ -53,7 +53,7 @@ def test_what_is_no_recording_to_play(path):
         refused("holds no message")
     write(path, message(0))
     refused("does not begin with what is said of its run")
-    for name in ("env", "pace", "stop"):
+    for name in ("env", "pace", "algorithm"):
         write(path, start()._replace(settings={name: 5}), message(0))
         refused(f"its settings are odd: {name} is no table")
     write(path, start(), message(0), start(2, 1))
@@ -64,6 +64,20 @@ def test_what_is_no_recording_to_play(path):
     damaged[-1] ^= 1
     path.write_bytes(damaged)
     refused(r"the record at byte \d+ is damaged")
+
+
+def test_rates_fall_as_they_did_in_a_run_that_had_an_end(path):
+    for algorithm in ({"lr_end": 0}, {"entropy_cost_end": 1e-3}, {}):
+        first = start(algorithm=algorithm, stop={"env_steps": 1000, "mean_return": 5})
+        index = RecordingIndex(write(path, first, message(0), end(7)))
+        for is_exact in (False, True):
+            config = settings_for(index, [], is_exact=is_exact)
+            assert config.schedule_env_steps == 1000
+            assert config.stop.model_dump(exclude_none=True) == ({"updates": 7} if is_exact else {})
+        overrides = ["algorithm.schedule_env_steps=50"]
+        assert settings_for(index, overrides, is_exact=False).schedule_env_steps == 50
+    index = RecordingIndex(write(path, start(), message(0), end(7)))
+    assert settings_for(index, [], is_exact=False).schedule_env_steps is None
 
 
 def test_one_that_somebody_cuts_while_it_is_played_is_told(path):
