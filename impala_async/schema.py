@@ -310,7 +310,8 @@ def _faults(schema: Schema) -> Iterator[str]:
             yield f"the {what} has two parts of one name"
         if not all(name.isprintable() for name in names):
             yield f"the {what} has a part with an unprintable name"
-    masks = [leaf for leaf in leaves if leaf.num_items == num_actions and not leaf.is_float]
+    flags = [leaf for leaf in leaves if not leaf.is_float and not leaf.is_stack]
+    masks = [leaf for leaf in flags if leaf.num_items == num_actions]
     if legal is not None and legal not in [leaf.name for leaf in masks]:
         yield f"{legal!r} is no mask of {num_actions} actions"
     if schema.policies and policy_leaf(schema.policies) not in leaves:

@@ -297,6 +297,14 @@ def test_a_schema_that_is_refused_is_told_why():
             Schema.from_json(changed(path, value, of))
 
 
+def test_a_mask_is_no_stack_of_frames():
+    """Its rows are looked up by the numbers of rows, and a stack's frames are fewer or more."""
+    leaves = ArraySpec("x", (), "float32"), ArraySpec("mask", (2, 2, 2), "uint8", is_stack=True)
+    action = ActionSpec((ActionPart("", "discrete", (8,)),), "mask")
+    with pytest.raises(SpacesError, match="'mask' is no mask of 8 actions"):
+        Schema.from_json(Schema(ObsSpec(leaves), action, 3).to_json())
+
+
 def test_a_schema_of_many_faults_is_left_at_the_first():
     for path in ("obs.leaves", "action.parts", "action.parts.0.choices", "state", "policies"):
         with pytest.raises(SpacesError, match=path) as error:

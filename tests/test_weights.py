@@ -100,6 +100,14 @@ def test_what_nobody_can_act_with_is_no_weights_of_a_layout(rounded):
         assert "not finite" in layout.misfit(bad)
 
 
+def test_huge_numbers_are_finite_though_their_sum_is_not():
+    layout = WeightsLayout((ArraySpec("a", (3,), "float32"),))
+    numbers = np.full(3, 3e38, np.float32)
+    assert layout.misfit(numbers.view(np.uint8)) == ""
+    numbers[1] = np.inf
+    assert "not finite" in layout.misfit(numbers.view(np.uint8))
+
+
 def test_whole_numbers_are_always_finite():
     buffer = np.zeros(LAYOUT.num_bytes, np.uint8)
     buffer[LAYOUT.places[2]] = 0xFF

@@ -214,7 +214,7 @@ class Client:
         if not self._open_session():
             self._come_back(NO_CONNECTION)
 
-    def take(self) -> MessageBuffer:
+    def take_buffer(self) -> MessageBuffer:
         """A buffer to write to, once everything finished is under way.
 
         To unroll further without credit would only make the data older.

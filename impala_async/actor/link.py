@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import KW_ONLY, dataclass
 
 from impala_async.actor.joining import CONNECT_POLL_S, read
@@ -104,15 +105,14 @@ class Link:
         os.close(self._wake_fd)
 
     def _run(self) -> None:
-        socket = Dealer(self.context, self.url, self._max_frame_bytes, self.key)
         try:
-            while not self._is_closed:
-                self._serve(socket)
+            dealer = Dealer(self.context, self.url, self._max_frame_bytes, self.key)
+            with closing(dealer) as socket:
+                while not self._is_closed:
+                    self._serve(socket)
         except BaseException as error:  # a thread has no caller: the sampler thread raises it
             self._failure = error
             self._arrived.set()
-        finally:
-            socket.close()
 
     def _serve(self, socket: Dealer) -> None:
         pulls, now = self.pulls, time.monotonic()

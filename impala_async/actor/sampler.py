@@ -52,10 +52,10 @@ class Sampler:
         self._is_any_waiting = True
 
     def step(self) -> list[Finished]:
-        """Step every column once; the messages this completed, to be sent before the next call."""
-        finished: list[Finished] = []
-        while self._is_any_waiting:
-            finished += self._begin()
+        """Step every column once, unless to begin trajectories completes some already; the messages
+        that are complete, to be sent before the next call: newer weights may wait for them."""
+        if self._is_any_waiting and (finished := self._begin()):
+            return finished
         before = perf_counter()
         chosen = self._policy.act(self._obs, self._state, self._rng)
         acted = perf_counter()
@@ -66,7 +66,7 @@ class Sampler:
         if self._num_agents > 1:
             self._count_agents(step)
         self._obs, self._state = step.obs, chosen.state
-        finished += self._write(chosen, step)
+        finished = self._write(chosen, step)
         if self._is_to_cut is not None and not finished and self._is_to_cut():
             finished = [message for unroll in self._unrolls for message in unroll.cut()]
         self._is_any_waiting = bool(finished)

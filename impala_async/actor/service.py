@@ -153,7 +153,7 @@ class ActorService:
             envs,
             policy,
             policy.new_generator().manual_seed(seed),
-            take_buffer=client.take,
+            take_buffer=client.take_buffer,
             newest=lambda: held.pop() if held else client.newest(),
             seed=seed,
             num_agents=1 if wanted == "auto" else envs.num_envs // wanted,

@@ -68,7 +68,7 @@ class StackWriter:
         self._name = leaf.name
         self._num_window = leaf.shape[0]
         # The last row that was seen: what the next one continues.
-        self._last = np.array(obs, leaf.dtype)
+        self._last = np.array(obs, leaf.dtype, order="C")
         self._words = _wide(self._last)
 
     def begin(self, frames: NDArray[np.uint8], windows: NDArray[np.int32]) -> None:
@@ -143,7 +143,7 @@ class Unroll:
         self._returns = np.zeros(num_columns)
         # Lengths are differences of this clock, so that an ordinary row costs them nothing.
         self._num_appended = 0
-        self._begun_at = [0] * num_columns
+        self._begun_at = np.zeros(num_columns, np.int64)
 
     @property
     def needs_buffer(self) -> bool:
@@ -197,15 +197,14 @@ class Unroll:
             buffer.mask_TC[t][masked] = False
             for array in (buffer.rewards_TC, buffer.log_probs_TC, *buffer.actions_TC.values()):
                 array[t][masked] = 0
-            for column in np.flatnonzero(masked).tolist():
-                self._begun_at[column] = self._num_appended
+            self._begun_at[masked] = self._num_appended
             terminated, truncated = terminated & ~masked, truncated & ~masked
         self._returns += rewards_C
         is_ending = terminated | truncated
         if np.count_nonzero(is_ending):
             buffer.terminated_TC[t], buffer.truncated_TC[t] = terminated, truncated
             for column in np.flatnonzero(is_ending).tolist():
-                length = self._num_appended - self._begun_at[column]
+                length = self._num_appended - int(self._begun_at[column])
                 self._episodes.append((float(self._returns[column]), length))
                 self._returns[column] = 0
         self._cursor = t + 1

@@ -156,12 +156,12 @@ class ObsRows:
                 target[row] = _checked(leaf, value, shape, where)
 
     def read(self, obs: Any, where: str = "", rows: Any = ...) -> Obs:
-        """A batched observation: writable, in the spec's dtypes, and copied only for that.
-        `rows` are those whose categories matter."""
+        """A batched observation: writable, in the spec's dtypes, in the order of C, and copied only
+        for that. `rows` are those whose categories matter."""
         flat = {}
         for leaf, target, _ in self._leaves:
             array = np.asarray(_checked(leaf, leaf.of(obs), target.shape, where), leaf.dtype)
-            flat[leaf.spec.name] = array if array.flags.writeable else array.copy()
+            flat[leaf.spec.name] = array if array.flags.carray else array.copy()
         self.check_choices(flat, rows)
         return flat
 

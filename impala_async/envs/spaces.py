@@ -46,7 +46,8 @@ class Spaces:
         self._made_of = observation_space, action_space, section
         self.observation_space, self.action_space = observation_space, action_space
         is_stacked, is_squashed = section.frame_stack == "on", section.squash_actions
-        self.leaves = obs_leaves(observation_space, is_stacked=is_stacked)
+        mask = USUAL_MASK if section.action_mask_key == AUTO else section.action_mask_key
+        self.leaves = obs_leaves(observation_space, is_stacked=is_stacked, mask=mask)
         self.obs_spec = ObsSpec(tuple(leaf.spec for leaf in self.leaves))
         arrays = _arrays_of(observation_space, "observation space").items()
         self.boxes = {name: part for name, (_, part) in arrays if isinstance(part, Box)}
@@ -63,7 +64,8 @@ class Spaces:
                 f"action space {short(action_space)} has {num_choices:,} choices, and a policy "
                 f"gives each a number: wants {MOST_CHOICES:,} at most"
             )
-        legal = self._legal(observation_space, num_choices, section.action_mask_key)
+        is_usual = section.action_mask_key == AUTO
+        legal = self._legal(observation_space, num_choices, mask, is_usual=is_usual)
         self.action_spec = ActionSpec(parts, legal)
         self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}
         self._batched = batch_space(action_space)
@@ -83,11 +85,13 @@ class Spaces:
         batch: Iterable[Any] = self.batch(actions)
         return iterate(self._batched, batch) if self._is_nested else batch
 
-    def _legal(self, space: Space[Any], num_choices: int, wanted: str | None) -> str | None:
+    def _legal(
+        self, space: Space[Any], num_choices: int, key: str | None, *, is_usual: bool
+    ) -> str | None:
         """The leaf that masks illegal actions: under the usual key only if it fits."""
-        key, specs = USUAL_MASK if wanted == AUTO else wanted, [leaf.spec for leaf in self.leaves]
+        specs = [leaf.spec for leaf in self.leaves]
         leaf = next((spec for spec in specs if spec.name == key), None)
-        if key is None or (wanted == AUTO and leaf is None):
+        if key is None or (is_usual and leaf is None):
             return None
         is_flags = leaf is not None and not (leaf.is_float or leaf.choices)
         if leaf is not None and is_flags and leaf.num_items == num_choices and len(specs) > 1:
@@ -96,18 +100,21 @@ class Spaces:
             f"must have an integer or a bool for each of {num_choices} discrete actions, and stand "
             f"beside other keys of a Dict: the observation space is {short(space)}"
         )
-        if wanted != AUTO:
+        if not is_usual:
             raise EnvError(f"env.action_mask_key: {key!r} {must}")
         logger.warning("%r is taken for an input, not for a mask of actions, which %s", key, must)
         return None
 
 
-def obs_leaves(space: Space[Any], *, is_stacked: bool = False) -> tuple[ObsLeaf, ...]:
-    """The leaves of an observation space, in the order in which the spec has them."""
+def obs_leaves(
+    space: Space[Any], *, is_stacked: bool = False, mask: str | None = None
+) -> tuple[ObsLeaf, ...]:
+    """The leaves of an observation space, in the order in which the spec has them. `mask` has a
+    number for each action in every row, whatever its shape: it is no stack."""
     leaves = []
     for name, (path, part) in _arrays_of(space, "observation space").items():
         try:
-            leaves.append(_obs_leaf(name, path, part, is_stacked))
+            leaves.append(_obs_leaf(name, path, part, is_stacked and name != mask))
         except SpacesError as error:
             at = f" at {name!r}" if name else ""
             raise EnvError(f"observation space {short(space)}{at}: {error}") from error

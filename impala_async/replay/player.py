@@ -153,7 +153,7 @@ class Player:
         # A learner that is started anew has an epoch of its own.
         version = Version(client.side.welcome.epoch, data.update) if self.is_exact else self.newest
         # The memory of one that is settled is given up for it.
-        client.take()
+        client.take_buffer()
         client.send(Finished(planes, version, tail.view(EPISODE).tolist()))
         self.num_messages += 1
         self.num_columns += data.columns

@@ -96,7 +96,7 @@ class Peer:
     is_owed_room: bool = False
     granted: int = 0
     # Below this seq, no room is kept for what it has not sent.
-    lapsed: int = 0
+    lapsed_below: int = 0
     # How long it usually has credit before it uses it: a newcomer has to show it first.
     usual_s: float = math.inf
     # How many messages show that; and whether that time is short, and nothing is late now.
@@ -135,7 +135,8 @@ class Peer:
     @property
     def kept_columns(self) -> int:
         """Columns for which room is kept; none is for lapsed messages, which may find some free."""
-        num_lapsed = self.watermark.num_unsettled_below(self.lapsed) if self.lapsed else 0
+        below = self.lapsed_below
+        num_lapsed = self.watermark.num_unsettled_below(below) if below else 0
         return (self.outstanding_messages - num_lapsed + self.has_call_room) * self.columns
 
     @property
@@ -165,7 +166,7 @@ class Peer:
 
     def lapse(self) -> None:
         """Room is kept for nothing that it has not sent."""
-        self.lapsed = self.granted
+        self.lapsed_below = self.granted
         self.has_call_room = False
 
     def grant(self, version: Version) -> Grant:
@@ -301,7 +302,7 @@ class Credit:
                 peer.heeds_calls = False
             is_called = peer.heeds_calls and (peer.has_call_room or peer.turned_away)
             line = expected if is_proven or is_called else others
-            kept = peer.kept_columns if peer.lapsed else under_way * peer.columns
+            kept = peer.kept_columns if peer.lapsed_below else under_way * peer.columns
             peer.is_resting = bool(under_way) and not (kept or is_brisk or peer.turned_away)
             line.kept += kept
             first = -1 if peer.turned_away else under_way

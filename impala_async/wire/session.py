@@ -156,7 +156,7 @@ class SessionTable:
         """Whether a trajectory that is allowed can be taken in. If not, it waits for room, ahead
         of all credit, and its actor is told when to send it again: then there will be some."""
         is_called = data.seq == peer.called_back
-        if data.seq >= peer.lapsed or (is_called and peer.has_call_room):
+        if data.seq >= peer.lapsed_below or (is_called and peer.has_call_room):
             return True
         short = data.columns - (free_columns - self.outstanding_columns)
         # It came on a slow line, its room had lapsed: that of who has had some longest is its own.

@@ -182,7 +182,7 @@ class Actor:
 
     def unroll(self, value=1):
         """Write a trajectory that shows a number, and hand it over."""
-        buffer = self.client.take()
+        buffer = self.client.take_buffer()
         buffer.obs.fill(value)
         buffer.small.fill(value)
         self.client.send(Finished(buffer, V1, []))

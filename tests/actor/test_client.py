@@ -45,7 +45,7 @@ def test_no_more_goes_than_was_granted_and_a_buffer_waits_for_credit(scene, capl
     for _ in range(5):
         actor.do(actor.client.pump, 0)
     assert scene.learner.data.drain() == []
-    taken = actor.begin(actor.client.take)
+    taken = actor.begin(actor.client.take_buffer)
     assert scene.stays_blocked(taken)
     assert f"the learner at {scene.learner.url} has granted nothing more for 0 s" in caplog.messages
     session.grant(1)
@@ -69,7 +69,7 @@ def test_a_long_wait_for_credit_is_told_while_it_lasts(scene, monkeypatch):
     actor, session = scene.at_work(heartbeat_s=0.1)
     actor.client.timers["send_wait_ms"] = 1.0
     actor.do(actor.unroll)
-    taken = actor.begin(actor.client.take)
+    taken = actor.begin(actor.client.take_buffer)
     beat = lambda: scene.learner.weights.find(wire.Heartbeat).message  # noqa: E731
     for _ in range(3):
         assert beat().timers.get("send_wait_ms", 1.0) == 1.0
@@ -90,7 +90,7 @@ def test_where_a_learner_is_full_trajectories_are_begun_later_and_hardly_wait(sc
 
     def unroll_all():
         for _ in range(num + 2):
-            buffer = actor.client.take()
+            buffer = actor.client.take_buffer()
             begun_at.append(time.monotonic())
             actor.client.send(Finished(buffer, V1, []))
 
@@ -119,7 +119,7 @@ def test_a_long_wait_before_a_trajectory_is_begun_is_told_too(scene, caplog, mon
     session.grant(3, 3)
     actor.do(actor.pump_until, lambda: not actor.client.side.outbox)
     caplog.clear()
-    taken = actor.begin(actor.client.take)
+    taken = actor.begin(actor.client.take_buffer)
     told = f"the learner at {scene.learner.url} has granted nothing more for 0 s"
     until(lambda: told in caplog.messages)
     assert scene.stays_blocked(taken)
@@ -238,7 +238,7 @@ def test_a_stop_is_heard_wherever_it_waits(scene, stage):
 def test_a_message_has_the_version_and_the_episodes_of_its_trajectory(scene):
     actor, session = scene.at_work()
     session.grant(MANY)
-    finished = Finished(actor.do(actor.client.take), Version(2, 9), [(1.5, 3), (-2.0, 8)])
+    finished = Finished(actor.do(actor.client.take_buffer), Version(2, 9), [(1.5, 3), (-2.0, 8)])
     finished.buffer.small.fill(7)
     actor.do(actor.pump_until, lambda: actor.client.side.outbox.has_credit)
     actor.do(actor.client.send, finished)
@@ -290,7 +290,7 @@ def test_after_a_lost_session_it_begins_anew(scene, lag):
     # One is under way, one is being unrolled.
     actor.do(actor.unroll)
     assert seq_of(scene.data_of(actor)) == 0
-    buffer = actor.do(actor.client.take)
+    buffer = actor.do(actor.client.take_buffer)
     session.reject("hello_again")
     with actor.pumping():
         again = scene.welcome_back(lockstep(lag), heartbeat_s=0.1)
@@ -305,7 +305,7 @@ def test_after_a_lost_session_it_begins_anew(scene, lag):
     actor.do(actor.unroll)
     assert seq_of(scene.data_of(actor)) == 1
     # Every buffer came back.
-    assert actor.do(actor.client.take) is not actor.do(actor.client.take)
+    assert actor.do(actor.client.take_buffer) is not actor.do(actor.client.take_buffer)
 
 
 @pytest.mark.usefixtures("quick_hellos")
@@ -329,7 +329,7 @@ def test_a_trajectory_that_others_wait_for_is_to_be_cut_and_the_next_one_is_not(
     session.grant(2)
     begin(scene, actor, 5)
     client = actor.client
-    buffer = actor.do(client.take)
+    buffer = actor.do(client.take_buffer)
     assert not client.is_to_cut()
     beat = scene.learner.weights.find(wire.Heartbeat)
     beat.answer(wire.Grant(session.id, 2, 0, *version_of(5), [], cut=0))

@@ -1,3 +1,4 @@
+import errno
 import logging
 import threading
 import time
@@ -98,6 +99,17 @@ def test_another_model_ends_the_actor(scene, open_link):
     with pytest.raises(MismatchError, match="model differs"):
         link.take_grants()
     link.close()
+
+
+def test_without_a_socket_the_thread_ends_and_that_is_told(open_link, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("impala_async.actor.link.Dealer", refuse)
+    link = open_link()
+    link.wait_for_weights(WITHIN_S)
+    with pytest.raises(OSError, match="Too many open files"):
+        link.take_grants()
 
 
 def test_close_ends_the_thread_and_twice_does_no_harm(open_link):

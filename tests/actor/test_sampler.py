@@ -8,7 +8,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from bench.probes import CountingVector
-from impala_async.actor.unroll import MessageBuffer
+from impala_async.actor.unroll import MessageBuffer, Unroll
 from impala_async.config.model import ModelSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
@@ -65,10 +65,10 @@ def masked(column, episode, length):
 @pytest.mark.parametrize("ends", ["terminated", "truncated", "both"])
 def test_columns_that_end_at_different_steps(mode, rows, ends):
     lengths, flags = (1, 2, 3, 7), (ends != "truncated", ends != "terminated")
-    streams = Rig(counting(mode, lengths, ends), rows).run_streams(60)
+    streams = Rig(counting(mode, lengths, ends), rows).run_streams(120)
     for column, length in enumerate(lengths):
         expected = []
-        for episode in range(60):
+        for episode in range(120):
             for step in range(length):
                 total = column + episode + step
                 action = 7 * total % 2
@@ -143,8 +143,31 @@ def test_in_same_step_a_version_is_never_younger_than_a_row_acted_with_it():
     assert num_mixed > 5, "columns in mid-trajectory go on with newer weights"
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_weights_are_never_waited_for_while_a_message_is_complete(rows):
+    """In lockstep newer ones come of that very message."""
+    is_held = []
+    rig = Rig(counting("SameStep", (2,)), rows, newest=lambda: is_held.append(is_complete))
+    is_complete = False
+    append = Unroll.append
+
+    def note(unroll, *args):
+        nonlocal is_complete
+        finished = append(unroll, *args)
+        is_complete |= bool(finished)
+        return finished
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unroll, "append", note)
+        for _ in range(20):
+            is_complete = False
+            rig.sampler.step()
+    assert len(is_held) >= 20 // rows
+    assert not any(is_held)
+
+
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("rows", [2, 3, 5])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
 def test_a_buffer_per_group_is_enough(mode, rows):
     """It is taken again once its message was returned: no message is held back meanwhile."""
     envs = counting(mode, (2, 3))

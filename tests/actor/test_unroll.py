@@ -302,6 +302,18 @@ def test_where_the_frames_are():
     ]  # fmt: skip
 
 
+def test_frames_are_compared_with_those_before_whatever_their_memory_order():
+    # As a screen of pygame lies in memory: height and width are changed over.
+    rows = [np.full((1, 3, 4, 2), n, np.uint8).swapaxes(2, 3) for n in (1, 2)]
+    writer = StackWriter(LEAF, rows[0])
+    frames, windows = np.zeros((1, 8, 2, 4), np.uint8), np.zeros((1, 4, 3), np.int32)
+    writer.begin(frames, windows)
+    # The last one repeats the first, as behind a reset: it does not slide from the one before.
+    for row, obs in enumerate((rows[1], rows[0]), 1):
+        writer.write(row, obs)
+        np.testing.assert_array_equal(frames[0, windows[0, row]], obs[0])
+
+
 def test_old_frames_may_come_in_any_order_and_one_new_one():
     for row in ([1, 2, 9], [3, 2, 4], [3, 3, 3], [4, 0, 4]):
         _, frames, windows = writer_of([1, 2, 3], row)

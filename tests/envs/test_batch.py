@@ -279,6 +279,11 @@ def test_a_batched_observation_is_copied_only_for_its_dtype_and_to_be_written():
     frozen.flags.writeable = False
     assert rows.read(frozen)[""].flags.writeable
     np.testing.assert_array_equal(rows.read(frozen)[""], frozen)
+    # Torch takes no negative stride, and words of frames none along their last axis.
+    for odd in (values[:, ::-1], np.asfortranarray(values)):
+        read = rows.read(odd.astype(np.float32, order="K"))[""]
+        assert read.flags.c_contiguous
+        np.testing.assert_array_equal(read, odd)
     with pytest.raises(EnvError, match=r"shape \(2, 4\)"):
         rows.read(np.zeros((3, 4), np.float32))
     rows.write(1, [0, 0.5, 1, 0])

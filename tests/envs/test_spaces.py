@@ -288,5 +288,10 @@ def test_only_images_of_bytes_are_stacks():
     leaves = Spaces(both, Discrete(2), stacked).obs_spec.leaves
     assert [leaf.is_stack for leaf in leaves] == [True, False, False]
     assert not any(leaf.is_stack for leaf in Spaces(both, Discrete(2), plain).obs_spec.leaves)
+    masked = Dict(a=image, action_mask=Box(0, 1, (2, 2, 2), np.uint8))
+    for key in ("auto", "action_mask"):
+        spaces = Spaces(masked, Discrete(8), stacked.model_copy(update={"action_mask_key": key}))
+        assert [leaf.is_stack for leaf in spaces.obs_spec.leaves] == [True, False]
+        assert spaces.action_spec.legal == "action_mask"
     with pytest.raises(EnvError, match=r"^env\.frame_stack: observation space Dict.* has no stack"):
         Spaces(Dict(b=small, c=numbers), Discrete(2), stacked)

@@ -50,7 +50,7 @@ def peer():
 def test_room_is_kept_for_what_was_granted_and_has_not_lapsed(peer):
     peer.granted = 3
     kept = [peer.kept_columns]
-    peer.lapsed = 2
+    peer.lapsed_below = 2
     kept.append(peer.kept_columns)
     for seq in (0, 1, 2):
         peer.watermark.settle(seq)

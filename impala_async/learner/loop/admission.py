@@ -205,7 +205,7 @@ class Admission:
         if verdict is not None:
             self._settle(peer, data, verdict, UNFIT_VERSIONS.get(verdict), now)
             return
-        if data.seq < peer.lapsed:
+        if data.seq < peer.lapsed_below:
             # The messages that have been received still count as under way.
             self.decide(now)
         if self._table.has_room(peer, data, self._filler.free_columns):
