@@ -165,7 +165,7 @@ def send_ours(case: str, url: str, *, is_tcp: bool, num_streams: int) -> None:
     client.join(schema, [LAYOUT], columns, num_streams)
     try:
         while True:
-            buffer = client.take()
+            buffer = client.take_buffer()
             if not buffer.mask_TC[0][0]:
                 buffer.mask_TC.fill(True)
                 buffer.log_probs_TC.fill(-0.7)

@@ -269,8 +269,7 @@ def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
     if changed:
         raise errors.ConfigError("\n".join(changed))
     # All do as rank 0: their returns differ, and one may have been killed at the end.
-    summary = (first if first.exists() else folder).read_json("summary.json") or {}
-    check_not_over(config, summary)
+    check_not_over(config, known.read_json("summary.json") or {})
     return config, folder
 
 

@@ -103,6 +103,10 @@ class InUseError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
     """A run is to go on whose folder another learner still has: try again later."""
 
 
+class StartError(ImpalaAsyncError, code=Exit.TRY_AGAIN):
+    """The system gives no process, or nothing that it wants: try again later."""
+
+
 class ServiceError(ImpalaAsyncError):
     """A task or thread died: everything stops, the cause is kept."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from impala_async.actor.stopping import Stopper
 from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
 from impala_async.envs.faults import Watch, tell_stderr
-from impala_async.errors import CheckpointError, ConfigError, EnvError
+from impala_async.errors import ConfigError, EnvError
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, without_echo
 
@@ -114,12 +114,16 @@ def _play(
     # From here on there is something to close.
     answer_requests(without_echo(interrupt))
     num_envs, per_column = columns_for(args.episodes)
-    how = {"is_sampled": args.actions == "sampled", "max_steps": args.max_steps}
+    how = {
+        "is_sampled": args.actions == "sampled",
+        "max_steps": args.max_steps,
+        "advice": "give it a time limit, or allow more with --max-steps",
+    }
     envs, policy = build_players(config, num_envs)
     played: list[Episode] = []
     with _closed(envs):
         _keep_spaces(folder, envs)
-        _load(policy, checkpoint)
+        checkpoint.load_into(policy)
         if not args.json:
             # A full disk is told before anything is played: what is printed is the result.
             print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
@@ -158,23 +162,9 @@ def _keep_spaces(folder: "RunFolder", envs: "EnvBatch") -> None:
     from impala_async.envs.saved_spaces import save_spaces
     from impala_async.runs.folder import SPACES
 
-    if not (folder.whole / SPACES).exists():
+    if not (folder.absolute / SPACES).exists():
         with suppress(ConfigError):  # it may be somebody else's
             folder.keep_spaces(save_spaces(envs.spaces))
-
-
-def _load(policy: "AnyPolicy", checkpoint: "TrainingState") -> None:
-    from impala_async.training.checkpoint import check_alike
-
-    tensors = checkpoint.tensors.get("model", {})
-    try:
-        check_alike(tensors, policy.named_tensors())
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{checkpoint.path} does not fit this model and environment; did the environment "
-            f"change since? {error}"
-        ) from None
-    policy.load_tensors(tensors)
 
 
 def _film(

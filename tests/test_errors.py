@@ -18,6 +18,7 @@ EXIT_CODES = {
     "UnreachableError": 75,
     "RankError": 75,
     "InUseError": 75,
+    "StartError": 75,
     "ServiceError": 70,
 }
 TREE = {name: getattr(errors, name) for name in EXIT_CODES}

@@ -19,7 +19,7 @@ from impala_async.evaluation.play import build_players
 from impala_async.policy import AnyPolicy
 from impala_async.runs.folder import RunFolder
 from impala_async.schema import POLICY
-from impala_async.training.checkpoint import whole_checkpoints
+from impala_async.training.checkpoint import open_newest_or
 
 NUM_ENVS = 64
 GAMES_PER_COLUMN = 16
@@ -72,9 +72,7 @@ def _load(run: Path) -> tuple[EnvBatch, AnyPolicy]:
     """Environments of a run, and what its newest checkpoint plays in them."""
     folder = RunFolder(run)
     envs, policy = build_players(folder.load_config(), NUM_ENVS)
-    checkpoint = next(whole_checkpoints(folder.checkpoints), None)
-    assert checkpoint is not None, f"{run} has no checkpoint"
-    policy.load_tensors(checkpoint.tensors["model"])
+    open_newest_or(None, folder.checkpoints).load_into(policy)
     return envs, policy
 
 

@@ -122,7 +122,7 @@ class Address:
         """The key in the folder. Where it is another user's, who alone may read it, or is not there
         now, it is that of the environment."""
         assert self._folder is not None
-        path, given = self._folder.whole / KEY_FILE, key_in_environment()
+        path, given = self._folder.absolute / KEY_FILE, key_in_environment()
         try:
             text = find_bytes(path)
         except CheckpointError:

@@ -62,13 +62,15 @@ def play(
     seed: int = SEED,
     is_sampled: bool = False,
     max_steps: int = MAX_STEPS,
+    advice: str = "give it a time limit",
     look: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Episode]:
     """Play the same number of episodes in each column, so that short ones are not favoured.
 
     Actions are the likeliest, or sampled as actors do. `look` is called after the reset and after
-    each step. EnvError: so many steps for each episode of a column did not suffice.
+    each step. EnvError with the `advice`: so many steps for each episode of a column did not
+    suffice.
     """
     generator = torch.Generator().manual_seed(seed) if is_sampled else None
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
@@ -88,10 +90,7 @@ def play(
         if (fresh := step.fresh) is not None:
             for part in state.values():
                 part[fresh] = 0.0
-    raise EnvError(
-        f"{envs.name}: {tally.so_far} episodes ended within {most} steps; give it a "
-        "time limit, or allow more with --max-steps of python -m impala_async.evaluate"
-    )
+    raise EnvError(f"{envs.name}: {tally.so_far} episodes ended within {most} steps: {advice}")
 
 
 class _Tally:

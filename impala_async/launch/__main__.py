@@ -62,7 +62,7 @@ def _slurm(args: argparse.Namespace, sbatch_flags: list[str]) -> int:
     stored = {key: getattr(config.bind, key) for key in _PORTS}
     binds = [f"bind.{key}={url}" for key, url in _binds(args, config).items() if url != stored[key]]
     script = slurm.job_script(
-        folder.whole,
+        folder.absolute,
         _settings(args, binds),
         sbatch_flags,
         [sys.executable, "-m", "impala_async"],
@@ -72,7 +72,7 @@ def _slurm(args: argparse.Namespace, sbatch_flags: list[str]) -> int:
     if args.is_shown:
         print(script, end="")
         return Exit.DONE
-    said, path = slurm.submit(script, folder.whole)
+    said, path = slurm.submit(script, folder.absolute)
     print(f"{said}\njob script: {path}\nrun folder: {folder.path}")
     return Exit.DONE
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from impala_async.errors import ConfigError, Exit, how_it_ended
+from impala_async.errors import ConfigError, Exit, StartError, how_it_ended
 from impala_async.launch.children import end_in_time, exit_code, spawn
 from impala_async.launch.logs import Log
 from impala_async.output import Wait
@@ -164,7 +164,7 @@ class Actors:
         flags = [*self._flags, "--start", *start]
         try:
             actor.start(flags, self._lifeline, self._over_fd)
-        except ConfigError as error:
+        except (ConfigError, StartError) as error:
             if actor.num_starts == 0:
                 raise
             trouble = f"actor {actor.number} cannot be started again yet: {error}; still trying"

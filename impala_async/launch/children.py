@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from impala_async.errors import SHELL_SIGNAL, ConfigError
+from impala_async.errors import SHELL_SIGNAL, StartError
 from impala_async.processes import Lifeline
 
 POLL_S = 0.05
@@ -24,14 +24,14 @@ def spawn(
     fds: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """A process behind a door, which ends with this one at the latest, and has these descriptors
-    under their numbers."""
+    under their numbers; StartError if the system gives none."""
     command = [sys.executable, "-m", f"impala_async.{door}", *flags]
     # In a group of its own: Ctrl-C reaches this process alone, which passes it on once.
     how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "process_group": 0}
     try:
         return lifeline.start(command, fds, stdout=output, stderr=output, **how)
     except OSError as error:
-        raise ConfigError(f"cannot start a process of the {door}: {error.strerror}") from None
+        raise StartError(f"cannot start a process of the {door}: {error.strerror}") from None
 
 
 def exit_code(code: int) -> int:

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
-from impala_async.errors import CheckpointError, ConfigError, Exit, UnreachableError, how_it_ended
+from impala_async.errors import (
+    CheckpointError,
+    ConfigError,
+    Exit,
+    StartError,
+    UnreachableError,
+    how_it_ended,
+)
 from impala_async.files import find_bytes, find_object
 from impala_async.launch.actors import GOODBYE_S, Actors, Supervision
 from impala_async.launch.children import POLL_S, spawn
@@ -195,9 +202,13 @@ class RayRun(LocalRun):
             told = "the learner %s: starting it again in %.0f s"
             logger.warning(told, how_it_ended(code), LEARNER_RESTART_S)
         elif time.monotonic() >= self._start_at:
-            self._start_at = math.inf
             flags = [*self._flags, *_at_ports(self._binds, self._service)]
-            self._learner = spawn("learner", flags, self._lifeline)
+            try:
+                self._learner = spawn("learner", flags, self._lifeline)
+                self._start_at = math.inf
+            except StartError as error:
+                self._start_at = time.monotonic() + LEARNER_RESTART_S
+                logger.warning("%s: trying again in %.0f s", error, LEARNER_RESTART_S)
         return True
 
     def _find_trained(self) -> bytes:

@@ -261,7 +261,7 @@ def _sinks(
 
     settings = config.model_dump(mode="json", by_alias=True)
     env_steps = restored.progress.env_steps_trained if restored else 0
-    run = Run(folder.whole, folder.run_id.hex(), settings, env_steps)
+    run = Run(folder.absolute, folder.run_id.hex(), settings, env_steps)
     kept = JsonlSink(
         folder.metrics, reserve=lambda: 2 * folder.checkpoint_bytes, is_gone=folder.is_gone
     )

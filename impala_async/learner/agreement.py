@@ -119,7 +119,7 @@ def _keep(key: Key, folder: RunFolder) -> None:
         return
     with suppress(OSError):
         # Its owner may have let a group read it.
-        if (folder.whole / KEY_FILE).stat().st_mode & 0o007:
+        if (folder.absolute / KEY_FILE).stat().st_mode & 0o007:
             told = "%s: every user of this host may open it: chmod o= it"
             logger.warning(told, folder.path / KEY_FILE)
 
@@ -129,7 +129,7 @@ def _find_key(folder: RunFolder, bind: BindSection) -> Key | None:
     given = key_in_environment()
     if bind.encrypt == "off" or (bind.encrypt == "auto" and not bind.open_urls and not given):
         return None
-    if given is None and (kept := find_bytes(folder.whole / KEY_FILE)) is not None:
+    if given is None and (kept := find_bytes(folder.absolute / KEY_FILE)) is not None:
         fix = ": remove the file, and a new one is made"
         return Key(kept.decode(errors="replace"), str(folder.path / KEY_FILE), fix)
     return given or new_key()

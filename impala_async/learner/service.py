@@ -142,7 +142,7 @@ class LearnerService:
             cuts=handoff.Mailbox(self._loop, self._server.cut),
             captures=handoff.Inbox(self._loop, self._on_captured),
             stops=handoff.Inbox(self._loop, self.stop),
-            run_path=self._folder.whole,
+            run_path=self._folder.absolute,
             watchdog=self._watchdog,
         )
         self._reporter = Reporter(

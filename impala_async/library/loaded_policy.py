@@ -22,10 +22,10 @@ from impala_async.envs.spaces import Spaces
 from impala_async.envs.vector import LAST_REWARD, history_leaves, shown_parts
 from impala_async.errors import CheckpointError, ConfigError, EnvError, SpacesError
 from impala_async.models.torso import device_of
-from impala_async.policy import Policy, split_off
+from impala_async.policy import Policy
 from impala_async.runs.folder import SPACES, RunFolder, find_run
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
-from impala_async.training.checkpoint import check_alike, open_newest_or
+from impala_async.training.checkpoint import open_newest_or
 from impala_async.trajectory import are_moderate, how_large
 
 State = dict[str, NDArray[Any]]
@@ -185,14 +185,7 @@ def open_policy(path: Path, member: str | None = None, device: str = "cpu") -> O
     schema = Schema(obs, spaces.action_spec, config.trajectory.rows, state)
     checkpoint = open_newest_or(named, checkpoints)
     policy = Policy(schema, model, seed=config.seed, device=_device(device))
-    tensors = checkpoint.tensors.get("model", {})
-    own = dict(tensors) if member is None else split_off(tensors, member)
-    try:
-        check_alike(own, policy.named_tensors())
-    except CheckpointError as error:
-        fits = "does not fit the settings and spaces of its run"
-        raise CheckpointError(f"{checkpoint.path} {fits}: {error}") from None
-    policy.load_tensors(own)
+    checkpoint.load_into(policy, member)
     return OpenedPolicy(policy, spaces, schema, shown, env.last_reward, checkpoint.path)
 
 

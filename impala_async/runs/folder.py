@@ -55,7 +55,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         # Code of the user's own, imported later, may change the current folder.
-        self.whole = path = path.absolute()
+        self.absolute = path = path.absolute()
         self.checkpoints = path / "checkpoints"
         self.best = path / "best"
         self.metrics = path / "metrics.jsonl"
@@ -158,7 +158,7 @@ class RunFolder:
         try:
             if self._has_begun:
                 self._config.stat()
-            self._is_gone = not os.path.samestat(os.fstat(self._hold), self.whole.stat())
+            self._is_gone = not os.path.samestat(os.fstat(self._hold), self.absolute.stat())
         except (FileNotFoundError, NotADirectoryError):
             self._is_gone = True
         except OSError:  # a disk that fails, or may not be read, is there
@@ -171,16 +171,17 @@ class RunFolder:
     def withdraw(self, *, with_logs: bool = False) -> None:
         """The run never began: leave nothing that would stand in the way of the next try. A run of
         an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
-        has_result = (self.whole / "summary.json").exists() or any(self.checkpoints.glob("ckpt-*"))
+        is_summed_up = (self.absolute / "summary.json").exists()
+        has_result = is_summed_up or any(self.checkpoints.glob("ckpt-*"))
         if self._is_new and not has_result and not self.is_gone():
             names = ["config.json", "epoch", "metrics.jsonl", "updates.jsonl", "service.json"]
             for name in (*names, SPACES, KEY_FILE):
                 self.remove(name)
-                self.remove(beside(self.whole / name).name)
-            for log in self.whole.glob("actors/*.log"):
+                self.remove(beside(self.absolute / name).name)
+            for log in self.absolute.glob("actors/*.log"):
                 if with_logs or log.stat().st_size == 0:
                     self.remove(f"actors/{log.name}")
-            for folder in (self.checkpoints, self.whole / "actors", self.whole):
+            for folder in (self.checkpoints, self.absolute / "actors", self.absolute):
                 with contextlib.suppress(OSError):  # something is left in it
                     folder.rmdir()
         self._is_new = False  # once: somebody else may take the place
@@ -263,7 +264,7 @@ class RunFolder:
 
     def keep_key(self, text: str) -> bool:
         """Whether it is new, and others have had none or another one."""
-        path, kept = self.whole / KEY_FILE, f"{text}\n".encode()
+        path, kept = self.absolute / KEY_FILE, f"{text}\n".encode()
         # A file that has it stays as it is: its owner may have let a group read it.
         if find_bytes(path) == kept:
             return False
@@ -285,14 +286,14 @@ class RunFolder:
 
     def write_json(self, name: str, content: dict[str, Any], *, mode: int = PUBLIC) -> Path:
         """A small file that readers see whole or not at all."""
-        path = self.whole / name
+        path = self.absolute / name
         if self.is_gone():
             raise FileNotFoundError(errno.ENOENT, "its folder is gone", str(path))
         write_whole(path, f"{json.dumps(content, indent=2)}\n".encode(), mode)
         return path
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        return find_object(self.whole / name)
+        return find_object(self.absolute / name)
 
     def peek_json(self, name: str) -> dict[str, Any] | None:
         """The same when a run is over, which has its exit code: None if it cannot be read."""
@@ -304,7 +305,7 @@ class RunFolder:
         if self._is_gone:
             return
         try:
-            (self.whole / name).unlink(missing_ok=True)
+            (self.absolute / name).unlink(missing_ok=True)
         except OSError as error:
             logger.warning("%s cannot be removed: %s", self.path / name, error.strerror)
 

@@ -143,7 +143,7 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
             return "no report to draw"
         with told_of("ending: drawing the learning curve, with matplotlib", logger.info):
             drawn = draw_learning_curve(reports, title, goal)
-        write_whole(folder.whole / picture, drawn)
+        write_whole(folder.absolute / picture, drawn)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"
     # matplotlib reads files and variables of the user's, and fails in its own ways.

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from impala_async.errors import CheckpointError, plain
 from impala_async.files import MOST_BYTES, PRIVATE, PUBLIC, find_object, open_regular, sync
+from impala_async.policy import AnyPolicy, split_off
 from impala_async.user_code import one_line
 from impala_async.weights import NO_VERSION, Version
 
@@ -68,6 +69,18 @@ class TrainingState:
     path: Path = Path()
     """The checkpoint that it was read from, if it was, and the version of that one."""
     version: Version = NO_VERSION
+
+    def load_into(self, policy: AnyPolicy, member: str | None = None) -> None:
+        """Give a policy the weights, or those of a member of the team; CheckpointError for what
+        does not fit."""
+        tensors = self.tensors.get("model", {})
+        own = dict(tensors) if member is None else split_off(tensors, member)
+        try:
+            check_alike(own, policy.named_tensors())
+        except CheckpointError as error:
+            fits = "does not fit the model and the spaces of its run: did the environment change?"
+            raise CheckpointError(f"{self.path} {fits} {error}") from None
+        policy.load_tensors(own)
 
 
 def entry(saved: Mapping[str, Any], key: str, kind: type[Entry]) -> Entry:

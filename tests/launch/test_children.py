@@ -1,5 +1,6 @@
 """Processes end by themselves, when they are asked, or when they are not asked any more."""
 
+import resource
 import signal
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import time
 
 import pytest
 
-from impala_async.errors import ConfigError
+from impala_async.errors import StartError
 from impala_async.launch.children import end_in_time, exit_code, spawn
 from impala_async.processes import Lifeline
 from tests.launch.fake_doors import events, make_doors
@@ -56,7 +57,15 @@ def test_one_that_ends_by_itself_is_not_asked(lifeline):
     assert made.returncode == 5
 
 
-def test_an_interpreter_that_is_not_there_is_told(monkeypatch, lifeline):
+def test_a_process_that_the_system_does_not_give_may_be_tried_again(monkeypatch, lifeline):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(StartError, match="process of the door: Too many open files") as caught:
+            spawn("door", [], lifeline)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.exit_code == 75
     monkeypatch.setattr("sys.executable", "nothing")
-    with pytest.raises(ConfigError, match="cannot start a process of the door: No such file"):
+    with pytest.raises(StartError, match="cannot start a process of the door: No such file"):
         spawn("door", [], lifeline)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from impala_async import processes
-from impala_async.errors import ConfigError, how_it_ended
+from impala_async.errors import ConfigError, StartError, how_it_ended
 from impala_async.launch import actors, local
 from impala_async.launch.local import LocalRun
 from impala_async.output import Wait
@@ -93,7 +93,7 @@ def test_what_cannot_begin_is_told_in_a_line(monkeypatch):
             started.run(1)
         assert children() == []
     monkeypatch.setattr("sys.executable", "nothing")
-    with pytest.raises(ConfigError, match="cannot start a process of the learner: No such file"):
+    with pytest.raises(StartError, match="cannot start a process of the learner: No such file"):
         LocalRun([], Path("run"))
 
 
@@ -163,7 +163,7 @@ time.sleep(0.3)
 
 
 def test_an_actor_that_cannot_be_started_again_yet_does_not_end_the_run(monkeypatch, caplog):
-    spawn, faults = actors.spawn, [ConfigError("cannot start a process: Too many open files")]
+    spawn, faults = actors.spawn, [StartError("cannot start a process: Too many open files")]
 
     def fail_once(door, *args, **how):
         if door == "actor" and events("actor") and faults:

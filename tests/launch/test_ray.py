@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from impala_async.errors import ConfigError, UnreachableError
+from impala_async.errors import ConfigError, StartError, UnreachableError
 from impala_async.launch import local, ray
 from impala_async.output import Wait
 from tests.e2e.zygote import children
@@ -252,6 +252,19 @@ sys.exit(75 if count("learner") == 2 else 0)
         f"the learner {how}: starting it again in 0 s"
         for how in ("died of SIGABRT", "ended with exit code 75")
     ]
+
+
+def test_a_learner_for_which_the_system_has_no_process_is_tried_again(monkeypatch, caplog):
+    spawn, faults = ray.spawn, [StartError("cannot start a process of the learner: no memory")]
+
+    def fail_once(door, *args, **how):
+        if events("learner") and faults:
+            raise faults.pop()
+        return spawn(door, *args, **how)
+
+    monkeypatch.setattr(ray, "spawn", fail_once)
+    assert run("note()\nsys.exit(70 if count('learner') == 1 else 0)", monkeypatch) == 0
+    assert caplog.messages[-1].endswith("no memory: trying again in 0 s")
 
 
 def test_one_that_dies_again_and_again_and_trains_nothing_is_given_up(monkeypatch, caplog):

@@ -182,7 +182,7 @@ class Evaluations:
     async def _evaluate(self, captured: Captured, state: dict[str, Any]) -> None:
         try:
             if self._evaluator is None:
-                self._evaluator = _Evaluator(self._saver.folder.whole)
+                self._evaluator = _Evaluator(self._saver.folder.absolute)
             answer = await self._evaluator.evaluate(captured)
         except _DiedError as error:
             self._tell_death(f"{error}")
