@@ -105,7 +105,7 @@ def on_gpu(case: Case, rounds: int, turn_s: float) -> dict[str, list[float]]:
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("cpu:gloo,cuda:nccl", store=store, rank=0, world_size=1)
-    return turns_of(case, Summing(Place(), case.columns), torch.device("cuda"), rounds, turn_s)
+    return turns_of(case, Summing(Place()), torch.device("cuda"), rounds, turn_s)
 
 
 def by_two(case: Case, rounds: int, turn_s: float) -> dict[str, list[float]]:
@@ -150,8 +150,7 @@ def measure(name: str, rounds: int, turn_s: float) -> int:
     (case,) = (each for each in CASES if each.name == name)
     torch.set_num_threads(1)
     place = place_in()
-    with Meeting(place).joined():
-        ranks = Ranks(place, case.columns)
+    with Meeting(place).joined() as ranks:
         ranks.meet(LIMIT_S)
         found = turns_of(case, ranks, torch.device("cpu"), rounds, turn_s)
     if place.is_first:

@@ -122,7 +122,7 @@ def _serve(
                 restored=restored,
                 recorder=recorder,
                 is_watched=True,
-                place=place,
+                ranks=ranks,
                 **start._asdict(),
                 settings=settings,
                 on_ready=starting.close,

@@ -118,6 +118,7 @@ class LearnerThread:
         channels = self.channels
         self._publish()
         self.ranks.meet(RANK_SHARE * self.section.stuck_end_s)
+        self._check_weights()
         try:
             while True:
                 channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)
@@ -153,12 +154,14 @@ class LearnerThread:
         self._capture()
 
     def _capture(self, *, is_save_due: bool = True) -> None:
-        training = self.step.capture()
-        if self.ranks.are_many:
-            self.ranks.check_equal(training.tensors["model"], "the weights")
+        self._check_weights()
         if is_save_due or self.ranks.place.is_first:
-            captured = handoff.Captured(self.progress, training, is_save_due)
+            captured = handoff.Captured(self.progress, self.step.capture(), is_save_due)
             self.channels.captures.post(captured)
+
+    def _check_weights(self) -> None:
+        if self.ranks.are_many:
+            self.ranks.check_equal(self.step.policy.named_tensors(), "the weights")
 
     def _agree(self, *, is_asked: bool) -> Word:
         """The word of all ranks. One alone need not wait for a batch to say it."""
@@ -176,8 +179,11 @@ class LearnerThread:
             num_rows = self._held.item.num_valid_rows
         # One that holds a batch, while another has none, does not hear that no more come.
         is_over = self._is_over() or (bool(channels.endings) and self._is_between_updates)
+        reason = self._stop_reason or next(iter(channels.endings), None)
+        if is_over and reason is None:
+            # The service has died: the others are to hear that, and not of an end in good order.
+            raise handoff.ClosedError("no batch comes any more, and nobody has said why")
         returns = self._returns if self.is_lockstep else channels.returns[0]
-        reason = self._stop_reason or (*channels.endings, "terminated")[0]
         are_others_ready = self._word.num_ready > (self._held is not None)
         num_joined, num_sessions = channels.count_actors(are_others_ready=are_others_ready)
         own = own._replace(
@@ -247,8 +253,8 @@ class LearnerThread:
         self.progress = self.progress._replace(update=before + num_updates)
         if self.progress.update // every > before // every:
             self._publish()
-        if self.progress.update // CHECK_EVERY > before // CHECK_EVERY and self.ranks.are_many:
-            self.ranks.check_equal(self.step.capture().tensors["model"], "the weights")
+        if self.progress.update // CHECK_EVERY > before // CHECK_EVERY:
+            self._check_weights()
         if is_last_pass:
             slot = self.loader.release(loaded)
             most = self.section.most_passes

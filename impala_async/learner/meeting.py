@@ -104,7 +104,7 @@ class Meeting:
                     self._linger(store)
                     kind = ConfigError if code == str(int(Exit.CONFIG)) else RankError
                     raise kind(f"rank {number} cannot start: {text}")
-            self.missing = f"{_say(missing)}, to meet at {_address()}"
+            self.missing = f"{_named(missing)}, to meet at {_address()}"
             if time.monotonic() > give_up_at:
                 raise RankError(f"waited {START_S:.0f} s for {self.missing}")
             time.sleep(POLL_S)
@@ -174,6 +174,6 @@ def _address() -> str:
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
-def _say(numbers: list[int]) -> str:
+def _named(numbers: list[int]) -> str:
     *first, last = map(str, numbers)
     return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"

@@ -67,7 +67,10 @@ class Recorder:
         if self._has_failed:
             return False
         waiting_bytes = self._queued_bytes - self._written_bytes
-        if self._behind_since is None and waiting_bytes >= MOST_WAITING_BYTES:
+        if waiting_bytes <= MOST_WAITING_BYTES // 2:
+            # Its thread tells of that where it knows of the wait, and may have been too quick.
+            self._end_wait()
+        elif self._behind_since is None and waiting_bytes >= MOST_WAITING_BYTES:
             self._behind_since = time.monotonic()
             self._log.warning(
                 "the recording is behind: %s takes less than the actors send, and they wait for it "
@@ -178,7 +181,12 @@ class Recorder:
             raise error
 
     def _note_room(self, _: None = None) -> None:
-        if self._behind_since is not None:
-            self._behind_total_s += time.monotonic() - self._behind_since
-            self._behind_since = None
+        if self._end_wait():
             self._has_room()
+
+    def _end_wait(self) -> bool:
+        """Whether there was a wait."""
+        since, self._behind_since = self._behind_since, None
+        if since is not None:
+            self._behind_total_s += time.monotonic() - since
+        return since is not None

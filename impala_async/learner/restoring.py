@@ -9,22 +9,17 @@ Runs on: main thread, before the event loop
 import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from impala_async.config.ranks import FOLDER, Place
 from impala_async.errors import CheckpointError
 from impala_async.learner.handoff import Captured
-from impala_async.learner.loop.saver import NUM_RANKS, load_newest, restored_from
+from impala_async.learner.loop.saver import NUM_RANKS, load_newest, sound_checkpoints
 from impala_async.learner.slots import Ledger
 from impala_async.runs.folder import RunFolder
-from impala_async.training.checkpoint import (
-    TrainingState,
-    highest_epoch,
-    tell_of_skipped,
-    whole_checkpoints,
-)
+from impala_async.training.checkpoint import highest_epoch
 from impala_async.training.ranks import Ranks, digest_of
 
 logger = logging.getLogger(__name__)
@@ -53,18 +48,18 @@ def restore(ranks: Ranks, folder: RunFolder) -> Captured | None:
         return None
     common = _Common(*json.loads(said))
     is_new = place.number >= common.num_ranks
-    training = _numbered(_folder_of(0 if is_new else place.number, run.path), common.number)
+    restored = _numbered(_folder_of(0 if is_new else place.number, run.path), common.number)
+    training = restored.training
     state = dict(training.state)
     if is_new:
         state |= {"ledger": Ledger().save(), "watermarks": {}, "episodes": _NO_EPISODES}
     # Nobody else looks after the accounts of ranks that are gone.
     for gone in range(place.count, common.num_ranks) if place.is_first else ():
-        _add(state, _numbered(_folder_of(gone, run.path), common.number).state)
+        _add(state, _numbered(_folder_of(gone, run.path), common.number).training.state)
     # An actor may come to another rank now.
     of_ranks = ranks.gather(json.dumps(state["watermarks"]).encode())
     state["watermarks"] = merge_watermarks(json.loads(each) for each in of_ranks)
     logger.info("resuming from %s", training.path.name)
-    restored = restored_from(training)
     return restored._replace(training=dataclasses.replace(training, state=state))
 
 
@@ -73,17 +68,18 @@ def _newest_common(run: RunFolder) -> _Common | None:
     what others have, or the first that had another number of ranks."""
     found = False
     others: dict[int, set[int]] = {}
-    for each in _sound(run):
+    for each in sound_checkpoints(run.checkpoints):
         found, number = True, _number_of(each)
-        count = each.state.get(NUM_RANKS, 1)
+        count = each.training.state.get(NUM_RANKS, 1)
         for rank in range(1, count):
             if rank not in others:
-                others[rank] = {*map(_number_of, _sound(RunFolder(_folder_of(rank, run.path))))}
+                folder = RunFolder(_folder_of(rank, run.path))
+                others[rank] = {*map(_number_of, sound_checkpoints(folder.checkpoints))}
         lacking = [rank for rank in range(1, count) if number not in others[rank]]
         if not lacking:
             return _Common(count, number)
         where = ", ".join(map(str, lacking))
-        logger.warning("%s is passed over: not the same at rank %s", each.path.name, where)
+        logger.warning("%s is passed over: not the same at rank %s", each.training.path.name, where)
     if found or highest_epoch(run.checkpoints):
         raise CheckpointError(
             f"{run.checkpoints}: none of these is whole at all ranks that wrote it: put back those "
@@ -92,19 +88,9 @@ def _newest_common(run: RunFolder) -> _Common | None:
     return None
 
 
-def _sound(folder: RunFolder) -> Iterator[TrainingState]:
-    for each in whole_checkpoints(folder.checkpoints):
-        try:
-            restored_from(each)
-        except CheckpointError as error:
-            tell_of_skipped(error)
-        else:
-            yield each
-
-
-def _numbered(folder: Path, number: int) -> TrainingState:
+def _numbered(folder: Path, number: int) -> Captured:
     """The newest with this number: an end without an update writes its start once more."""
-    for each in _sound(RunFolder(folder)):
+    for each in sound_checkpoints(RunFolder(folder).checkpoints):
         if _number_of(each) == number:
             return each
     raise CheckpointError(
@@ -118,9 +104,9 @@ def merge_watermarks(of_ranks: Iterable[Mapping[str, list[int]]]) -> dict[str, l
     merged: dict[str, list[int]] = {}
     for marks in of_ranks:
         for actor, (number, below, *above) in marks.items():
-            rank, lowest, *more = merged.get(actor, [number, below])
+            known, lowest, *more = merged.get(actor, [number, below])
             below = max(below, lowest)
-            merged[actor] = [rank, below, *sorted({n for n in (*above, *more) if n >= below})]
+            merged[actor] = [known, below, *sorted({n for n in (*above, *more) if n >= below})]
     return merged
 
 
@@ -140,8 +126,8 @@ def _folder_of(number: int, run: Path) -> Path:
     return Place(number, number + 1).folder(run)
 
 
-def _number_of(checkpoint: TrainingState) -> int:
+def _number_of(checkpoint: Captured) -> int:
     """By its update, and then by its weights: behind an older checkpoint that they went on from,
     ranks may come to an update once more."""
-    model = checkpoint.tensors.get("model", {})
-    return checkpoint.version.update << DIGEST_BITS | digest_of(model, DIGEST_BITS)
+    model = checkpoint.training.tensors.get("model", {})
+    return checkpoint.progress.update << DIGEST_BITS | digest_of(model, DIGEST_BITS)

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from impala_async.config.ranks import Place
 from impala_async.config.run import RunConfig, StopSection
 from impala_async.errors import (
     CheckpointError,
@@ -78,7 +77,7 @@ class LearnerService:
         restored: handoff.Captured | None = None,
         recorder: Recorder | None = None,
         is_watched: bool = False,
-        place: Place | None = None,
+        ranks: Ranks | None = None,
         nonce: bytes | None = None,
         key: Key | None = None,
         settings: RunConfig | None = None,
@@ -87,9 +86,8 @@ class LearnerService:
         """Where there are other ranks, `config` is the share of this one of the `settings`."""
         self._settings = settings or config
         self._config, self._folder, self._recorder = config, folder, recorder
-        self._place = place or Place()
-        self._ranks = Ranks(self._place, config.learner.batch_columns)
-        self._others = OtherRanks(self._ranks)
+        self._ranks = ranks or Ranks()
+        self._place, self._others = self._ranks.place, OtherRanks(self._ranks)
         self._schema, self._on_ready, self._is_watched = schema, on_ready, is_watched
         self._training = restored.training if restored else None
         self._loop = asyncio.get_running_loop()

@@ -35,7 +35,8 @@ NAMES_OF_PPO = ("policy/kl", "policy/clip_fraction")
 
 
 def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
-    """Whether it holds for these, and pays: numpy has one thread here."""
+    """Whether `ByHand` covers these, and is faster: numpy has one thread, so only where torch has
+    one too."""
     model = policy.model
     # A torso of the user's own may freeze layers, or use them in any other way.
     is_mlp = policy.is_torso_ours and type(model.policy_torso) is MLPTorso and model.core is None

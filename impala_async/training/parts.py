@@ -88,9 +88,10 @@ def make_parts(
         shares = [(deal(alive_N, 1, seeds)[0], num_rows)]
     else:
         valid_N = _valid_of(source)
-        all_N = ranks.join(torch.where(alive_N, valid_N, -1), per_column)
+        all_N = ranks.join(torch.where(alive_N, valid_N, -1))
         parts = deal(all_N >= 0, max_parts, seeds)
-        shares = [(ranks.own(each_N, per_column), int(all_N[each_N].sum())) for each_N in parts]
+        size = len(alive_N)
+        shares = [(ranks.own(each_N, size), int(all_N[each_N].sum())) for each_N in parts]
     for own_N, num_valid in shares:
         has_all = len(own_N) == len(alive_B) or (num_valid is None and len(shares) == 1)
         yield Part(source, own_N, per_column, num_valid, has_all and not source.known)

@@ -6,6 +6,7 @@ valid rows of all: so the sum is exact, however unevenly the rows are spread.
 """
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +27,8 @@ logger = logging.getLogger(__name__)
 class Ranks:
     """This rank and the others. One alone sums nothing."""
 
-    def __init__(self, place: Place | None = None, columns: int = 0) -> None:
-        """`columns`: those of a batch that each rank has."""
+    def __init__(self, place: Place | None = None) -> None:
         self.place = place or Place()
-        self._columns = columns
         self._is_apart = not self.are_many
         # Until all have met, those that build are waited for.
         self._group: dist.ProcessGroup | None = None
@@ -92,21 +91,18 @@ class Ranks:
         self.sum(words)
         return [words[rank, :length].numpy().tobytes() for rank, length in enumerate(lengths)]
 
-    def join(self, own_N: Tensor, per_column: int = 1) -> Tensor:
-        """The numbers of all ranks' columns, so many of each, one rank behind the other; -1 for
-        what a rank has not: it may have fewer than there is room for."""
-        room = self._columns * per_column
-        all_N = torch.zeros(self.place.count * room, dtype=torch.int64)
-        here_N = all_N[self.place.number * room :][:room]
-        here_N[:] = -1
-        here_N[: len(own_N)] = own_N
+    def join(self, own_N: Tensor) -> Tensor:
+        """The numbers of all ranks, as many of each, one rank behind the other."""
+        size, number = len(own_N), self.place.number
+        all_N = torch.zeros(self.place.count * size, dtype=torch.int64)
+        all_N[number * size :][:size] = own_N
         return self.sum(all_N)
 
-    def own(self, places_N: Tensor, per_column: int = 1) -> Tensor:
-        """Those of these places in what `join` gives that are of this rank, as it counts them."""
-        room = self._columns * per_column
-        own_N = places_N - self.place.number * room
-        return own_N[(own_N >= 0) & (own_N < room)]
+    def own(self, places_N: Tensor, size: int) -> Tensor:
+        """Those of these places in what `join` gives, of so many of each, that are of this rank,
+        as it counts them."""
+        own_N = places_N - self.place.number * size
+        return own_N[(own_N >= 0) & (own_N < size)]
 
     def sum_gradients(
         self, parameters: Sequence[nn.Parameter], numbers: Tensor
@@ -128,12 +124,11 @@ class Ranks:
         """Raise ServiceError for the first tensor that is not the same to the bit at all ranks."""
         if self._is_apart:
             return
-        names = sorted(tensors)
-        own = b" ".join(b"%x" % digest_of({name: tensors[name]}) for name in names)
-        first, *others = (digests.split() for digests in self.gather(own))
+        own = {name: f"{digest_of({name: each}):x}" for name, each in sorted(tensors.items())}
+        first, *others = (json.loads(each) for each in self.gather(json.dumps(own).encode()))
         for rank, theirs in enumerate(others, 1):
-            for name, digest, ours in zip(names, theirs, first, strict=True):
-                if digest != ours:
+            for name in (*first, *theirs):
+                if first.get(name) != theirs.get(name):
                     raise ServiceError(
                         f"{what} of rank {rank} differ from those of rank 0, first in {name}"
                     )

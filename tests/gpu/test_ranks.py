@@ -36,7 +36,7 @@ def nccl(device):
 def test_it_learns_what_a_learner_without_ranks_does(nccl, settings, caplog):
     section = AlgorithmSection.model_validate(PLAIN | {"lr": 1e-3} | settings)
     steps = []
-    for ranks in (Ranks(), Summing(Place(), COLUMNS)):
+    for ranks in (Ranks(), Summing(Place())):
         policy = Policy(SCHEMA, ModelSection(), seed=3, device=nccl)
         steps.append(UpdateStep(policy, section, is_graphed=True, ranks=ranks))
     slot = slot_on(nccl)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ from impala_async.config.learner import LearnerSection
 from impala_async.config.ranks import Place
 from impala_async.config.run import StopSection
 from impala_async.learner import learner_thread
-from impala_async.learner.handoff import Progress
+from impala_async.learner.agreement import REASONS
+from impala_async.learner.handoff import ClosedError, Progress
 from impala_async.learner.learner_thread import LearnerThread
 from impala_async.learner.slots import Settlement
 from impala_async.learner.watchdog import BUILD_PATIENCE
@@ -41,7 +41,11 @@ class Run:
         ranks=None,
         **section,
     ):
-        self.listener, self.loader = listener or Listener(), FakeLoader(script)
+        self.listener = listener or Listener()
+        if ranks is not None:
+            # Behind its last batch the loop has said why no more come.
+            script = [*script, lambda: self.listener.channels.endings.append("terminated")]
+        self.loader = FakeLoader(script)
         self.step = step or FakeStep()
         self.thread = LearnerThread(
             step=self.step,
@@ -616,8 +620,8 @@ class Beside(Ranks):
 
 
 class Step(FakeStep):
-    def capture(self):
-        return SimpleNamespace(tensors={"model": dict.fromkeys(range(len(self.batches)))})
+    def named_tensors(self):
+        return dict.fromkeys(range(len(self.batches)))
 
 
 def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to():
@@ -634,6 +638,18 @@ def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to
     assert (settled.trained, settled.dropped) == (0, {"shutdown": 4})
 
 
+def test_a_rank_whose_loop_has_died_does_not_end_the_others_in_good_order():
+    def die():  # its queues close, and nobody has said why
+        raise ClosedError("full")
+
+    run = Run([batch_of(1), die], Step(), ranks=(ranks := Beside()))
+    with pytest.raises(ClosedError):
+        run()
+    assert run.step.batches == [1]
+    assert run.listener.stops == []
+    assert not any(any(word[7 : 7 + len(REASONS)]) for word in ranks.said)
+
+
 def test_each_pass_is_told_of_where_that_is_asked_for():
     assert Run([batch_of(1)], num_passes=2)().listener.reports[-1].updates == b""
     run = Run([batch_of(1), batch_of(2)], num_passes=2, log_updates=True)()
@@ -648,7 +664,7 @@ def test_ranks_compare_their_weights_every_so_many_updates_and_at_the_end(monkey
     monkeypatch.setattr(learner_thread, "CHECK_EVERY", 3)
     script = [batch_of(n) for n in range(1, 8)]
     run = Run(script, Step(), ranks=Beside(), stop={"updates": 7})()
-    assert run.thread.ranks.checked == [3, 6, 7]
+    assert run.thread.ranks.checked == [0, 3, 6, 7]
 
 
 def test_an_update_is_told_of_the_valid_rows_that_the_word_of_all_has():

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,6 +116,34 @@ async def test_where_the_disk_is_late_it_says_so_until_it_has_caught_up(path, mo
     assert float(recorder.report()["recording/behind_total_s"]) > 0
     await recorder.finish("env_steps", 1, {})
     assert len(records(path)) == 5
+
+
+async def test_a_disk_that_catches_up_while_it_is_looked_at_holds_nobody_up(path, monkeypatch):
+    may_write, room = threading.Event(), []
+
+    def wait(record):
+        assert isinstance(record, Start) or may_write.wait(10)
+        return encode_record(record)
+
+    def late():
+        # The loop loses its core between its look at the numbers and its note.
+        may_write.set()
+        while recorder.report()["recording/waiting_bytes"]:
+            time.sleep(0.001)
+        return 0.0
+
+    monkeypatch.setattr(module, "MOST_WAITING_BYTES", 10)
+    monkeypatch.setattr(module, "encode_record", wait)
+    recorder = Recorder(path, RUN)
+    begin(recorder, has_room=lambda: room.append("room"))
+    await asyncio.sleep(0)  # its thread begins
+    take(recorder, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "time", SimpleNamespace(monotonic=late, sleep=time.sleep))
+        assert recorder.is_behind
+    assert not recorder.is_behind
+    assert room == []
+    await recorder.finish("env_steps", 1, {})
 
 
 def open_full(fd, mode, size):

@@ -102,6 +102,6 @@ def test_code_of_the_users_own_has_no_graph(make_graphed, make_batch):
 def test_sums_over_ranks_are_no_part_of_a_graph(make_step):
     for settings, is_one in (({"name": "ppo"}, False), ({"name": "impala"}, True)):
         section = AlgorithmSection.model_validate(settings)
-        ranks = Ranks(Place(0, 2), 4)
+        ranks = Ranks(Place(0, 2))
         step = UpdateStep(make_step().policy, section, is_graphed=True, ranks=ranks)
         assert isinstance(step._compute, Graphs) is is_one

@@ -50,7 +50,8 @@ class Receiver:
         if data.rows != self._schema.rows:
             raise ProtocolError("wrong_size", f"{data.rows} rows, not {self._schema.rows}")
         if data.num_episodes > data.columns * data.rows:
-            raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {data.rows} rows")
+            size = f"{data.columns} x {data.rows} rows"
+            raise ProtocolError("wrong_size", f"{data.num_episodes} episodes in {size}")
         if data.num_cut >= data.rows:
             raise ProtocolError("wrong_size", f"{data.num_cut} rows cut of {data.rows}")
         sizes = wire.body_sizes(self._schema.layout, data.columns, data.num_episodes)

@@ -8,7 +8,7 @@ Runs on: event loop; files are written on a worker thread
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -71,27 +71,32 @@ class _Saved(BaseModel):
 def load_newest(folder: RunFolder) -> Captured | None:
     """The newest checkpoint of a run that is sound, or None if it died before its first; or
     CheckpointError where there are some, and not one of them is sound."""
-    fault, last = "", folder.last_saved()
+    last = folder.last_saved()
     if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
         text = "%s/last_checkpoint: names %r, which is not there: the newest that is will do"
         logger.warning(text, folder.path, last)
-    for checkpoint in whole_checkpoints(folder.checkpoints):
-        try:
-            restored = restored_from(checkpoint)
-        except CheckpointError as error:
-            fault = f": {error}"
-            tell_of_skipped(error)
-        else:
-            logger.info("resuming from %s", checkpoint.path.name)
-            return restored
+    for restored in sound_checkpoints(folder.checkpoints):
+        logger.info("resuming from %s", restored.training.path.name)
+        return restored
     if highest_epoch(folder.checkpoints):
         raise CheckpointError(
-            f"{folder.checkpoints}: no checkpoint there is whole{fault}: restore one, or start "
-            "anew in another folder"
+            f"{folder.checkpoints}: no checkpoint there is whole: restore one, or start anew in "
+            "another folder"
         )
     text = "%s holds no checkpoint, as the run ended before its first: training starts at step 0"
     logger.warning(text, folder.path)
     return None
+
+
+def sound_checkpoints(directory: Path) -> Iterator[Captured]:
+    """Those that a learner can go on with, from the newest on; the others are told of."""
+    for checkpoint in whole_checkpoints(directory):
+        try:
+            restored = restored_from(checkpoint)
+        except CheckpointError as error:
+            tell_of_skipped(error)
+        else:
+            yield restored
 
 
 def restored_from(checkpoint: TrainingState) -> Captured:
@@ -204,7 +209,7 @@ class Saver:
             version, tensors = captured.progress.version, captured.training.tensors
             path = save_checkpoint(self.folder.best, version, tensors, state)
             self.best_evaluated = score, self._name_of(path)
-            prune(self.folder.best, 1)
+            self._prune(self.folder.best, 1)
 
         try:
             await on_thread("save best", write)
@@ -218,7 +223,11 @@ class Saver:
         directory = self.folder.checkpoints
         version, tensors = captured.progress.version, captured.training.tensors
         self.folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
+        self._prune(directory, self.keep, best[1] if best else None)
+
+    def _prune(self, directory: Path, keep: int, best: Version | None = None) -> None:
+        """Remove old ones; the new one is kept, even if that fails."""
         try:
-            prune(directory, self.keep, best[1] if best else None)
+            prune(directory, keep, best)
         except CheckpointError as error:
             logger.error("%s", error)

@@ -77,7 +77,9 @@ class ActorServer:
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint.
         Actors know this start by the `nonce`, which all ranks have, as they have the `key`."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        settings_frame = _told(ActorSettings.of(config, actor_seed))
+        settings_frame = wire.encode_settings(
+            ActorSettings.of(config, actor_seed).model_dump(mode="json")
+        )
         self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
         self.table = self._make_table(run_id)
@@ -369,10 +371,6 @@ class ActorServer:
                 link.close()
                 raise ConfigError(f"bind.{name}: {error}") from None
         return routers
-
-
-def _told(settings: ActorSettings) -> bytes:
-    return wire.encode_settings(settings.model_dump(mode="json"))
 
 
 def _largest_body(columns: int, schema: Schema) -> int:

@@ -131,6 +131,21 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_run):
     assert again.names() == {"ckpt-1-10"}
 
 
+async def test_the_best_is_kept_though_the_one_before_cannot_be_removed(
+    make_run, monkeypatch, caplog
+):
+    run = make_run()
+    captured = Captured(Progress(1, 3), run.step.capture())
+    monkeypatch.setattr(saver, "prune", Mock(side_effect=CheckpointError("cannot remove old")))
+    await run.saver.save_best(captured, run.saver.state_of(captured), 5.0)
+    assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3")
+    assert caplog.messages == ["cannot remove old"]
+    monkeypatch.setattr(saver, "save_checkpoint", Mock(side_effect=CheckpointError("it is full")))
+    await run.saver.save_best(captured, run.saver.state_of(captured), 6.0)
+    assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3")
+    assert caplog.messages[-1] == "the best weights so far are not kept: it is full"
+
+
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 NO_THREAD = RuntimeError("can't start new thread")
 
@@ -243,7 +258,7 @@ async def test_a_crafted_state_is_skipped_for_the_one_before(make_run, caplog):
         assert "\n" not in warning
 
 
-async def test_accounts_that_do_not_add_up_are_refused(make_run):
+async def test_accounts_that_do_not_add_up_are_refused(make_run, caplog):
     run = make_run()
     run.ledger.admit(2)
     await run.save(1)
@@ -253,8 +268,9 @@ async def test_accounts_that_do_not_add_up_are_refused(make_run):
         state = json.loads(saved)
         state["ledger"][group][name] += 1
         rewrite(path, state)
-        with pytest.raises(CheckpointError, match=r"is whole: .* do not add up"):
+        with pytest.raises(CheckpointError, match="no checkpoint there is whole"):
             load_newest(run.folder)
+        assert "do not add up" in caplog.messages[-1]
 
 
 def rewrite(path, state):
