@@ -158,7 +158,7 @@ class Channels:
     is_save_due: threading.Event = field(default_factory=threading.Event)
     # The loop knows these, and other ranks are told: why the run ends, once it does, and the last
     # returns.
-    endings: list[str] = field(default_factory=list)
+    end_reasons: list[str] = field(default_factory=list)
     returns: list[Sequence[float]] = field(default_factory=lambda: [()])
     count_actors: Callable[..., tuple[int, int]] = lambda **_: (0, 0)
     # The newest report of this rank, for rank 0 to merge.

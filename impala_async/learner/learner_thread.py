@@ -178,8 +178,8 @@ class LearnerThread:
             self._drop_stale(self._held.item)
             num_rows = self._held.item.num_valid_rows
         # One that holds a batch, while another has none, does not hear that no more come.
-        is_over = self._is_over() or (bool(channels.endings) and self._is_between_updates)
-        reason = self._stop_reason or next(iter(channels.endings), None)
+        is_over = self._is_over() or (bool(channels.end_reasons) and self._is_between_updates)
+        reason = self._stop_reason or next(iter(channels.end_reasons), None)
         if is_over and reason is None:
             # The service has died: the others are to hear that, and not of an end in good order.
             raise handoff.ClosedError("no batch comes any more, and nobody has said why")
@@ -309,7 +309,7 @@ class LearnerThread:
         env_steps = self.progress.env_steps_trained
         with nullcontext() if self._is_eager and not is_first else self._grad_timer:
             result = self.step.run(
-                loaded.tensors,
+                loaded.batch,
                 torch.from_numpy(loaded.alive_B),
                 env_steps + num_rows * is_first,
                 is_first_pass=is_first,
@@ -371,7 +371,7 @@ class LearnerThread:
             epoch, update = self.progress.version
             path = self.channels.run_path / f"not-finite-{epoch}-{update}.safetensors"
             about = {"not_finite": what, "stats": str(result.stats)}
-            kept = loaded.tensors.keep(path, about, is_failed_B=result.is_failed_B)
+            kept = loaded.batch.keep(path, about, is_failed_B=result.is_failed_B)
             self._give_up(
                 f"{num_failed} updates in a row were skipped since update {update}, as these are "
                 f"not finite: {what}; {kept}"

@@ -101,13 +101,13 @@ class DeviceTimer(TimerStat):
 
 
 class LoadedBatch:
-    """The tensors of a batch, which of its columns are alive, and what passes they had.
+    """A batch on its device, which of its columns are alive, and what passes they had.
 
     `place` is its place in the loader. Arrays of the slot are copied: it may be filled again.
     """
 
-    def __init__(self, place: int, tensors: Batch, slot: Slot) -> None:
-        self.place, self.tensors, self.batch = place, tensors, slot.batch
+    def __init__(self, place: int, batch: Batch, slot: Slot) -> None:
+        self.place, self.batch, self.number = place, batch, slot.batch
         self.updates_B = slot.updates_B.copy()
         self.actors_B = slot.actors_B.copy()
         self.returns = slot.returns
@@ -135,7 +135,7 @@ class LoadedBatch:
         had fewer passes than it was given, it ended early."""
         trained, done = int(np.count_nonzero(self.alive_B)), int(self._passes_B.sum())
         return Settlement(
-            batch=self.batch,
+            batch=self.number,
             trained=trained,
             dropped=self._dropped,
             passes_done=done,
@@ -189,7 +189,7 @@ class _DeviceSlot:
             torch.zeros(plane.shape, dtype=torch.uint8, device=device)
             for plane in (like.obs, like.small)
         )
-        self.tensors = Batch.in_planes(schema, self.obs, self.small)
+        self.batch = Batch.in_planes(schema, self.obs, self.small)
         self.started, self.copied = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.loaded: LoadedBatch | None = None
 
@@ -217,7 +217,7 @@ class DeviceLoader(HostLoader):
         self._release_slot, self._device = release_slot, device
         self._stream = torch.cuda.Stream(device)
         self._places = [_DeviceSlot(schema, slots[0], device) for _ in range(num_device_slots)]
-        self.batches = [place.tensors for place in self._places]
+        self.batches = [place.batch for place in self._places]
         self._free = IndexQueue("device", num_device_slots)
         self._ready = IndexQueue("ready", num_device_slots)
         # The batch that is neither full nor ready, if there is one.
@@ -252,7 +252,7 @@ class DeviceLoader(HostLoader):
 
     def leftovers(self) -> list[int]:
         ready = [self._places[place].loaded for place in self._ready.take_all()]
-        return [loaded.batch for loaded in ready if loaded] + self._loading + super().leftovers()
+        return [loaded.number for loaded in ready if loaded] + self._loading + super().leftovers()
 
     def report(self) -> dict[str, object]:
         return {**self.full.report(), **self._ready.report()}
@@ -274,7 +274,7 @@ class DeviceLoader(HostLoader):
             target.obs.copy_(torch.from_numpy(slot.obs), non_blocking=True)
             target.small.copy_(torch.from_numpy(slot.small), non_blocking=True)
             target.copied.record(self._stream)
-        target.loaded = LoadedBatch(place, target.tensors, slot)
+        target.loaded = LoadedBatch(place, target.batch, slot)
         # The host slot may be filled again only when its bytes have left it.
         target.copied.synchronize()
         self.load_timer.push(target.started.elapsed_time(target.copied) / 1000)

@@ -246,7 +246,7 @@ class LearnerService:
     def stop(self, reason: str) -> None:
         """End the run in good order: from now on nothing comes in."""
         if not self._ended.done():
-            self._channels.endings.append(reason)
+            self._channels.end_reasons.append(reason)
             self._server.admission.close()
             self._ended.set_result(reason)
 

@@ -19,7 +19,7 @@ def test_host_slots_are_pinned_and_batches_on_the_device(device):
     assert torch.from_numpy(allocator_for(device)(64)).is_pinned()
     bench.put(0)
     loaded = bench.loader.get(timeout=5.0)
-    assert loaded.tensors.rewards_BT.device.type == "cuda"
+    assert loaded.batch.rewards_BT.device.type == "cuda"
     bench.close()
 
 
@@ -28,7 +28,7 @@ def test_a_slot_is_not_written_to_before_what_reads_it_is_done(device):
     sent = [bench.put(seed) for seed in range(2)]
     first = bench.loader.get(timeout=5.0)
     torch.cuda._sleep(LONG)
-    rewards_BT = first.tensors.rewards_BT.clone()
+    rewards_BT = first.batch.rewards_BT.clone()
     bench.loader.release(first)
     second = bench.loader.get(timeout=5.0)
     assert rewards_BT.cpu().numpy().tolist() == sent[0].columns.rewards_CT.tolist()

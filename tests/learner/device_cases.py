@@ -75,7 +75,7 @@ def holds(loaded, planes):
     """Whether a batch is what was put in, leaf by leaf."""
     sent, pairs = Batch.in_planes(big_schema(), planes.obs, planes.small), []
     for item in fields(Batch):
-        one, other = getattr(loaded.tensors, item.name), getattr(sent, item.name)
+        one, other = getattr(loaded.batch, item.name), getattr(sent, item.name)
         one, other = ({"": each} if torch.is_tensor(each) else each for each in (one, other))
         pairs += [(one[name], other[name]) for name in other]
     return all(a.dtype == b.dtype and torch.equal(a.cpu(), b) for a, b in pairs)
@@ -138,7 +138,7 @@ def test_batches_come_in_order_and_are_what_was_put_in(device):
         planes = bench.put(seed)
         loaded = bench.loader.get(timeout=5.0)
         assert holds(loaded, planes)
-        assert loaded.batch == seed + 1
+        assert loaded.number == seed + 1
         assert loaded.updates_B.tolist() == [seed] * 4
         assert loaded.valid_rows_B.tolist() == [3] * 4
         bench.loader.release(loaded)
@@ -185,7 +185,7 @@ def test_at_the_close_every_batch_is_somewhere(device, num_taken, closes):
     bench = DeviceBench(device, num_slots=3, num_device_slots=2)
     for seed in range(5):
         bench.put(seed)
-    taken = [bench.loader.get(timeout=5.0).batch for _ in range(num_taken)]
+    taken = [bench.loader.get(timeout=5.0).number for _ in range(num_taken)]
     for is_drained in closes:
         bench.loader.close(is_drained=is_drained)
     bench.join()
@@ -201,7 +201,7 @@ def test_a_drained_loader_hands_out_what_was_there_at_the_close(device):
     bench.loader.close(is_drained=True)
     for number, planes in enumerate(sent):
         loaded = bench.loader.get(timeout=5.0)
-        assert loaded.batch == number + 1
+        assert loaded.number == number + 1
         assert holds(loaded, planes)
         bench.loader.release(loaded)
     with pytest.raises(ClosedError):

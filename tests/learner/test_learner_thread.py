@@ -44,7 +44,7 @@ class Run:
         self.listener = listener or Listener()
         if ranks is not None:
             # Behind its last batch the loop has said why no more come.
-            script = [*script, lambda: self.listener.channels.endings.append("terminated")]
+            script = [*script, lambda: self.listener.channels.end_reasons.append("terminated")]
         self.loader = FakeLoader(script)
         self.step = step or FakeStep()
         self.thread = LearnerThread(
@@ -356,8 +356,8 @@ def test_a_run_of_updates_that_all_fail_is_ended_and_its_last_batch_kept(monkeyp
     run = Run(batches, step=step)()
     assert run.step.batches == list(range(10))
     assert run.listener.stops == ["not_finite"]
-    assert not any(loaded.tensors.kept for loaded in batches[:9])
-    ((path, about, others),) = batches[9].tensors.kept
+    assert not any(loaded.batch.kept for loaded in batches[:9])
+    ((path, about, others),) = batches[9].batch.kept
     assert path.name == "not-finite-1-1.safetensors"
     assert about == {"not_finite": "loss/value, loss/total", "stats": "{'loss/total': 0.5}"}
     assert others["is_failed_B"].tolist() == ALL
@@ -629,7 +629,7 @@ def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to
 
     def end(number):
         if number == 3:
-            listener.channels.endings.append("interrupted")
+            listener.channels.end_reasons.append("interrupted")
 
     ranks = Beside(starves=True, before=end)
     run = Run([batch_of(1)], step=Step(), listener=listener, ranks=ranks)()

@@ -61,7 +61,7 @@ def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
     assert bench.loader.num_waiting() == 2
     for number, planes in enumerate(sent):
         loaded = bench.loader.get(timeout=None)
-        assert loaded.batch == number + 1
+        assert loaded.number == number + 1
         assert loaded.alive_B.tolist() == [True] * 4
         assert loaded.updates_B.tolist() == [10 + number] * 4
         assert loaded.valid_rows_B.tolist() == [3, 1, 3, 3]
@@ -69,7 +69,7 @@ def test_batches_come_in_order_as_views_of_their_slots_with_an_account_each():
         assert bench.loader.num_waiting() == 1 - number
         slot = bench.slots[loaded.place]
         slot.columns.rewards_CT[2, 1] = 123
-        assert loaded.tensors.rewards_BT[2, 1] == 123
+        assert loaded.batch.rewards_BT[2, 1] == 123
         assert bench.loader.release(loaded) == slot.index
     assert merge(bench.loader.report())["queue/full_capacity"] == 3
 
@@ -79,7 +79,7 @@ def test_a_slot_used_again_is_a_new_batch_and_what_nobody_filled_is_not_alive():
     for seed in range(3):
         bench.put(seed)
         loaded = bench.loader.get(timeout=None)
-        assert (loaded.batch, loaded.alive_B.all()) == (seed + 1, True)
+        assert (loaded.number, loaded.alive_B.all()) == (seed + 1, True)
         loaded.drop(np.ones(4, np.bool_), "stale")
         bench.filler.release(loaded.place)
     bench.put(3)
@@ -99,7 +99,7 @@ def test_waiting_ends_with_the_timeout_or_with_the_close():
         bench.put(1)
         bench.loader.close(is_drained=is_drained)
         # A drained loader hands out what was full at the close, until it is closed for good.
-        taken = [bench.loader.get(timeout=0.0).batch for _ in range(is_drained)]
+        taken = [bench.loader.get(timeout=0.0).number for _ in range(is_drained)]
         if is_drained:
             bench.loader.close()
         with pytest.raises(ClosedError):
