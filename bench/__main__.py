@@ -18,6 +18,9 @@ BENCHES = {
     "learner": "the learner service beside a bare training loop",
     "codec": "messages to frames and back, beside msgpack and pickle",
     "digests": "whether a change has left every weight of short trainings as it was",
+    "before": "trainings by this checkout and by an earlier one",
+    "recovery": "seconds until training goes on after a process has died",
+    "stragglers": "lockstep among ranks of unequal speed, with and without cuts",
     "weights": "how soon new weights are with the actors, and what that costs",
 }
 

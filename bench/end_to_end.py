@@ -57,7 +57,7 @@ Processor time is that of `train` and all below it, of all their threads, from t
 first update on, over the env steps trained meanwhile. With acting, bare is gymnasium's own vector
 code of as many environments as the config has, stepped by the same policy in one process.
 
-Memory is the greatest sum over the learner, both actors and what they start, looked at twice a
+Memory is the greatest sum over the learner, its actors and what they start, looked at twice a
 second: RSS counts pages that they share for each of them, PSS once (looked at every two seconds).
 
 Each last run names its limit by its own account:
@@ -172,7 +172,7 @@ def pong_figures(bare: list[Sample], speed: list[Sample], two: list[Sample]) -> 
         figure_of("bare wrapped Pong on one core: rows/s", bare, "per_s"),
         ratio("Pong: trained over bare", speed, bare, "per_s"),
         figure_of("Pong: launch to the first update", speed, "start_s", unit="s"),
-        *_memory("Pong", two, at_most=1.6),
+        *_memory("Pong with two actors", two, at_most=1.6),
     ]
 
 

@@ -58,9 +58,9 @@ def train(case: Case, settings: tuple[str, ...] = ()) -> Sample:
         for _ in trained.moments(LOOK_EVERY_S):
             pass
         reports = trained.reports()
-        last, steps = reports[-1], reports[-1]["env_steps_trained"]
+        last = reports[-1]
         return {
-            "per_s": steps_per_s(reports, AFTER_S) * last["updates"] / steps,
+            "per_s": steps_per_s(reports, AFTER_S, "updates"),
             "evaluations": last["evaluate/count"],
             "took_s": last["evaluate/took_s"] or 0.0,
         }

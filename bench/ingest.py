@@ -9,14 +9,20 @@ import os
 import secrets
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 from bench.door import run
-from bench.ingest_ends import CASES, CROWD, message_bytes
+from bench.ingest_ends import CROWD, message_bytes
 from bench.one_run import end_with_parent
 from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio
 from impala_async.config.learner import KEY_VARIABLE
 
+SIDES = (
+    ("stacked", ("raw", "tcp", "keyed", "ipc", "narrow")),
+    ("frames", ("tcp",)),
+    ("cartpole", ("raw", "tcp", "keyed", "crowd")),
+)
 NUM_MESSAGES = {"stacked": 4000, "frames": 12_000, "cartpole": 60_000}
 NOTES = """
 Both ends are processes of one machine, over loopback TCP. Throughput is messages in slots;
@@ -37,15 +43,12 @@ are checked at once, and fewer threads are woken.
 def main() -> int:
     """Measure all cases; 1 if a limit was missed."""
     args = new_parser("Ingest", __doc__, rounds=5, has_cases=False).parse_args()
-    samples = {case: measure(case, args.rounds) for case in CASES}
-    return publish("Ingest", figures_of(samples), notes=NOTES, is_json=args.json, folder=args.write)
-
-
-def measure(case: str, rounds: int) -> dict[str, list[Sample]]:
-    another = "crowd" if case == "cartpole" else "narrow"
-    names = ("raw", "tcp", "keyed", "ipc", another)
-    sides = {side: lambda side=side: one_turn(side, case) for side in names}
-    return in_turns(sides, rounds)
+    # All in one circle: cases are compared, too.
+    turns = {
+        f"{case}, {side}": partial(one_turn, side, case) for case, sides in SIDES for side in sides
+    }
+    figures = figures_of(in_turns(turns, args.rounds))
+    return publish("Ingest", figures, notes=NOTES, is_json=args.json, folder=args.write)
 
 
 def one_turn(side: str, case: str) -> Sample:
@@ -68,8 +71,10 @@ def one_turn(side: str, case: str) -> Sample:
     return sample
 
 
-def figures_of(samples: dict[str, dict[str, list[Sample]]]) -> list[Figure]:
-    stacked, frames, small = (samples[case] for case in ("stacked", "frames", "cartpole"))
+def figures_of(samples: dict[str, list[Sample]]) -> list[Figure]:
+    stacked, frames, small = (
+        {side: samples[f"{case}, {side}"] for side in sides} for case, sides in SIDES
+    )
     # The same frames, four times over or once: what counts is trajectories.
     return [
         ratio("stacked Atari, 593 kB: throughput, tcp over raw TCP",

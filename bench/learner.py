@@ -18,17 +18,16 @@ import torch
 
 from bench.door import run
 from bench.learner_ends import record, serve
+from bench.one_run import CONFIGS, ENDLESS
 from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio, write_page
 from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.build import pick_device
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 # Where there is no Atari, images of its shape do as well: nothing is learned here.
 NO_ATARI = ("env.id=bench.sliding:Sliding", "env.frame_stack=on")
 # A bare loop makes one update of a batch: as large a one as those of the config's two parts.
 ONE_PART = ("actor.num_envs=8", "learner.batch_columns=8", "algorithm.num_minibatches=1")
-ENDLESS = ("stop.mean_return=none", "stop.env_steps=none")
 GPU_FIGURES = {
     "sm_share": ("share of the time in which a kernel ran", ""),
     "pcie_in_gb_s": ("over PCIe to it", "GB/s"),
@@ -70,7 +69,6 @@ class Case(NamedTuple):
     settings: tuple[str, ...]
     num_recorded_rows: int
     at_least: float
-    is_on_gpu: bool = False
 
 
 CARTPOLE = Case("CartPole, MLP 2x64", "cartpole.toml", (), 20_000, at_least=0.92)
@@ -79,26 +77,7 @@ PONG = Case("Pong, Nature CNN", "atari.toml", ONE_PART, 2_560, at_least=0.97)
 
 def main() -> int:
     """Measure what suits the device; 1 if a limit was missed."""
-    return run_cases("Learner", __doc__, figures_on, rounds=5, notes=NOTES)
-
-
-def figures_on(
-    device: torch.device, case: Case, folder: Path, rounds: int, seconds: float
-) -> list[Figure]:
-    """The figures are the same on each device: the settings name it."""
-    return figures_of(case, measure(case, folder, rounds, seconds))
-
-
-def run_cases(
-    title: str,
-    about: str | None,
-    figures_on: Callable[[torch.device, Case, Path, int, float], list[Figure]],
-    *,
-    rounds: int,
-    notes: str,
-) -> int:
-    """The command line of a benchmark of these cases; 1 if a limit was missed."""
-    parser = new_parser(title, about, rounds=rounds)
+    parser = new_parser("Learner", __doc__, rounds=5)
     parser.add_argument("--device", default="auto", help="auto (a GPU if there is one), cpu, cuda")
     parser.add_argument("--turn-s", type=float, default=8.0, metavar="S", help="of a turn (8)")
     args = parser.parse_args()
@@ -108,13 +87,14 @@ def run_cases(
     with tempfile.TemporaryDirectory() as folder:
         for case in cases(device):
             if args.only.lower() in case.name.lower():
-                settings = (*case.settings, f"learner.device={device}")
-                case = case._replace(settings=settings)
-                figures += figures_on(device, case, Path(folder), args.rounds, args.turn_s)
+                case = case._replace(settings=(*case.settings, f"learner.device={device}"))
+                samples = measure(case, Path(folder), args.rounds, args.turn_s)
+                figures += figures_of(case, samples, has_gpu=gpu is not None)
                 if args.write:
                     # Cases are long: what is measured is kept whatever becomes of the next one.
-                    write_page(title, figures, notes=notes, folder=args.write, gpu=gpu)
-    return publish(title, figures, notes=notes, is_json=args.json, folder=args.write, gpu=gpu)
+                    write_page("Learner", figures, notes=NOTES, folder=args.write, gpu=gpu)
+    told = {"notes": NOTES, "is_json": args.json, "folder": args.write, "gpu": gpu}
+    return publish("Learner", figures, **told)
 
 
 def cases(device: torch.device) -> list[Case]:
@@ -133,7 +113,6 @@ def cases(device: torch.device) -> list[Case]:
                 f"learner.batch_columns={columns}",
             ),
             at_least=0.95,
-            is_on_gpu=True,
         )
         for torso in ("nature_cnn", "impala_resnet")
         for columns in (32, 128, 512, 1024)
@@ -178,7 +157,9 @@ def loop(kind: str, recording: Path, config: RunConfig, seconds: float) -> Sampl
     return sample
 
 
-def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
+def figures_of(
+    case: Case, samples: dict[str, list[Sample]], *, has_gpu: bool = False
+) -> list[Figure]:
     bare, step, service = (samples[side] for side in ("bare", "step", "service"))
     key = "rows_per_s"
     return [
@@ -193,7 +174,7 @@ def figures_of(case: Case, samples: dict[str, list[Sample]]) -> list[Figure]:
         ),
         figure_of("the same: event loop", service, "loop_cores", "cores"),
         figure_of("the same: all other threads of the process", service, "other_cores", "cores"),
-        *(gpu_figures_of(service) if case.is_on_gpu else []),
+        *(gpu_figures_of(service) if has_gpu else []),
     ]
 
 

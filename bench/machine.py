@@ -1,5 +1,6 @@
 """A figure must be read with these: when, of which commit, and on what it was measured."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -11,19 +12,29 @@ from typing import Any
 def about_this_machine() -> dict[str, Any]:
     import torch
 
+    from impala_async.models.torso import pick_precision
+
+    images = pick_precision("auto", "nature_cnn", torch.device("cpu"))
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit_of(Path.cwd()),
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
+        "images": str(images).removeprefix("torch."),
         "torch": torch.__version__,
     }
 
 
+@functools.cache
 def commit_of(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return commit or "unknown"
+    """As it is when somebody asks first. Where code differs from it, that is said."""
+    git = ["git", "-C", str(checkout)]
+    head = [*git, "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    # Pages are written while others are measured.
+    changed = [*git, "diff", "--quiet", "HEAD", "--", ".", ":!bench/results", ":!*.md"]
+    is_changed = bool(commit) and subprocess.run(changed, check=False).returncode != 0
+    return f"{commit}{'-dirty' if is_changed else ''}" if commit else "unknown"
 
 
 def _processor() -> str:

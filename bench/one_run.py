@@ -118,16 +118,7 @@ class OneRun:
         return [json.loads(line) for line in self._metrics.read_text().splitlines()]
 
     def last_report(self) -> Report | None:
-        """The newest, read from the end of a file that may be long."""
-        try:
-            with self._metrics.open("rb") as file:
-                file.seek(max(0, self._metrics.stat().st_size - TAIL_BYTES))
-                # A line that crosses pages can be read before all of it is there.
-                whole_lines = file.read().rpartition(b"\n")[0]
-                report: Report = json.loads(whole_lines.splitlines()[-1])
-        except (FileNotFoundError, IndexError):
-            return None
-        return report
+        return last_report_in(self._metrics)
 
     def summary(self) -> dict[str, Any]:
         summary: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
@@ -146,6 +137,19 @@ class OneRun:
 
     def _last_words(self) -> str:
         return self._log.read_text(errors="replace")[-LAST_WORDS:]
+
+
+def last_report_in(metrics: Path) -> Report | None:
+    """The newest, read from the end of a file that may be long."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - TAIL_BYTES))
+            # A line that crosses pages can be read before all of it is there.
+            whole_lines = file.read().rpartition(b"\n")[0]
+            report: Report = json.loads(whole_lines.splitlines()[-1])
+    except (FileNotFoundError, IndexError):
+        return None
+    return report
 
 
 def steps_per_s(

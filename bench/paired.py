@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.machine import about_this_machine
+from bench.machine import about_this_machine, commit_of
 from impala_async.files import write_whole
 
 Sample = Mapping[str, float]
@@ -55,6 +55,7 @@ def new_parser(
 ) -> argparse.ArgumentParser:
     """A parser of the flags that benchmarks share; `rounds` is the default of that flag, if any."""
     name = _name(title)
+    commit_of(Path.cwd())  # what is measured, whatever is committed meanwhile
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
     add = parser.add_argument
     if has_cases:
@@ -127,7 +128,7 @@ def write_page(
     page = folder / f"{content['bench']}{'_cuda' if gpu else ''}"
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(page.with_suffix(".json"), f"{json.dumps(content, indent=2)}\n".encode())
-    where = ", ".join(str(content[key]) for key in ("commit", "date", "machine", "torch"))
+    where = ", ".join(str(content[key]) for key in ("commit", "date", "machine", "images", "torch"))
     parts = [
         f"# {title}",
         f"`{content['command']}`",
@@ -149,6 +150,7 @@ def _content(title: str, figures: Sequence[Figure], gpu: str | None) -> dict[str
         "date": facts["date"],
         "commit": facts["commit"],
         "machine": f"{facts['cores']} cores of {facts['processor']}{beside}",
+        "images": f"torsos for images in {facts['images']}",
         "torch": f"torch {facts['torch']}",
         "figures": [{**asdict(each), "is_held": each.is_held} for each in figures],
     }

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ import torch.distributed as dist
 from bench.codec import filled_columns
 from bench.door import run
 from bench.ingest_ends import CASES as SCHEMAS
-from bench.one_run import end_with_parent
+from bench.one_run import CONFIGS, end_with_parent
 from bench.paired import Figure, figure, new_parser, publish
 from impala_async.config.load import load_config
 from impala_async.config.ranks import Place, place_in
@@ -37,7 +36,6 @@ from impala_async.training.batch import Batch
 from impala_async.training.ranks import Ranks
 from impala_async.training.step import UpdateStep
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 COUNT, NUM_WARM, NUM_WORDS, LIMIT_S = 2, 20, 200, 300.0
 NOTES = """
 Each rank has as many columns as one learner alone: twice the batch in all. A word, the gradients
@@ -61,8 +59,8 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("MLP 2x64, IMPALA, 640 rows", "cartpole.toml", "cartpole", 32, (), 1.4),
-    Case("MLP 2x64, PPO in parts of 160 rows, all normalised", "cartpole_ppo.toml", "cartpole", 32,
+    Case("MLP 2x64, IMPALA, 704 rows", "cartpole.toml", "cartpole", 32, (), 1.4),
+    Case("MLP 2x64, PPO in parts of 176 rows, all normalised", "cartpole_ppo.toml", "cartpole", 32,
          ("algorithm.normalize_returns=true", "model.normalize_obs=true",
           "algorithm.returns=vtrace"), None),
     Case("Nature CNN, IMPALA, 160 rows", "atari.toml", "frames", 8,

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from bench.door import run
-from bench.one_run import CONFIGS, END_S, ENDLESS, end_with_parent
+from bench.one_run import CONFIGS, END_S, ENDLESS, end_with_parent, last_report_in
 from bench.paired import figure, new_parser, publish
 
 NUM_ACTORS = 4
@@ -48,15 +48,15 @@ def main() -> int:
     args = parser.parse_args()
     figures = []
     for name, number in FAULTS.items():
-        if args.only in name:
+        if args.only.lower() in name.lower():
             with fleet(args.rounds) as ours:
                 taken = ours.turns(name, args.rounds, partial(ours.lose_rank, number))
             figures.append(figure(name, taken, unit="s", at_most=LIMITS_S[name]))
-    if args.only in (name := "an actor is killed"):
+    if args.only.lower() in (name := "an actor is killed"):
         with fleet(0) as ours:
             taken = ours.turns(name, args.rounds, ours.lose_actor)
         figures.append(figure(name, taken, unit="s", at_most=5.0))
-    if args.only in (name := "SIGTERM to one rank"):
+    if args.only.lower() in (name := "SIGTERM to one rank").lower():
         taken = []
         for turn in range(args.rounds):
             with fleet(0) as ours:
@@ -82,6 +82,7 @@ class Fleet:
 
     def __init__(self, folder: Path, num_restarts: int) -> None:
         self._folder, self._run = folder, folder / "run"
+        self._metrics = self._run / "metrics.jsonl"
         self._running: list[subprocess.Popen[bytes]] = []
         flags = [part for setting in SETTINGS for part in ("--set", setting)]
         self.learners = self._start(
@@ -183,16 +184,12 @@ class Fleet:
         return service
 
     def _reports(self) -> Sequence[dict[str, Any]]:
-        try:
-            lines = (self._run / "metrics.jsonl").read_text().split("\n")
-        except FileNotFoundError:
-            return []
         # The last one may be in the making.
-        return [json.loads(line) for line in lines[:-1]]
+        return [json.loads(line) for line in self._metrics.read_text().split("\n")[:-1]]
 
     def _last(self, name: str) -> float:
-        reports = self._reports()
-        value: float = reports[-1][name] if reports else 0.0
+        report = last_report_in(self._metrics)
+        value: float = report[name] if report else 0.0
         return value
 
     def _is_past(self, updates: float) -> bool:

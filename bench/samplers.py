@@ -24,6 +24,7 @@ from impala_async.config.env import EnvSection
 from impala_async.config.model import ModelSection
 from impala_async.envs.make import make_env
 from impala_async.errors import EnvError
+from impala_async.models.torso import pick_precision
 from impala_async.policy import Policy
 from impala_async.schema import Schema
 
@@ -137,6 +138,7 @@ def sampler_rate(case: Case, name: SamplerName, stack: ExitStack) -> Rate:
     envs, width = setup.envs, setup.columns_per_message
     schema = Schema(envs.obs_spec, envs.action_spec, ROWS)
     policy = Policy(schema, ModelSection(name=case.model), seed=0, device=setup.device)
+    policy.act_in(pick_precision("auto", case.model, policy.device))
     free: list[MessageBuffer] = []
     sampler = sampler_for(envs)(
         schema,

@@ -20,8 +20,7 @@ import numpy as np
 
 from bench.door import run
 from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio
-from bench.weights_ends import CASES, CPU
-from impala_async.config.model import ModelSection
+from bench.weights_ends import CASES, CPU, config_of
 from impala_async.learner.loop.sessions import Publisher
 from impala_async.policy import Policy
 from impala_async.weights import Version, Weights
@@ -39,7 +38,8 @@ END_WITHIN_S = 60.0
 NOTES = """
 "Installed" is from the moment at which the learner thread begins to copy the weights until a client
 has them in its policy: the copy, the way to the event loop, the notice, the pull, the transfer, its
-checksum and the load. A client that is behind skips to the newest version. A notice goes out at
+checksum and the load. A client that is behind skips to the newest version; the time is a median
+over those that were not skipped. A notice goes out at
 once, as in lockstep; otherwise an actor hears of a version with its next grant.
 
 Weights travel in float32, but for the case that says otherwise: there those of the torso are
@@ -110,8 +110,8 @@ def sample_of(outcome: dict[str, Any], installed: list[dict[str, float]]) -> Sam
 
 def encode(case: str) -> Sample:
     """Time what the first pull of a version costs the event loop, and each of the others."""
-    schema, torso, _, is_coarse = CASES[case]
-    policy = Policy(schema, ModelSection(name=torso), seed=0, device=CPU)
+    schema, _, _, is_coarse = CASES[case]
+    policy = Policy(schema, config_of(case, 1).model, seed=0, device=CPU)
     layout = policy.coarse_layout if is_coarse else policy.layout
     publisher = Publisher()
     publisher.layout_digest = layout.digest
@@ -138,6 +138,7 @@ def figures_of(name: str, sides: list[list[Sample]]) -> list[Figure]:
     return [
         figure_of(f"{name}: published to installed, {size[0]}", one, "installed_ms", unit="ms"),
         figure_of(f"the same, {size[1]}", eight, "installed_ms", unit="ms"),
+        figure_of("the same: share of the versions that they skipped", eight, "skipped_share"),
         *(
             figure_of(
                 f"{name}: publishing, share of the learner thread, {what}", side, "publish_share"

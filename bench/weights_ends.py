@@ -18,7 +18,9 @@ import numpy as np
 import torch
 import uvloop
 
+from bench.one_run import CONFIGS
 from impala_async.actor.client import Client, RunFinished
+from impala_async.config.load import load_config
 from impala_async.config.run import RunConfig
 from impala_async.learner.handoff import Mailbox, on_thread
 from impala_async.learner.loop.server import ActorServer
@@ -44,29 +46,30 @@ def _schema(obs: ArraySpec, num_actions: int, rows: int) -> Schema:
 
 
 _PONG = _schema(ArraySpec("", (4, 84, 84), "uint8", is_stack=True), 6, 20)
-# Schema, torso, columns of a batch, as in configs/cartpole.toml and configs/atari.toml; and
-# whether the torso's weights travel in bfloat16.
+# Schema, config, columns of a batch, which is learned from in one update; and whether the torso's
+# weights travel in bfloat16.
 CASES: dict[str, tuple[Schema, str, int, bool]] = {
-    "mlp": (_schema(ArraySpec("", (4,), "float32"), 2, 50), "mlp", 16, False),
-    "nature_cnn": (_PONG, "nature_cnn", 8, False),
-    "nature_cnn_coarse": (_PONG, "nature_cnn", 8, True),
+    "mlp": (_schema(ArraySpec("", (4,), "float32"), 2, 50), "cartpole.toml", 16, False),
+    "nature_cnn": (_PONG, "atari.toml", 8, False),
+    "nature_cnn_coarse": (_PONG, "atari.toml", 8, True),
 }
 
 
 def config_of(case: str, num_clients: int) -> RunConfig:
-    schema, torso, batch_columns, _ = CASES[case]
-    return RunConfig.model_validate(
-        {
-            "env": {"id": "none:Needed"},
-            "trajectory": {"rows": schema.rows},
-            "model": {"name": torso},
-            "actor": {"num_envs": batch_columns // num_clients},
-            "learner": {"device": "cpu", "batch_columns": batch_columns, "lease_s": 120},
-            "bind": {"data": "tcp://127.0.0.1:*", "weights": "tcp://127.0.0.1:*"},
-            "pace": {"mode": "lockstep"},
-            "train": {"num_actors": num_clients},
-        }
-    )
+    schema, config, batch_columns, _ = CASES[case]
+    settings = {
+        "trajectory.rows": schema.rows,
+        "algorithm.num_minibatches": 1,
+        "actor.num_envs": batch_columns // num_clients,
+        "train.num_actors": num_clients,
+        "learner.batch_columns": batch_columns,
+        "learner.device": "cpu",
+        "learner.lease_s": 120,
+        "bind.data": "tcp://127.0.0.1:*",
+        "bind.weights": "tcp://127.0.0.1:*",
+        "pace.mode": "lockstep",
+    }
+    return load_config(CONFIGS / config, [f"{key}={value}" for key, value in settings.items()])
 
 
 class Publishing:
@@ -86,7 +89,6 @@ class Publishing:
         self.publish_s: list[float] = []
 
     def run(self, mailbox: Mailbox[Weights], seconds: float) -> None:
-        torch.set_num_threads(1)
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
             before = time.monotonic()
@@ -108,6 +110,8 @@ class Publishing:
 async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     """Publish for so many seconds to whoever is there, and say goodbye."""
     keep_freed_memory()
+    # Before the step is built: with one thread a small network's is written out.
+    torch.set_num_threads(1)
     schema, _, batch_columns, is_coarse = CASES[case]
     config = config_of(case, max(1, num_clients))
     loop = asyncio.get_running_loop()
@@ -127,18 +131,13 @@ async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     _say({"url": server.data_url})
     await loop.run_in_executor(None, sys.stdin.readline)
     mailbox = Mailbox(loop, server.publish)
-    begun, cpu = time.monotonic(), time.process_time()
     await on_thread("learner", lambda: learner.run(mailbox, seconds))
-    spent_s, cpu = time.monotonic() - begun, time.process_time() - cpu
-    served = server.report()["weights/served"]
     await server.say_bye("finished", GOODBYE_S)
     server.close()
     return {
         "published_at": learner.published_at,
         "update_s": learner.update_s,
         "publish_s": learner.publish_s,
-        "served": served,
-        "cores": cpu / spent_s,
     }
 
 

@@ -54,17 +54,17 @@ def _train_each(args: argparse.Namespace) -> int:
         own = {"config": config, "overrides": [*args.overrides, f"seed={seed}"]}
         runs[seed] = argparse.Namespace(**vars(args) | own | {"run_dir": base / f"seed-{seed}"})
         doors.check_run(runs[seed])
-    whole = set[int]()
+    ended_seeds = set[int]()
     try:
-        return _train_these(base, runs, flags, whole)
+        return _train_these(base, runs, flags, ended_seeds)
     finally:
-        _tell_rest(base, runs, flags, whole)
+        _tell_rest(base, runs, flags, ended_seeds)
 
 
 def _train_these(
-    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], whole: set[int]
+    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], ended_seeds: set[int]
 ) -> int:
-    """Train them in turn, and note in `whole` those that have come to their end."""
+    """Train them in turn, and note in `ended_seeds` those that have come to their end."""
     from impala_async.runs.folder import RunFolder
 
     code: int = Exit.DONE
@@ -81,19 +81,19 @@ def _train_these(
             ended[one.run_dir] = summary
         if code != Exit.DONE or summary is None or summary["exit_reason"] == "terminated":
             break
-        whole.add(seed)
+        ended_seeds.add(seed)
     if ended:
         _tell_seeds(base, ended)
     return code
 
 
 def _tell_rest(
-    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], whole: set[int]
+    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], ended_seeds: set[int]
 ) -> None:
     """Say how to go on, where a seed was ended or has failed after there was something to keep."""
     from impala_async.runs.folder import RunFolder
 
-    left = [seed for seed in runs if seed not in whole]
+    left = [seed for seed in runs if seed not in ended_seeds]
     begun = [seed for seed in left if RunFolder(runs[seed].run_dir).exists()]
     new = [str(seed) for seed in left if seed not in begun]
     words = [["--resume", "--run-dir", str(runs[seed].run_dir)] for seed in begun]

@@ -13,21 +13,24 @@ from pathlib import Path
 
 from bench.door import run
 from bench.paired import Figure, in_turns, publish
-from bench.peers.measure import SYSTEMS, System, solving, speed
+from bench.peers.measure import SYSTEMS, WARM_S, System, solving, speed
 from bench.peers.table import goal_rows, speed_rows
 from bench.peers.venvs import DEFAULT_FOLDER, fault_of, install
 
 NOTES = """
 All have the same games, networks of the same size (MLP 2x64 tanh; the Nature CNN) and the same
-cores, and one thread a process. Env steps count once, when they are trained on for the first time:
+cores. Env steps count once, when they are trained on for the first time:
 agent steps, not frames, without padding and bootstrap rows. The clock runs from the launch of the
 command; speeds are taken from 10 s after the first trained step. Memory is the greatest sum of the
 RSS of all processes, looked at four times a second; what they share is in it several times. A seed
 of a peer that did not come to a mean return of 475 over 100 episodes in time counts as the time
 limit, and the ratio to it is at most what is shown.
 
-- impala_async: configs/cartpole.toml and configs/atari.toml, through `impala_async.train`;
-  Pong through ale_py's vector code. The peers step Pong through gymnasium's AtariPreprocessing.
+- impala_async: configs/cartpole.toml and configs/atari.toml, through `impala_async.train`, one
+  thread a process. Its environments are vector code: gymnasium's of CartPole in numpy, ale_py's of
+  Pong. The peers step single environments in Python, Pong through AtariPreprocessing. Its torso for
+  images computes in bfloat16 where the processor has it (`model.precision`, the usual auto; the
+  last line says whether this one has); the peers' compute in float32, as they are set.
 - Sample Factory: asynchronous APPO, 2 workers in two halves. CartPole as its gymnasium example, 20
   environments a worker, batch 512, rewards times 0.1, but learning rate 1e-3. Pong: 8 environments
   a worker, batch 256, each row trained on once (its Atari example: four times).
@@ -78,6 +81,10 @@ def _parse() -> argparse.Namespace:
     add("--json", action="store_true", help="print JSON, not a table")
     add("--write", type=Path, metavar="DIR", help="put peers.md and .json there")
     args = parser.parse_args()
+    for name in ("cartpole_s", "pong_s"):
+        # What comes before does not count, and a rate wants as much again.
+        if 0 < getattr(args, name) < WARM_S:
+            parser.error(f"--{name.replace('_', '-')}: wants {WARM_S:g} or more, or 0 for none")
     args.venvs = args.venvs.expanduser().absolute()
     # Known now, and not after half an hour.
     if args.pong_s and find_spec("ale_py") is None:

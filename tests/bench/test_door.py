@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from bench.__main__ import BENCHES
 from bench.door import run
 from impala_async.errors import Exit
 from tests import matrix
@@ -52,3 +54,12 @@ def test_all_ends_with_it(number, command, num_processes, tmp_path, monkeypatch)
     assert "Traceback" not in said
     assert not psutil.wait_procs(family, timeout=20)[1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_benchmark_has_a_name_and_what_it_is():
+    found = {
+        path.stem
+        for path in Path(__file__).parents[2].glob("bench/*.py")
+        if "    run(main)\n" in path.read_text()
+    }
+    assert found | {"learning", "peers"} == BENCHES.keys()

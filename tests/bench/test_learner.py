@@ -58,17 +58,17 @@ def test_rates_are_read_off_the_reports():
 
 
 def test_floors_are_of_the_service_over_the_bare_loop():
-    def figures(case, **service):
+    def figures(case, has_gpu=False, **service):
         step = {"rows_per_s": 98.0, "update_ms": 2.5}
         samples = {"bare": [{"rows_per_s": 100.0}], "step": [step], "service": [SERVICE | service]}
-        return {each.name: each for each in figures_of(case, samples)}
+        return {each.name: each for each in figures_of(case, samples, has_gpu=has_gpu)}
 
     first, *others = figures(CARTPOLE, rows_per_s=90.0).values()
     assert (first.median, first.at_least, first.is_held) == (0.9, 0.92, False)
     assert all(each.at_least is None for each in others)
     # A GPU has floors of its own, and figures of itself.
     case = cases(torch.device("cuda"))[0]
-    found = figures(case, sm_share=0.9, pcie_in_gb_s=3.0)
+    found = figures(case, has_gpu=True, sm_share=0.9, pcie_in_gb_s=3.0)
     over = found[f"{case.name}: service over bare loop"]
     assert (over.at_least, over.is_held) == (0.95, True)
     assert not found["the same: waits for copies, share of the time"].is_held

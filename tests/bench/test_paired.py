@@ -48,5 +48,5 @@ def test_what_is_published(tmp_path, capsys):
     publish("Name", figures, notes="", is_json=False, folder=tmp_path, gpu="GPU 7")
     page = (tmp_path / "name_cuda.md").read_text()
     assert page.startswith("# Name\n\n`python -m bench.name")
-    assert " and GPU 7, torch" in page
+    assert " and GPU 7, torsos for images in " in page
     assert (tmp_path / "name_cuda.json").exists()

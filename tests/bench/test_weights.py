@@ -3,6 +3,9 @@
 import pytest
 
 from bench.weights import figures_of, one_turn, sample_of
+from bench.weights_ends import CASES, Publishing, config_of
+from impala_async.learner.slots import allocate_slots
+from impala_async.training.by_hand import is_plain
 
 OUTCOME = {
     "published_at": {str(update): 10.0 + update for update in range(11)},
@@ -24,10 +27,19 @@ def test_delays_run_from_a_version_s_own_publication():
 
 
 def test_every_number_of_clients_has_its_rows():
-    turn = {"update_ms": 2.0, "publish_share": 0.1, "installed_ms": 5.0}
+    turn = {"update_ms": 2.0, "publish_share": 0.1, "installed_ms": 5.0, "skipped_share": 0.5}
     slow = {**turn, "update_ms": 3.0, "installed_ms": 9.0}
     figures = figures_of("x", [[turn], [turn], [slow], [{"first_us": 50.0, "later_us": 1.0}]])
-    assert [each.median for each in figures] == [5.0, 9.0, 0.1, 0.1, 0.1, 1.0, 1.5, 50.0, 1.0]
+    assert [each.median for each in figures] == [5.0, 9.0, 0.5, 0.1, 0.1, 0.1, 1.0, 1.5, 50.0, 1.0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_between_two_versions_is_one_as_a_learner_makes_it(case):
+    schema, _, columns, is_coarse = CASES[case]
+    (slot,) = allocate_slots(schema, columns, 1)
+    publishing = Publishing(config_of(case, 1), schema, slot, is_coarse)
+    assert publishing._step.run(publishing._batch, publishing._alive_B, 0).num_updates == 1
+    assert is_plain(publishing._step.policy, publishing._step.section) == (case == "mlp")
 
 
 @pytest.mark.e2e
