@@ -27,6 +27,7 @@ ADVICE = {
     "rejections": "look for the reason in the learner's log",
     "learner": "a faster device, a smaller model, fewer learner.num_passes, or fewer and larger "
     "minibatches (algorithm.num_minibatches)",
+    "ranks": "see which rank is late by the lists under ranks/; its host, actors and cores decide",
     "copy": "smaller observations, or a larger learner.batch_columns",
     "environment": "if its steps compute: more actors, on other hosts when the cores of this one "
     "are busy, or another actor.sampler; if they wait, as for a simulator or a network: more of "
