@@ -23,6 +23,7 @@ from impala_async.doors import check_not_over
 from impala_async.launch import __main__ as launch
 from impala_async.metrics.merge import RULES
 from impala_async.metrics.names import ALIASES, REGISTRY, SECTIONS
+from impala_async.metrics.report import ADVICE
 from impala_async.wire import messages
 from tests import rooms
 from tests.test_house import House, obscure_openings
@@ -274,6 +275,12 @@ def test_the_protocol_page_has_every_code(words):
 
 
 # -------------------- the trajectory page
+
+
+def test_every_verdict_on_a_run_is_explained():
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    table = text.partition("| it begins with |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"(?m)^\| `(\w+)` \|", table)) == {*ADVICE, "waiting", "unknown"}
 
 
 def test_the_trajectory_page_names_each_file_its_imports_and_its_carriers():

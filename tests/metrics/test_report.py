@@ -13,6 +13,7 @@ from impala_async.metrics.report import (
     ADVICE,
     BATCH_WAIT_MS,
     COPY_WAIT_MS,
+    RANK_WAIT_MS,
     UPDATE_MS,
     Counters,
     RunTimes,
@@ -137,6 +138,10 @@ CASES = [
     ({UPDATE_MS: 80.0, BATCH_WAIT_MS: 20.0}, "learner: updates take 80 % of its time"),
     ({UPDATE_MS: 79.0, BATCH_WAIT_MS: 21.0}, "waiting: …"),
     ({UPDATE_MS: 40.0, BATCH_WAIT_MS: 10.0, COPY_WAIT_MS: 50.0}, f"copy: {WAITS} to be copied"),
+    (
+        {UPDATE_MS: 40.0, BATCH_WAIT_MS: 10.0, RANK_WAIT_MS: 50.0},
+        "ranks: the learner waits 50 % of its time for other ranks",
+    ),
     # The longest stage of the actors is named, if they have told.
     (HALF | {ENV: 70.0, ACT: 20.0, SEND: 10.0}, f"environment: {SPENDS.format(70)} in envir…"),
     (HALF | {ENV: 20.0, ACT: 70.0, SEND: 10.0}, f"inference: {SPENDS.format(70)} in the policy"),
