@@ -21,11 +21,13 @@ from impala_async.config.mistakes import FIELDS, is_section, wanted
 from impala_async.config.run import RunConfig
 from impala_async.doors import check_not_over
 from impala_async.launch import __main__ as launch
+from impala_async.learner.agreement import REASONS
 from impala_async.metrics.merge import RULES
 from impala_async.metrics.names import ALIASES, REGISTRY, SECTIONS
 from impala_async.metrics.report import ADVICE
 from impala_async.wire import messages
 from tests import rooms
+from tests.runs.test_summary import summary_of
 from tests.test_house import House, obscure_openings
 from tests.wire.example import example_text
 
@@ -281,6 +283,16 @@ def test_every_verdict_on_a_run_is_explained():
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     table = text.partition("| it begins with |")[2].partition("\n\n")[0]
     assert set(re.findall(r"(?m)^\| `(\w+)` \|", table)) == {*ADVICE, "waiting", "unknown"}
+
+
+def test_what_programs_find_at_the_end_of_a_run_is_on_the_page():
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    part = text.partition("## The end of a run, for programs")[2].partition("\n## ")[0]
+    keys, _, reasons = part.partition("| `exit_reason` | the run")
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"(?m)^\|.*", keys))))
+    assert named == summary_of().keys()
+    first = "".join(re.findall(r"(?m)^\| (`.*?`) \|", reasons))
+    assert set(re.findall(r"`(\w+)`", first)) == {*REASONS}
 
 
 def test_the_trajectory_page_names_each_file_its_imports_and_its_carriers():
