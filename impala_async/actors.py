@@ -54,7 +54,7 @@ def _watch(args: argparse.Namespace) -> int:
     doors.start_logging()
     many = "1 actor" if args.num == 1 else f"{args.num} actors"
     logger.info("starting %s for the learner at %s", many, args.learner)
-    is_left = _look_for_run(args.learner)
+    is_abandoned = _look_for_run(args.learner)
     logs = [_log_of(number, args) for number in range(args.num)]
     heard = list[int]()
     lifeline = Lifeline()
@@ -62,7 +62,7 @@ def _watch(args: argparse.Namespace) -> int:
     actors = Actors(args.learner, logs, lifeline, has_numbers=False)
     answer_requests(without_echo(lambda number, frame: heard.append(number)))
     try:
-        while not (heard or actors.verdict or actors.is_over or is_left()):
+        while not (heard or actors.verdict or actors.is_over or is_abandoned()):
             actors.look()
             time.sleep(POLL_S)
     finally:
@@ -86,7 +86,7 @@ def _look_for_run(learner: str) -> Callable[[], bool]:
     folder = RunFolder(Path(learner)) if is_folder(learner) else None
     look_at, over_since = 0.0, math.inf
 
-    def is_left() -> bool:
+    def is_abandoned() -> bool:
         nonlocal look_at, over_since
         if folder is None or (now := time.monotonic()) < look_at:
             return False
@@ -99,7 +99,7 @@ def _look_for_run(learner: str) -> Callable[[], bool]:
             logger.info(told, folder.path, LATER_END_S)
         return now - over_since >= LATER_END_S
 
-    return is_left
+    return is_abandoned
 
 
 def _log_of(number: int, args: argparse.Namespace) -> Log:
