@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from impala_async.actor.stopping import Stopper
 from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
-from impala_async.envs.faults import Watch, tell_stderr
-from impala_async.errors import ConfigError, EnvError
+from impala_async.envs.faults import Watch, closed_after, tell_stderr
+from impala_async.errors import ConfigError
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, without_echo
 
@@ -121,7 +121,7 @@ def _play(
     }
     envs, policy = build_players(config, num_envs)
     played: list[Episode] = []
-    with _closed(envs):
+    with closed_after(envs):
         _keep_spaces(folder, envs)
         checkpoint.load_into(policy)
         if not args.json:
@@ -140,21 +140,6 @@ def _play(
         **as_json(played, config.policies),
     }
     return about, rows_of(played, config.policies)
-
-
-@contextmanager
-def _closed(envs: "EnvBatch") -> Iterator[None]:
-    """A context after which they are closed. A close that fails takes no result with it."""
-    try:
-        yield
-    except BaseException:
-        with suppress(EnvError):
-            envs.close()
-        raise
-    try:
-        envs.close()
-    except EnvError as error:
-        tell_stderr(f"warning: {error}")
 
 
 def _keep_spaces(folder: "RunFolder", envs: "EnvBatch") -> None:
@@ -177,7 +162,7 @@ def _film(
 
     envs, env = build_drawn(config.env, config.policies)
     draw = frames_of(env, config.env.id)
-    with _closed(envs), film(args.video, frames_per_s(env)) as opened:
+    with closed_after(envs), film(args.video, frames_per_s(env)) as opened:
         seed = args.seeds[0]
         first = play(policy, envs, 1, seed=seed, look=lambda: opened.add(draw()), **how)[0]
     return {"file": str(args.video), "return": first.total, "length": first.length}

@@ -82,7 +82,7 @@ def _parse() -> argparse.Namespace:
     add("--write", type=Path, metavar="DIR", help="put peers.md and .json there")
     args = parser.parse_args()
     for name in ("cartpole_s", "pong_s"):
-        # What comes before does not count, and a rate wants as much again.
+        # So long a rate waits, and it wants as much again.
         if 0 < getattr(args, name) < WARM_S:
             parser.error(f"--{name.replace('_', '-')}: wants {WARM_S:g} or more, or 0 for none")
     args.venvs = args.venvs.expanduser().absolute()

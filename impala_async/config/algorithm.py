@@ -105,8 +105,8 @@ class AlgorithmSection(Section):
     tau: float = Field(1.0, gt=0, le=1)
     """appo: how far the target network moves to the current one."""
     target_update_every_updates: int | None = Field(None, ge=1)
-    """appo: updates from one move of the target network to the next; none: it moves when a new
-    batch is begun."""
+    """appo: updates from one move of the target network to the next, where each part of a pass is
+    one, in lockstep too; none: it moves when a new batch is begun."""
     kl_coeff: float = Field(0.0, ge=0)
     """appo: weight at the start of the KL from the target; 0: without."""
     kl_target: float | None = Field(0.01, gt=0)

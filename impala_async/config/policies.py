@@ -25,7 +25,8 @@ class PoliciesSection(Section):
     copies: dict[str, str] = Field(default_factory=dict)
     """Frozen copies, each with the policy it is taken from."""
     copy_every_updates: int | None = Field(None, ge=1)
-    """Updates of its source after which a copy is taken anew."""
+    """Updates of its source after which a copy is taken anew; here each part of a pass is one, in
+    lockstep too."""
 
     @property
     def trained(self) -> tuple[str, ...]:

@@ -147,7 +147,8 @@ class RunConfig(Section):
         learner, usual = self.learner, self.algorithm.usual_passes
         is_given = "num_passes" in learner.model_fields_set and learner.num_passes != "auto"
         # Where they would make trajectories too old, there are fewer.
-        most = MANY if self.pace.is_lockstep else learner.max_lag // self._most_batches_old
+        newest = learner.max_lag - learner.publish_every_updates + 1
+        most = MANY if self.pace.is_lockstep else max(1, newest // self._most_batches_old)
         parts = self.algorithm.num_minibatches
         if "num_minibatches" not in self.algorithm.model_fields_set:
             bound = most // (learner.most_passes if is_given else usual)
@@ -173,6 +174,10 @@ class RunConfig(Section):
         """How many a trajectory may be by its last pass: one more can wait at its actor, and its
         own batch counts."""
         return self.batches_under_way + 2
+
+    @property
+    def _updates_of_a_batch(self) -> int:
+        return self.learner.least_passes * self.algorithm.num_minibatches
 
     def _decide(self, section: str, **values: int) -> None:
         """Set keys of a section that nobody has set; they stay among those."""
@@ -301,7 +306,8 @@ class RunConfig(Section):
 
     def warnings(self, env_steps: int = 0) -> list[str]:
         """Tell what is allowed but will probably disappoint when so many env steps are trained."""
-        return [*self._lag_warnings(), *self._schedule_warnings(env_steps), *self.bind.warnings()]
+        found = *self._lag_warnings(), *self._idle_warnings(), *self._schedule_warnings(env_steps)
+        return [*found, *self.bind.warnings()]
 
     def _lag_warnings(self) -> Iterator[str]:
         learner, algorithm, pace = self.learner, self.algorithm, self.pace
@@ -312,8 +318,11 @@ class RunConfig(Section):
         if pace.is_lockstep:
             lag, fix = lag * (pace.lag + 1), f"{fix}or pace.lag"
         else:
-            lag *= self.batches_under_way
+            # The weights that act may be so many batches older.
+            late = learner.publish_every_updates - 1
+            lag *= self.batches_under_way + late // self._updates_of_a_batch
             fix += "learner.queue_size or learner.minibatch_buffer_size"
+            fix = f"learner.publish_every_updates, {fix}" if late else fix
         old = f"a trajectory may be {lag} {what} old when it is trained on, and"
         if algorithm.returns_kind == "gae":
             # PPO's clip bounds how far it goes from the policy that acted.
@@ -327,23 +336,45 @@ class RunConfig(Section):
                 )
         elif lag > SAFE_LAG:
             yield f"{old} V-trace holds to about {SAFE_LAG}: lower {fix}"
-        updates = self._most_batches_old * learner.least_passes * algorithm.num_minibatches
+        updates = self._most_batches_old * self._updates_of_a_batch
+        updates += learner.publish_every_updates - 1
         if updates > learner.max_lag and not pace.is_lockstep:
             yield (
                 f"a trajectory may be {updates} updates old when it is trained on, and is dropped "
                 f"over learner.max_lag ({learner.max_lag}): raise that, or lower {fix}, or "
                 "algorithm.num_minibatches"
             )
-        if algorithm.shuffle_rows and algorithm.num_minibatches == 1:
-            yield (
-                "algorithm.shuffle_rows deals rows to several minibatches, and here is one: raise "
-                "algorithm.num_minibatches or learner.batch_columns, or drop algorithm.shuffle_rows"
-            )
         if learner.least_passes > 1 and not algorithm.may_use_vtrace:
             yield (
                 f"learner.num_passes ({learner.num_passes}): {algorithm.name} has no ratio of "
                 "policies to correct its passes after the first, where the policy is no longer the "
                 "one that acted: set learner.num_passes to 1, or algorithm.name to ppo"
+            )
+
+    def _idle_warnings(self) -> Iterator[str]:
+        """Keys that do nothing in a run of this shape."""
+        learner, algorithm, actor = self.learner, self.algorithm, self.actor
+        if self.pace.is_lockstep and actor.sampler == "auto" and actor.num_workers is not None:
+            yield (
+                "actor.num_workers does nothing in lockstep with actor.sampler auto, which takes "
+                "no env workers there: set actor.sampler to parallel"
+            )
+        if learner.stop_kl is not None and learner.most_passes == 1:
+            yield (
+                "learner.stop_kl is looked at between the passes over a batch, and here is one: "
+                "raise learner.num_passes, or drop learner.stop_kl"
+            )
+        is_current = algorithm.tau == 1 and algorithm.target_update_every_updates is None
+        if algorithm.kl_coeff > 0 and is_current and self._updates_of_a_batch == 1:
+            yield (
+                f"algorithm.kl_coeff ({algorithm.kl_coeff}) does nothing where a batch is one "
+                "update, as the target network is always the current one: raise learner.num_passes "
+                "or algorithm.num_minibatches, or lower algorithm.tau"
+            )
+        if algorithm.shuffle_rows and algorithm.num_minibatches == 1:
+            yield (
+                "algorithm.shuffle_rows deals rows to several minibatches, and here is one: raise "
+                "algorithm.num_minibatches or learner.batch_columns, or drop algorithm.shuffle_rows"
             )
 
     def _schedule_warnings(self, env_steps: int) -> Iterator[str]:

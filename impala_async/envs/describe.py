@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import time
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from impala_async import processes
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.envs.faults import Watch, tell_stderr, with_id
+from impala_async.envs.faults import Watch, closed_after, tell_stderr, with_id
 from impala_async.errors import EnvError, Exit, SpacesError
 from impala_async.schema import POLICY, ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
@@ -42,7 +41,7 @@ def describe(
     from impala_async.envs.make import build_envs
     from impala_async.envs.saved_spaces import save_spaces
 
-    with closing(build_envs(sampler, section, 1, policies, has_spares=False)) as envs:
+    with closed_after(build_envs(sampler, section, 1, policies, has_spares=False)) as envs:
         try_steps(envs)
     return {**look_of(envs), "spaces": save_spaces(envs.spaces)}
 

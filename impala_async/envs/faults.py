@@ -5,15 +5,18 @@ import faulthandler
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from time import monotonic
 from traceback import walk_tb
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from impala_async.errors import EnvError, Exit, ImpalaAsyncError
 from impala_async.output import AFTER_S, Wait
 from impala_async.user_code import UserCode, one_line
+
+if TYPE_CHECKING:
+    from impala_async.envs.batch import EnvBatch
 
 WANTED = {
     "in step": "wants `def step(self, action)`, which returns (observation, reward, terminated, "
@@ -153,6 +156,22 @@ def close_all(envs: Iterable[Any], name: str | None = None) -> None:
             faults.append(error)
     if faults:
         raise faults[0]
+
+
+@contextlib.contextmanager
+def closed_after(envs: "EnvBatch") -> Iterator["EnvBatch"]:
+    """A context after which they are closed. A close that fails hides no fault from before, and
+    takes no result with it."""
+    try:
+        yield envs
+    except BaseException:
+        with contextlib.suppress(EnvError):
+            envs.close()
+        raise
+    try:
+        envs.close()
+    except EnvError as error:
+        tell_stderr(f"warning: {error}")
 
 
 def tell_stderr(line: str) -> None:

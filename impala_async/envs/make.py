@@ -7,6 +7,7 @@ The vector code of ale_py does the same by itself.
 import logging
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -141,7 +142,8 @@ def _build(
             return WithHistory(envs, has_action=section.last_action, has_reward=section.last_reward)
         return envs
     except EnvError:
-        close_all(made, section.id)
+        with suppress(EnvError):  # what failed first is to be told
+            close_all(made, section.id)
         raise
 
 
@@ -191,7 +193,8 @@ def wrap(env: Any, wrappers: Iterable[Named]) -> Any:
                 wrapped = entry(env, **wrapper.kwargs)
             batch_of(wrapped, whose)
         except EnvError:
-            close_all([env])
+            with suppress(EnvError):
+                close_all([env])
             raise
         env = wrapped
     return env

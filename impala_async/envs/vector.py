@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Tuple
 from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 
@@ -217,8 +218,10 @@ class VectorEnvs(OwnEnvs):
         rows = self._rows
         given: Any = infos.get("final_obs") if isinstance(infos, Mapping) else None
         is_per_column = isinstance(given, np.ndarray) and given.dtype == np.dtype(object)
+        # A tuple of arrays is what a batch of a Tuple looks like.
+        of_columns = list if isinstance(self.spaces.observation_space, Tuple) else list | tuple
         try:
-            if not is_per_column and not isinstance(given, list | tuple):
+            if not is_per_column and not isinstance(given, of_columns):
                 return rows.read(given, rows=is_over)
             for column in np.flatnonzero(is_over).tolist():
                 rows.write(column, given[column])

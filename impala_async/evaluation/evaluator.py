@@ -18,7 +18,7 @@ from typing import TextIO
 
 from impala_async import processes
 from impala_async.config.run import RunConfig
-from impala_async.envs.faults import Watch, tell_stderr
+from impala_async.envs.faults import Watch, closed_after, tell_stderr
 from impala_async.errors import Exit, ImpalaAsyncError, plain
 from impala_async.evaluation.play import build_players, columns_for, play
 from impala_async.evaluation.results import mean_return, trained_of
@@ -57,7 +57,7 @@ def _serve(config: RunConfig, requests: TextIO, weights: int, answers: int) -> i
         envs, policy = build_players(config, num_envs)
         # From here on there is something to close.
         processes.answer_requests(processes.without_echo(processes.interrupt))
-        with closing(envs):
+        with closed_after(envs):
             for line in requests:
                 _load(policy, weights, int(line))
                 began_at, answer = time.monotonic(), dict[str, float | None]()

@@ -18,6 +18,8 @@ from impala_async.metrics.report import RETURN_EPISODES
 from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.training.checkpoint import highest_epoch
 from impala_async.training.ranks import Ranks
+from impala_async.training.step import UpdateStep
+from impala_async.training.team_step import TeamStep
 from impala_async.wire.keys import Key, key_in_environment, new_key
 from impala_async.wire.local_link import new_nonce
 
@@ -56,6 +58,15 @@ class Word(NamedTuple):
     def mean_return(self) -> float | None:
         total, count = self.returns
         return total / count if count >= RETURN_EPISODES else None
+
+
+def begin_alike(ranks: Ranks, step: UpdateStep | TeamStep) -> None:
+    """All begin with what rank 0 has made: other processors make other last bits of it."""
+    state = step.capture()
+    ranks.share(
+        {f"{group}/{name}": part[name] for group, part in state.tensors.items() for name in part}
+    )
+    step.restore(state)
 
 
 def agree(ranks: Ranks, own: Word) -> Word:

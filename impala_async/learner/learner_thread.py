@@ -18,7 +18,7 @@ import torch
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
 from impala_async.learner import handoff
-from impala_async.learner.agreement import Word, agree
+from impala_async.learner.agreement import Word, agree, begin_alike
 from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
 from impala_async.learner.watchdog import BUILD_PATIENCE
@@ -116,9 +116,10 @@ class LearnerThread:
         make_current(self.device)
         torch.set_num_threads(self.section.threads)
         channels = self.channels
-        self._publish()
         self.ranks.meet(RANK_SHARE * self.section.stuck_end_s)
-        self._check_weights()
+        if self.ranks.are_many:
+            begin_alike(self.ranks, self.step)
+        self._publish()
         try:
             while True:
                 channels.watchdog.beat(BUILD_PATIENCE if self._first_update is None else 1)

@@ -120,6 +120,16 @@ class Ranks:
         norm = torch.linalg.vector_norm(bucket[: -len(has_any) - len(shares)])
         return shares, has_any, norm
 
+    def share(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give all ranks those of rank 0, to the bit; ServiceError where shapes differ."""
+        shapes = {name: torch.tensor(each.shape) for name, each in tensors.items()}
+        self.check_equal(shapes, "shapes of what is trained")
+        for each in (tensors[name] for name in sorted(tensors) if tensors[name].numel()):
+            # Beside zeros a sum is a copy.
+            flat = each.detach().to("cpu", copy=True).contiguous().view(-1).view(torch.uint8)
+            first = self.sum(flat if self.place.is_first else torch.zeros_like(flat))
+            each.copy_(first.view(each.dtype).view_as(each))
+
     def check_equal(self, tensors: Mapping[str, Tensor], what: str) -> None:
         """Raise ServiceError for the first tensor that is not the same to the bit at all ranks."""
         if self._is_apart:

@@ -258,6 +258,18 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
             "over learner.max_lag (119): raise that",
         ),
         (f"learner.num_passes=auto {PARTS}=4 learner.max_lag=24", "", None),
+        # Weights that act may have been published some time ago.
+        (f"{FIVE} {PARTS}=4 learner.max_lag=129 learner.publish_every_updates=10", "", None),
+        (
+            f"{FIVE} {PARTS}=4 learner.max_lag=128 learner.publish_every_updates=10",
+            "129 updates",
+            "lower learner.publish_every_updates, learner.queue_size or",
+        ),
+        (
+            f"{impala} {PARTS}=1 learner.publish_every_updates=500",
+            "503 passes over a batch",
+            "lower learner.publish_every_updates, learner.num_passes, learner.queue_size or",
+        ),
     ):
         warnings = config_of(settings).warnings()
         assert len(warnings) == (says is not None), settings
@@ -265,6 +277,20 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
             assert warnings[0].startswith(f"a trajectory may be {lag}")
             assert says in warnings[0]
             assert warnings[0].endswith(says) or says != GAE
+
+
+def test_keys_that_do_nothing_in_this_shape_are_warned_of():
+    one = f"{PARTS}=1 learner.num_passes=1"
+    for settings, says in (
+        (f"{PPO} learner.stop_kl=0.02 learner.num_passes=2", None),
+        (f"{PPO} learner.stop_kl=0.02 learner.num_passes=1", "learner.stop_kl is looked at betwe"),
+        (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one}", "algorithm.kl_coeff (1.0) does no"),
+        (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one} algorithm.tau=0.5", None),
+        (f"{LOCKSTEP} actor.num_workers=2", "actor.num_workers does nothing in lockstep with"),
+        (f"{LOCKSTEP} actor.num_workers=2 actor.sampler=parallel", None),
+    ):
+        warnings = config_of(settings).warnings()
+        assert [w.startswith(says) for w in warnings] == ([] if says is None else [True]), settings
 
 
 def test_passes_that_a2c_cannot_correct_are_warned_of():

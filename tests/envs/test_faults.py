@@ -15,7 +15,15 @@ import pytest
 from bench.probes import Counting
 from impala_async.config.env import EnvSection
 from impala_async.envs import faults
-from impala_async.envs.faults import RUNNING, Blame, Watch, close_all, env_name, hang_now
+from impala_async.envs.faults import (
+    RUNNING,
+    Blame,
+    Watch,
+    close_all,
+    closed_after,
+    env_name,
+    hang_now,
+)
 from impala_async.envs.vector import SerialEnvs
 from impala_async.errors import EnvError
 from impala_async.processes import Interrupted
@@ -131,6 +139,19 @@ def limited(env):
 
 STEP = "wants `def step(self, action)`, which returns (observation, reward, terminated, "
 RESET = "wants `def reset(self, *, seed=None, options=None)`, which returns (observation, info): "
+
+
+def test_a_close_that_fails_hides_no_fault_and_no_result(capfd):
+    class Envs:
+        def close(self):
+            raise EnvError("it has nothing to close")
+
+    with pytest.raises(EnvError, match="no licence"), closed_after(Envs()):
+        raise EnvError("no licence")
+    assert capfd.readouterr().err == ""
+    with closed_after(Envs()):
+        pass
+    assert capfd.readouterr().err == "warning: it has nothing to close\n"
 
 
 def test_what_does_not_fit_its_caller_is_told_the_signature():

@@ -134,6 +134,19 @@ def test_those_made_so_far_are_closed_when_a_later_one_fails():
     assert Closing.closed == Closing.made
 
 
+def test_what_failed_first_is_told_though_they_cannot_be_closed(monkeypatch):
+    def close(_):
+        raise AttributeError("no simulator to stop")
+
+    monkeypatch.setattr(Closing, "close", close)
+    assert "no third one" in fails(section(f"{HERE}:Closing"), num_envs=4)
+    with pytest.raises(EnvError, match="to wrap"):
+        wrap(
+            Closing(),
+            [Named(name="gymnasium.wrappers:TimeLimit", kwargs={"max_episode_steps": "x"})],
+        )
+
+
 def test_one_environment_is_not_stepped_in_two_columns(module):
     only = Counting()
     module.only = lambda: only

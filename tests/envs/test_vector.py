@@ -264,6 +264,31 @@ def test_final_observations_are_read_one_per_column_and_nested():
         assert step.idle is None
 
 
+def test_a_tuple_of_arrays_is_a_batch_where_the_space_is_a_tuple():
+    class Pairs(CountingVector):
+        def __init__(self):
+            super().__init__(2, (1, 1), autoreset="SameStep")
+            self.single_observation_space = Tuple((Box(-99, 99, (2,)), Box(-99, 99, (2,))))
+
+        def both(self, first, second):
+            return tuple(np.array(each, np.float32) for each in (first, second))
+
+        def reset(self, **how):
+            super().reset(**how)
+            return self.both(np.zeros((2, 2)), np.zeros((2, 2))), {}
+
+        def step(self, actions):
+            _, *others, _ = super().step(actions)
+            final = self.both([[1, 1], [2, 2]], [[10, 10], [20, 20]])
+            return self.both(np.zeros((2, 2)), np.zeros((2, 2))), *others, {"final_obs": final}
+
+    envs = VectorEnvs(Pairs())
+    envs.reset(0)
+    final = envs.step(acts(0, 0)).final_obs
+    assert final["0"].tolist() == [[1, 1], [2, 2]]
+    assert final["1"].tolist() == [[10, 10], [20, 20]]
+
+
 def test_same_step_without_final_observations_is_refused():
     class Forgetful(CountingVector):
         def step(self, actions):

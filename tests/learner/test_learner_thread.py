@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -618,10 +619,21 @@ class Beside(Ranks):
     def check_equal(self, tensors, what):
         self.checked.append(len(tensors))
 
+    def share(self, tensors):
+        self.shared = tensors
+
 
 class Step(FakeStep):
+    begun = None
+
     def named_tensors(self):
         return dict.fromkeys(range(len(self.batches)))
+
+    def capture(self):
+        return SimpleNamespace(tensors={"model": {"w": 5}, "target": {"w": 7}})
+
+    def restore(self, state):
+        self.begun = state
 
 
 def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to():
@@ -664,7 +676,10 @@ def test_ranks_compare_their_weights_every_so_many_updates_and_at_the_end(monkey
     monkeypatch.setattr(learner_thread, "CHECK_EVERY", 3)
     script = [batch_of(n) for n in range(1, 8)]
     run = Run(script, Step(), ranks=Beside(), stop={"updates": 7})()
-    assert run.thread.ranks.checked == [0, 3, 6, 7]
+    assert run.thread.ranks.checked == [3, 6, 7]
+    # They begin with all that rank 0 has made, a target network included.
+    assert run.thread.ranks.shared == {"model/w": 5, "target/w": 7}
+    assert run.step.begun == run.step.capture()
 
 
 def test_an_update_is_told_of_the_valid_rows_that_the_word_of_all_has():

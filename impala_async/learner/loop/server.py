@@ -77,9 +77,7 @@ class ActorServer:
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint.
         Actors know this start by the `nonce`, which all ranks have, as they have the `key`."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        settings_frame = wire.encode_settings(
-            ActorSettings.of(config, actor_seed).model_dump(mode="json")
-        )
+        told = ActorSettings.of(config, actor_seed).model_dump(mode="json")
         self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
         self.table = self._make_table(run_id)
@@ -98,7 +96,7 @@ class ActorServer:
             publisher=Publisher(num_kept=1 + config.pace.lag),
             filler=self._filler,
             welcome=self._welcome(weights.port),
-            settings_frame=settings_frame,
+            settings_frame=wire.encode_settings(told),
             rows=config.trajectory.rows,
             on_schema=on_schema,
             find_layout=find_layout,
