@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from impala_async.actor import client as client_module
+from impala_async.actor import joining
 from impala_async.actor.client import Client, RunFinished
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import RunConfig
@@ -159,7 +159,7 @@ def send_ours(case: str, url: str, *, is_tcp: bool, num_streams: int) -> None:
     schema, columns = CASES[case]
     if is_tcp:
         # Otherwise it would find that the learner is on this host, and move to ipc.
-        client_module.best_urls = _dialled_urls  # type: ignore[attr-defined]
+        joining.best_urls = _dialled_urls
     client = Client(new_context(), url, should_stop=lambda: False, connect_s=10)
     client.connect()
     client.join(schema, [LAYOUT], columns, num_streams)

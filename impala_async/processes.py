@@ -63,6 +63,8 @@ class Lifeline:
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
+        # A process that foreign code forks may outlive this one.
+        os.register_at_fork(after_in_child=self._let_go)
 
     def start(
         self, command: Sequence[str], fds: tuple[int, ...] = (), **how: Any
@@ -76,8 +78,13 @@ class Lifeline:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        os.close(self._write_fd)
+        self._let_go()
         os.close(self._read_fd)
+
+    def _let_go(self) -> None:
+        write_fd, self._write_fd = self._write_fd, -1
+        if write_fd >= 0:
+            os.close(write_fd)
 
 
 def inherited_fds() -> tuple[int, ...]:
@@ -339,12 +346,15 @@ class Growth:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def is_seen(self) -> bool:
-        """Asked some times a second."""
-        now, num_bytes = time.monotonic(), 0
-        with suppress(OSError), open("/proc/self/statm") as file:  # if a descriptor is left for it
-            num_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    def is_seen(self, expected_bytes: int = 0) -> bool:
+        """Asked some times a second. So many bytes it may have taken for itself."""
+        now = time.monotonic()
+        try:
+            with open("/proc/self/statm") as file:
+                num_bytes = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:  # no descriptor is left for it
+            return False
         self._seen.append((now, num_bytes))
         while self._seen[0][0] < now - GROWTH_OVER_S:
             self._seen.popleft()
-        return num_bytes - min(seen for _, seen in self._seen) > GROWTH_BYTES
+        return num_bytes - min(seen for _, seen in self._seen) > GROWTH_BYTES + expected_bytes

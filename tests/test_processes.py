@@ -1,8 +1,10 @@
 """Real processes: none outlives its parent, and each that is told to end does, with a word."""
 
+import errno
 import os
 import platform
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -492,5 +494,37 @@ def test_growth_is_seen_for_a_while_and_not_for_ever(monkeypatch):
     held = bytearray(processes.GROWTH_BYTES + (16 << 20))
     held[::4096] = b"x" * len(held[::4096])
     assert growth.is_seen()
+    assert not growth.is_seen(expected_bytes=len(held))
     time.sleep(0.25)
     assert not growth.is_seen()
+
+
+def test_growth_that_cannot_be_looked_at_is_none(monkeypatch):
+    growth, look = processes.Growth(), open
+
+    def refuse(*given):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    assert not growth.is_seen()
+    monkeypatch.setattr("builtins.open", refuse)
+    assert not growth.is_seen()
+    monkeypatch.setattr("builtins.open", look)
+    assert not growth.is_seen()
+
+
+def test_a_process_that_foreign_code_forks_does_not_hold_up_an_end():
+    lifeline = processes.Lifeline()
+    reader = os.dup(lifeline._read_fd)
+    told, go_on = os.pipe()
+    if (forked := os.fork()) == 0:
+        os.close(go_on)
+        os.read(told, 1)
+        os._exit(0)
+    lifeline.close()
+    # Nobody else holds its other end.
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    assert poll.poll(5000) == [(reader, select.POLLHUP)]
+    for fd in (go_on, told, reader):
+        os.close(fd)
+    os.waitpid(forked, 0)

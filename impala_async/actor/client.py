@@ -12,15 +12,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
 
 import psutil
 
+from impala_async.actor import joining
 from impala_async.actor.address import Address, check_address
-from impala_async.actor.joining import best_urls, check_key, find_learner, read, say_goodbye
 from impala_async.actor.link import Link
 from impala_async.actor.unroll import Finished, MessageBuffer
-from impala_async.config.learner import is_loopback
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError
 from impala_async.output import AFTER_S, EVERY_S, SeldomLog
@@ -64,12 +62,6 @@ class NewRun(Exception):
 
 class NewSettings(Exception):
     """This run goes on with other settings: build everything anew."""
-
-
-def is_compressed(choice: Literal["auto", "on", "off"], data_url: str) -> bool:
-    """Whether observations are compressed on their way there: in vain if they stay on the host."""
-    is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
-    return choice == "on" or (choice == "auto" and is_remote)
 
 
 class Client:
@@ -141,7 +133,7 @@ class Client:
             self._url, began = sent_to or address.url, time.monotonic()
             self._dial(self._url)
             handshake = side.handshake(began)
-            found = find_learner(
+            found = joining.find_learner(
                 self._data,
                 handshake,
                 url=self._url,
@@ -166,9 +158,10 @@ class Client:
         """Whether to say hello somewhere else. A folder may yet tell of another key; and where a
         learner was, something else may have its port for a while."""
         if self.side.run_id == NO_RUN and not self._address.is_folder:
-            check_key(self._data, self._url)
+            joining.check_key(self._data, self._url)
         outdated_s = handshake.outdated_s(now := time.monotonic())
-        if outdated_s and outdated_s > self.settings.actor.reconnect_s:
+        # Well before the time is over after which nobody is looked for.
+        if outdated_s and outdated_s > self.settings.actor.reconnect_s / 2:
             # An earlier state of its folder was put back, or a stranger named a higher epoch.
             raise NewRun
         is_silent = bool(sent_to) and now - since > SENT_S
@@ -300,7 +293,7 @@ class Client:
             frames = self._data.receive(0 if number else timeout_s)
             if frames is None:
                 break
-            message = read(frames[0], self._log)
+            message = joining.read(frames[0], self._log)
             if message is not None:
                 self._follow(self.side.take(message, time.monotonic()))
         for grant in self.link.take_grants():
@@ -327,7 +320,7 @@ class Client:
     def leave(self, why: str = "") -> None:
         """Say goodbye, with what this actor died of, and close everything, once."""
         if bye := self.side.bye(why):
-            say_goodbye(self._data, bye, self._log)
+            joining.say_goodbye(self._data, bye, self._log)
         if self._link is not None:
             self._link.close()
         if self._dealer is not None:
@@ -347,8 +340,11 @@ class Client:
     def _open_session(self) -> bool:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome = self.side.welcome
-        data_url, weights_url = best_urls(welcome, self._url)
-        self._is_compressed = is_compressed(self.settings.actor.compress, data_url)
+        self.is_finished = joining.said_finished(self._data, welcome.session, self._log)
+        if self.is_finished:
+            raise RunFinished
+        data_url, weights_url = joining.best_urls(welcome, self._url)
+        self._is_compressed = joining.is_compressed(self.settings.actor.compress, data_url)
         if data_url != self._url:
             self._dial(data_url)
         self._link = Link(

@@ -8,12 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgpack
 from pydantic import ValidationError
 
 from impala_async import __version__
-from impala_async.config.learner import KEY_VARIABLE
+from impala_async.config.learner import KEY_VARIABLE, is_loopback
 from impala_async.config.run import ActorSettings
 from impala_async.errors import (
     ImpalaAsyncError,
@@ -167,6 +168,22 @@ def say_goodbye(dealer: Dealer, bye: wire.Bye, log: SeldomLog) -> None:
         frames = dealer.receive(left_s)
         if frames and isinstance(read(frames[0], log), wire.ByeOk | wire.Reject):
             return
+
+
+def is_compressed(choice: Literal["auto", "on", "off"], data_url: str) -> bool:
+    """Whether observations are compressed on their way there: in vain if they stay on the host."""
+    is_remote = data_url.startswith("tcp://") and not is_loopback(data_url)
+    return choice == "on" or (choice == "auto" and is_remote)
+
+
+def said_finished(dealer: Dealer, session: bytes, log: SeldomLog) -> bool:
+    """Whether the run is over since the welcome: environments may take long to make."""
+    while frames := dealer.receive(0):
+        message = read(frames[0], log)
+        if isinstance(message, wire.Bye) and message.session == session:
+            dealer.send_last([wire.pack(wire.ByeOk(session))])
+            return wire.BYE_REASONS[message.reason] == "finished"
+    return False
 
 
 def read(frame: wire.Frame, log: SeldomLog) -> wire.Message | None:

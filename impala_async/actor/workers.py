@@ -67,6 +67,11 @@ class Worker:
         try:
             command = [*PROGRAM, *map(str, given)]
             self.process = self._lifeline.start(command, given, stdin=subprocess.DEVNULL)
+        except OSError:  # descriptors may be what it lacks
+            os.close(self.commands)
+            os.close(self._replies)
+            self._lifeline.close()
+            raise
         finally:
             os.close(theirs)
             os.close(replies)

@@ -64,6 +64,10 @@ EXITS = {
 }
 
 
+# The ends that a signal has asked for.
+ASKED = ("interrupted", "terminated")
+
+
 class LearnerService:
     """One learner, from bind to summary. Make it inside a running event loop."""
 
@@ -97,7 +101,7 @@ class LearnerService:
         self._ended.add_done_callback(lambda _: self._watchdog.end_begins())
         self._threads: list[asyncio.Task[object]] = []
         self._loader: HostLoader | None = None
-        self._is_building = False
+        self._is_building = self._is_interrupted = False
         self._last_words: handoff.Captured | None = None
         self._saving: asyncio.Task[object] | None = None
         self._late_death: ServiceError | RankError | None = None
@@ -297,8 +301,10 @@ class LearnerService:
             logger.info("waiting for %sactors: %s", many, command)
 
     def _on_interrupt(self) -> None:
-        if self._ended.done():
+        # A run that ends by itself, or dies, saves as well, and a SIGTERM was the first request.
+        if self._is_interrupted or not {*self._channels.end_reasons}.isdisjoint(ASKED):
             os._exit(Exit.INTERRUPTED)
+        self._is_interrupted = True
         logger.warning("interrupted: saving; press Ctrl-C again to quit at once")
         self.stop("interrupted")
 
@@ -382,10 +388,6 @@ class LearnerService:
             report = await self._others.report_last(self._reporter.report)
         else:
             report = self._reporter.report()
-        is_goal = reason in StopSection.model_fields
-        if is_goal:
-            # Nobody need wait for our disk. Who is to come back must not look for us before.
-            await self._server.say_bye("finished", GOODBYE_S)
         self._watchdog.end_begins(SAVE_WITHIN_S)
         with told_of("ending: waiting for the last checkpoint to be written", logger.info):
             if saving := [each for each in (self._saving, self._evaluations.saving) if each]:
@@ -397,11 +399,12 @@ class LearnerService:
             digests = read_digests(self._folder.checkpoints, self._reading.progress.version)
             with told_of("ending: waiting for the recording to be written", logger.info):
                 await self._recorder.finish(reason, self._reading.progress.update, digests)
-        # Who builds its environments has not heard it yet, and the last word holds.
-        await self._server.say_bye("finished" if is_goal else "restarting", GOODBYE_S)
         # Weights that are not finite are no fault of the disk, and no second try mends them.
         if reason != handoff.NOT_FINITE and (not is_saved or self._folder.is_gone()):
             reason = UNSAVED
+        # Only now: where something is not on the disk, the learner is started again.
+        is_goal = reason in StopSection.model_fields
+        await self._server.say_bye("finished" if is_goal else "restarting", GOODBYE_S)
         self._summarise(reason, {**report, "num_actors": num_actors})
         return reason
 

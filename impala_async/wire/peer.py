@@ -88,6 +88,8 @@ class Peer:
     build: str = ""
     opened_at: float = 0.0
     weights_route: bytes = b""
+    # That of the connection before, over which something may still come.
+    left_route: bytes = b""
     columns: int = 0
     streams: int = 1
     # Whether it sends again what came when there was no room, once it is told that there is.

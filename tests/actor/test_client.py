@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from impala_async.actor.client import WINDOW, RunFinished, is_compressed
+from impala_async.actor.client import WINDOW, RunFinished
+from impala_async.actor.joining import is_compressed
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
 from impala_async.errors import MismatchError
@@ -215,7 +216,7 @@ def test_it_waits_for_weights_at_first_and_at_max_lag(scene):
     assert newest.result(WITHIN_S).version == version_of(6)
 
 
-@pytest.mark.parametrize("stage", ["connect", "take", "newest"])
+@pytest.mark.parametrize("stage", ["connect", "take_buffer", "newest"])
 def test_a_stop_is_heard_wherever_it_waits(scene, stage):
     if stage == "connect":
         actor = scene.actor()

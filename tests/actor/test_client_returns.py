@@ -14,7 +14,18 @@ from impala_async.config.learner import KEY_VARIABLE
 from impala_async.errors import ConfigError, MismatchError, NotAllowedError, UnreachableError
 from impala_async.runs.folder import RunFolder
 from impala_async.wire.keys import new_key
-from impala_async.wire.messages import VERDICTS, ByeOk, Data, Get, Grant, Heartbeat, Hello, Spec
+from impala_async.wire.messages import (
+    BYE_REASONS,
+    VERDICTS,
+    Bye,
+    ByeOk,
+    Data,
+    Get,
+    Grant,
+    Heartbeat,
+    Hello,
+    Spec,
+)
 from impala_async.wire.session import reject
 from impala_async.wire.sockets import Router
 from tests.actor.scripted import (
@@ -112,8 +123,11 @@ def test_one_that_was_to_wait_without_end_does_so_for_a_lost_learner_too(scene):
         lost.result(WITHIN_S)
 
 
-def test_where_an_earlier_state_of_the_folder_was_put_back_a_new_process_looks_at_it(scene):
-    actor = scene.actor(connect_s=math.inf)
+@pytest.mark.parametrize("connect_s", [math.inf, 20.0])
+def test_where_an_earlier_state_of_the_folder_was_put_back_a_new_process_looks_at_it(
+    scene, connect_s
+):
+    actor = scene.actor(connect_s=connect_s)
     session = scene.join(actor, ACTOR_SPEC, settings_of(reconnect_s=0.3), epoch=3)
     lost = pump(actor)
     session.bye("restarting")
@@ -122,6 +136,22 @@ def test_where_an_earlier_state_of_the_folder_was_put_back_a_new_process_looks_a
         scene.learner.welcome(scene.learner.data.find(Hello), settings_of(), epoch=2)
     with pytest.raises(NewRun):
         lost.result(WITHIN_S)
+
+
+@pytest.mark.parametrize("reason", ["finished", "restarting"])
+def test_a_run_that_ended_while_environments_were_made_is_over(scene, reason):
+    actor = scene.actor()
+    connected = actor.begin(actor.client.connect)
+    hello = scene.learner.data.hear(Hello)
+    welcome = scene.learner.welcome(hello, settings_of(reconnect_s=0.5), lease_s=0.5)
+    connected.result(WITHIN_S)
+    hello.answer(Bye(welcome.session, BYE_REASONS.index(reason)))
+    time.sleep(0.2)  # it lies in the actor's socket
+    scene.learner.close()
+    lost = actor.begin(actor.client.join, *ACTOR_SPEC)
+    with pytest.raises(RunFinished if reason == "finished" else UnreachableError):
+        lost.result(WITHIN_S)
+    assert actor.client.is_finished is (reason == "finished")
 
 
 @pytest.mark.parametrize("lease_s", [0.2, 60.0])

@@ -140,11 +140,10 @@ def test_what_failed_first_is_told_though_they_cannot_be_closed(monkeypatch):
 
     monkeypatch.setattr(Closing, "close", close)
     assert "no third one" in fails(section(f"{HERE}:Closing"), num_envs=4)
+    Closing.made.clear()
+    wrong = Named(name="gymnasium.wrappers:TimeLimit", kwargs={"size": "even"})
     with pytest.raises(EnvError, match="to wrap"):
-        wrap(
-            Closing(),
-            [Named(name="gymnasium.wrappers:TimeLimit", kwargs={"max_episode_steps": "x"})],
-        )
+        wrap(Closing(), [wrong])
 
 
 def test_one_environment_is_not_stepped_in_two_columns(module):

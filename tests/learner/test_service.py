@@ -1,6 +1,7 @@
 """Whole runs in this process: from the bind to the summary, whatever ends them in good order."""
 
 import asyncio
+import errno
 import functools
 import logging
 import os
@@ -26,7 +27,7 @@ from impala_async.metrics.names import undeclared
 from impala_async.models.flat import Snapshot
 from impala_async.output import Wait
 from impala_async.processes import GIVE_UP
-from impala_async.runs.folder import RunFolder
+from impala_async.runs.folder import UNSAVED, RunFolder
 from impala_async.training.checkpoint import whole_checkpoints
 from impala_async.wire.messages import BYE_REASONS, VERDICTS, Bye, ByeOk
 from tests.learner.hand_actor import until
@@ -98,16 +99,16 @@ async def test_a_run_to_its_goal(tmp_path, learner):
     assert (tmp_path / "epoch").read_text() == "1"
 
 
-async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors_are_home(
+async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_actors_go_home_after_the_last(
     tmp_path, monkeypatch, caplog
 ):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(output, "Wait", lambda tell: Wait(tell, after_s=0.0))
-    has_gone, write, written = threading.Event(), Saver._write, []
+    may_write, write, written = threading.Event(), Saver._write, []
 
     def write_late(saver, captured, *others):
         written.append(captured.progress.update)
-        assert has_gone.wait(20)
+        assert may_write.wait(20)
         write(saver, captured, *others)
 
     monkeypatch.setattr(Saver, "_write", write_late)
@@ -116,15 +117,15 @@ async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_the_last_when_actors
         late = await run.actor()
         await late.hello()
         await run.start_actors(2)
-        await until(lambda: all(random_actor.goodbyes for random_actor in run.random_actors))
+        await until(lambda: "ending: waiting for the last checkpoint" in caplog.text)
         assert not run.task.done()
-        await until(lambda: "ending: waiting for " in caplog.text)
         # A checkpoint that fell due while one was written is left out.
         assert len(written) == 1
-        has_gone.set()
-        # It is told once more, as it has not answered.
-        await late.hear(lambda: len(late.byes) == 2)
-        assert {bye.reason for bye in late.byes} == {BYE_REASONS.index("finished")}
+        # Where the disk takes no checkpoint, the run goes on, and its actors are wanted.
+        assert not any(random_actor.goodbyes for random_actor in [*run.random_actors])
+        may_write.set()
+        await late.hear(lambda: late.byes)
+        assert [bye.reason for bye in late.byes] == [BYE_REASONS.index("finished")]
         await late.say(ByeOk(late.session))
         assert await run.end() == Exit.DONE
     assert written == [written[0], check_end(run, "env_steps")["updates"]]
@@ -195,6 +196,44 @@ async def test_a_signal_ends_a_run_in_good_order(tmp_path, monkeypatch, number, 
         assert await run.end() == code
         assert all(s.goodbyes == ["restarting"] for s in run.random_actors)
     check_end(run, reason)
+
+
+async def test_a_ctrl_c_while_a_run_ends_by_itself_loses_no_checkpoint(tmp_path, monkeypatch):
+    quits, may_write, write = [], threading.Event(), Saver._write
+
+    def write_late(saver, *given):
+        assert may_write.wait(20)
+        write(saver, *given)
+
+    def quit_at_once(code):
+        quits.append(code)
+        may_write.set()
+
+    monkeypatch.setattr(Saver, "_write", write_late)
+    monkeypatch.setattr(service.os, "_exit", quit_at_once)
+    monkeypatch.setattr(service, "without_echo", lambda hear: hear)
+    async with service_run(tmp_path, stop={"env_steps": 300}) as run:
+        await run.start_actors(2)
+        await until(run.service._ended.done)
+        run.service._on_interrupt()
+        await asyncio.sleep(0)
+        assert (quits, run.task.done()) == ([], False)
+        run.service._on_interrupt()
+        assert quits == [Exit.INTERRUPTED]
+        assert await run.end() == Exit.DONE
+    check_end(run, "env_steps")
+
+
+async def test_where_the_last_checkpoint_is_not_written_actors_come_back(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Saver, "_write", fail)
+    async with service_run(tmp_path, stop={"env_steps": 300}) as run:
+        await run.start_actors(2)
+        assert await run.end() == Exit.TRY_AGAIN
+        assert all(actor.goodbyes == ["restarting"] for actor in run.random_actors)
+    assert RunFolder(run.service._folder.path).read_json("summary.json")["exit_reason"] == UNSAVED
 
 
 async def test_in_lockstep_a_lost_actor_may_end_the_run(tmp_path, monkeypatch):

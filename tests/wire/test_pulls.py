@@ -115,7 +115,7 @@ def damaged():
     reply, (_, frame) = reply_of(V6, floats(1.0))
     yield from ((reply, [b"", *more]) for more in ([bytes(16)], [frame[:-1]], [], [frame, frame]))
     sizes = [np.zeros(num_bytes, np.uint8) for num_bytes in (12, 0, 100_000)]
-    yield from (reply_of(V6, unfit) for unfit in (*sizes, floats(np.nan), floats(3e38)))
+    yield from (reply_of(V6, unfit) for unfit in (*sizes, floats(np.nan), floats(np.inf)))
 
 
 def test_damaged_weights_are_asked_for_again_and_not_without_a_pause():

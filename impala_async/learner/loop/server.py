@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
 LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
+# A checkpoint copies the weights and the two moments of each, and writes them from one more copy.
+OWN_COPIES = 8
 # An actor that gets no credit meanwhile is told after so long what became of what it sent.
 ACKNOWLEDGE_AFTER_S = 0.1
 STRANGERS_EVERY_S = 10.0
@@ -77,7 +79,7 @@ class ActorServer:
         ended in lockstep and `pace.on_loss` is "stop". The `accounts` are those of a checkpoint.
         Actors know this start by the `nonce`, which all ranks have, as they have the `key`."""
         self._config, self._lineage, self._recorder = config, lineage, recorder
-        told = ActorSettings.of(config, actor_seed).model_dump(mode="json")
+        settings_frame = _told(ActorSettings.of(config, actor_seed))
         self._filler = self._make_filler(on_episodes, on_loss)
         self.ledger = self._filler.ledger
         self.table = self._make_table(run_id)
@@ -96,7 +98,7 @@ class ActorServer:
             publisher=Publisher(num_kept=1 + config.pace.lag),
             filler=self._filler,
             welcome=self._welcome(weights.port),
-            settings_frame=wire.encode_settings(told),
+            settings_frame=settings_frame,
             rows=config.trajectory.rows,
             on_schema=on_schema,
             find_layout=find_layout,
@@ -112,8 +114,8 @@ class ActorServer:
         self._wire = Counters(WIRE_COUNTS)
         self._data = Endpoint(loop, data, self._wire, self.admission.hear, self._answer)
         self._weights = Endpoint(loop, weights, self._wire, self.sessions.hear_pull)
-        self._growth, self._told_of, self._shut_s = Growth(), Counter[str](), 0.0
-        self._tell_at = time.monotonic() + STRANGERS_EVERY_S
+        self._growth, self._told_of, self._own_bytes = Growth(), Counter[str](), 0
+        self._tell_at, self._shut_s = time.monotonic() + STRANGERS_EVERY_S, 0.0
 
     def open(
         self,
@@ -138,6 +140,7 @@ class ActorServer:
                 self._delay.note_full(time.monotonic())
             submit(index)
 
+        self._own_bytes = OWN_COPIES * sum(array.num_bytes for array in layout.arrays)
         self.sessions.open(schema, layout)
         self.admission.open(schema, slots, note_and_submit)
         self._answer()
@@ -201,15 +204,17 @@ class ActorServer:
     def look_at_connections(self) -> bool:
         """A peer with a session may have sent what its credit allows, and a message more. Whether
         there is a doubt. Credit that lies unused goes to others; in lockstep none does."""
-        data, weights = dict[bytes, int](), dict[bytes, int]()
+        data, weights, expected_bytes = dict[bytes, int](), dict[bytes, int](), self._own_bytes
         for peer in self.table.joined:
             assert self.sessions.schema is not None
             # By its credit: how many streams it has is what it says of itself.
             largest = wire.MAX_HEADER_BYTES + _largest_body(peer.columns, self.sessions.schema)
             data[peer.data_route] = (peer.outstanding_messages + 1) * largest + SPARE_BYTES
+            expected_bytes += peer.outstanding_messages * largest
             if peer.weights_route:
                 weights[peer.weights_route] = SPARE_BYTES
-        lease_s, is_growing = self._config.learner.lease_s, self._growth.is_seen()
+        lease_s = self._config.learner.lease_s
+        is_growing = self._growth.is_seen(expected_bytes)
         doubts = [
             endpoint.look(allowances, lease_s, is_memory_growing=is_growing)
             for endpoint, allowances in ((self._data, data), (self._weights, weights))
@@ -369,6 +374,10 @@ class ActorServer:
                 link.close()
                 raise ConfigError(f"bind.{name}: {error}") from None
         return routers
+
+
+def _told(settings: ActorSettings) -> bytes:
+    return wire.encode_settings(settings.model_dump(mode="json"))
 
 
 def _largest_body(columns: int, schema: Schema) -> int:

@@ -186,9 +186,11 @@ class Sessions:
         peer = self.table.find(message.session, now)
         if peer is None:
             raise ProtocolError("unknown_session")
+        if route == peer.left_route:
+            return []
         # It has connected again; whoever has not, and reads nothing, would make us keep much.
         replaces = peer.weights_route if peer.weights_route != route else b""
-        peer.weights_route = route
+        peer.left_route, peer.weights_route = replaces or peer.left_route, route
         if isinstance(message, wire.Heartbeat):
             self._note_beat(peer, message.timers, now)
             return [Answer(route, self.grant(peer).frames, replaces=replaces)]

@@ -344,6 +344,19 @@ def test_weights_are_for_those_who_have_said_their_spec():
     assert sizes() == [2]
 
 
+def test_a_late_word_over_the_connection_before_does_not_end_the_one_of_now():
+    learner = learner_of()
+    actor = HandActor(learner).join()
+    beat = wire.Heartbeat(actor.session, {})
+    hear = functools.partial(learner.sessions.hear_pull, message=beat, rest=None, now=0.0)
+    ((first,), (second,)) = (hear(route) for route in (b"old", b"new"))
+    assert (first.replaces, second.replaces) == (b"", b"old")
+    # Two lay in the old one when it broke: a router takes from its pipes in turn.
+    assert hear(b"old") == []
+    (third,) = hear(b"new")
+    assert third.replaces == b""
+
+
 def test_weights_that_cannot_be_sent_now_are_to_be_asked_for_again():
     learner = learner_of()
     actor = HandActor(learner).join()
