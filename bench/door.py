@@ -3,14 +3,17 @@
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
+from bench.machine import commit_of
 from impala_async.errors import Exit
 
 
 def run(main: Callable[[], int]) -> NoReturn:
     """SIGTERM ends it as Ctrl-C does: what it has launched ends, and its folders go."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    commit_of(Path.cwd())  # what is measured, whatever is committed meanwhile
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -31,10 +31,12 @@ def commit_of(checkout: Path) -> str:
     git = ["git", "-C", str(checkout)]
     head = [*git, "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    if not commit:
+        return "unknown"
     # Pages are written while others are measured.
-    changed = [*git, "diff", "--quiet", "HEAD", "--", ".", ":!bench/results", ":!*.md"]
-    is_changed = bool(commit) and subprocess.run(changed, check=False).returncode != 0
-    return f"{commit}{'-dirty' if is_changed else ''}" if commit else "unknown"
+    changed = [*git, "status", "--porcelain", "--", ".", ":!bench/results", ":!*.md"]
+    found = subprocess.run(changed, capture_output=True, check=False).stdout
+    return f"{commit}{'-dirty' if found else ''}"
 
 
 def _processor() -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.machine import about_this_machine, commit_of
+from bench.machine import about_this_machine
 from impala_async.files import write_whole
 
 Sample = Mapping[str, float]
@@ -55,7 +55,6 @@ def new_parser(
 ) -> argparse.ArgumentParser:
     """A parser of the flags that benchmarks share; `rounds` is the default of that flag, if any."""
     name = _name(title)
-    commit_of(Path.cwd())  # what is measured, whatever is committed meanwhile
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=about)
     add = parser.add_argument
     if has_cases:

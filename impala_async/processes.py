@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from impala_async.errors import ConfigError, Exit
 from impala_async.output import flush_output, write_last
@@ -63,8 +64,7 @@ class Lifeline:
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
-        # A process that foreign code forks may outlive this one.
-        os.register_at_fork(after_in_child=self._let_go)
+        _lifelines.add(self)
 
     def start(
         self, command: Sequence[str], fds: tuple[int, ...] = (), **how: Any
@@ -78,13 +78,24 @@ class Lifeline:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
-        self._let_go()
+        _lifelines.discard(self)
+        os.close(self._write_fd)
         os.close(self._read_fd)
 
-    def _let_go(self) -> None:
-        write_fd, self._write_fd = self._write_fd, -1
-        if write_fd >= 0:
-            os.close(write_fd)
+    def let_go(self) -> None:
+        """In a process that foreign code has forked, and that may outlive this one."""
+        os.close(self._write_fd)
+
+
+_lifelines = WeakSet[Lifeline]()
+
+
+def _let_all_go() -> None:
+    for lifeline in _lifelines:
+        lifeline.let_go()
+
+
+os.register_at_fork(after_in_child=_let_all_go)
 
 
 def inherited_fds() -> tuple[int, ...]:

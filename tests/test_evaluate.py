@@ -225,7 +225,6 @@ def test_an_environment_without_an_end_is_given_up(run, capsys):
         assert main([str(run.path), "--episodes", "24", "--max-steps", max_steps]) == code
     said = capsys.readouterr().err
     assert "16 of 24 episodes ended within 3 steps: give it a time limit, or allow" in said
-    # A learner's evaluations say it too, where nobody has typed a flag.
 
 
 class Unclosed(ActionReward):

@@ -4,7 +4,6 @@ import errno
 import os
 import platform
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -513,18 +512,21 @@ def test_growth_that_cannot_be_looked_at_is_none(monkeypatch):
 
 
 def test_a_process_that_foreign_code_forks_does_not_hold_up_an_end():
-    lifeline = processes.Lifeline()
-    reader = os.dup(lifeline._read_fd)
-    told, go_on = os.pipe()
-    if (forked := os.fork()) == 0:
-        os.close(go_on)
-        os.read(told, 1)
-        os._exit(0)
-    lifeline.close()
-    # Nobody else holds its other end.
-    poll = select.poll()
-    poll.register(reader, select.POLLIN)
-    assert poll.poll(5000) == [(reader, select.POLLHUP)]
-    for fd in (go_on, told, reader):
-        os.close(fd)
-    os.waitpid(forked, 0)
+    code = """
+import os, select
+from impala_async.processes import Lifeline
+lifeline = Lifeline()
+reader = os.dup(lifeline._read_fd)
+told, go_on = os.pipe()
+if os.fork() == 0:
+    os.close(go_on)
+    os.read(told, 1)  # until its parent is gone
+    os._exit(0)
+lifeline.close()
+poll = select.poll()
+poll.register(reader, select.POLLIN)
+print(poll.poll(5000) == [(reader, select.POLLHUP)])
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert said.stdout == "True\n", said.stderr

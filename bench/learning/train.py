@@ -35,13 +35,17 @@ def train(case: Case, seed: int, folder: Path) -> Outcome:
         f"stop.mean_return={'none' if case.is_control or case.trial else case.goal}",
     ]
     config = CONFIGS / case.config if case.config else None
+    began = time.monotonic()
     run = OneRun(config, settings, folder, case.num_ranks)
     try:
         for _ in run.moments(LOOK_EVERY_S, TIME_LIMIT_S):
             pass
+    except RuntimeError as error:
+        where = f"{case.name}, seed {seed}"
+        raise RuntimeError(f"{where}: {error}; see {folder}/train.log") from None
     finally:
         run.end()
-    return read(case, seed, run.run_dir, time.time() - run.launched_at)
+    return read(case, seed, run.run_dir, time.monotonic() - began)
 
 
 def read(case: Case, seed: int, run: Path, wall_s: float) -> Outcome:

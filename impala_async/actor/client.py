@@ -160,7 +160,7 @@ class Client:
         if self.side.run_id == NO_RUN and not self._address.is_folder:
             joining.check_key(self._data, self._url)
         outdated_s = handshake.outdated_s(now := time.monotonic())
-        # Well before the time is over after which nobody is looked for.
+        # The search ends after `reconnect_s`: this must be found before.
         if outdated_s and outdated_s > self.settings.actor.reconnect_s / 2:
             # An earlier state of its folder was put back, or a stranger named a higher epoch.
             raise NewRun
@@ -340,9 +340,11 @@ class Client:
     def _open_session(self) -> bool:
         """Move to the fastest way to this learner and say Spec there; False if it is lost again."""
         welcome = self.side.welcome
-        self.is_finished = joining.said_finished(self._data, welcome.session, self._log)
-        if self.is_finished:
-            raise RunFinished
+        if (end := joining.end_since_welcome(self._data, self.side, self._log)) is not None:
+            if isinstance(end, wire.Bye) and wire.BYE_REASONS[end.reason] == "finished":
+                self.is_finished = True
+                raise RunFinished
+            return False
         data_url, weights_url = joining.best_urls(welcome, self._url)
         self._is_compressed = joining.is_compressed(self.settings.actor.compress, data_url)
         if data_url != self._url:
@@ -433,7 +435,8 @@ class Client:
             self._log.info("lockstep: %d trajectories are given up", len(given_up))
             self._free.extend(finished.buffer for finished in given_up)
         while not is_open:
-            self.link.close()
+            if self._link is not None:
+                self._link.close()
             # Longer each time, until something comes of a session.
             self._sleep(next(self.side.pauses))
             found = self.connect()

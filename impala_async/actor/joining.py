@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgpack
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from impala_async.errors import (
 )
 from impala_async.output import SeldomLog, Wait
 from impala_async.wire import messages as wire
-from impala_async.wire.actor_side import Handshake, read_answer
+from impala_async.wire.actor_side import ActorSide, Handshake, read_answer
 from impala_async.wire.local_link import is_served, read_nonce
 from impala_async.wire.sockets import Dealer
 
@@ -176,14 +176,18 @@ def is_compressed(choice: Literal["auto", "on", "off"], data_url: str) -> bool:
     return choice == "on" or (choice == "auto" and is_remote)
 
 
-def said_finished(dealer: Dealer, session: bytes, log: SeldomLog) -> bool:
-    """Whether the run is over since the welcome: environments may take long to make."""
+def end_since_welcome(
+    dealer: Dealer, side: ActorSide[Any], log: SeldomLog
+) -> wire.Bye | wire.Reject | None:
+    """The word by which a session is over before its Spec: environments may take long to make."""
     while frames := dealer.receive(0):
         message = read(frames[0], log)
-        if isinstance(message, wire.Bye) and message.session == session:
-            dealer.send_last([wire.pack(wire.ByeOk(session))])
-            return wire.BYE_REASONS[message.reason] == "finished"
-    return False
+        found = None if message is None else side.take(message, time.monotonic())
+        if isinstance(found, wire.Bye):
+            dealer.send_last([wire.pack(wire.ByeOk(found.session))])
+        if isinstance(found, wire.Bye | wire.Reject):
+            return found
+    return None
 
 
 def read(frame: wire.Frame, log: SeldomLog) -> wire.Message | None:

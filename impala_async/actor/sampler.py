@@ -52,8 +52,9 @@ class Sampler:
         self._is_any_waiting = True
 
     def step(self) -> list[Finished]:
-        """Step every column once, unless to begin trajectories completes some already; the messages
-        that are complete, to be sent before the next call: newer weights may wait for them."""
+        """Step every column once; the messages this completed, to be sent before the next call.
+        One that is complete as soon as it begins (T = 1) comes without a step: newer weights may
+        wait for it."""
         if self._is_any_waiting and (finished := self._begin()):
             return finished
         before = perf_counter()

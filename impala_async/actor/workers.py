@@ -58,23 +58,22 @@ class Worker:
         self._look_up = look_up
         self.place = RUNNING.place
         self._told: EnvError | None = None
-        self._lifeline = Lifeline()
-        theirs, self.commands = os.pipe()
-        self._replies, replies = os.pipe()
         self._waiter = select.poll()
-        self._waiter.register(self._replies, select.POLLIN)
-        given = (theirs, replies, memory)
-        try:
+        # Where it cannot be started, descriptors may be what it lacks.
+        with ExitStack() as ours, ExitStack() as its:
+            self._lifeline = Lifeline()
+            ours.callback(self._lifeline.close)
+            theirs, self.commands = os.pipe()
+            ours.callback(os.close, self.commands)
+            its.callback(os.close, theirs)
+            self._replies, replies = os.pipe()
+            ours.callback(os.close, self._replies)
+            its.callback(os.close, replies)
+            self._waiter.register(self._replies, select.POLLIN)
+            given = (theirs, replies, memory)
             command = [*PROGRAM, *map(str, given)]
             self.process = self._lifeline.start(command, given, stdin=subprocess.DEVNULL)
-        except OSError:  # descriptors may be what it lacks
-            os.close(self.commands)
-            os.close(self._replies)
-            self._lifeline.close()
-            raise
-        finally:
-            os.close(theirs)
-            os.close(replies)
+            ours.pop_all()
         self.tell(env_worker.as_line(order))
 
     def tell(self, message: bytes, where: str = "to be made") -> None:

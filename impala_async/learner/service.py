@@ -64,10 +64,6 @@ EXITS = {
 }
 
 
-# The ends that a signal has asked for.
-ASKED = ("interrupted", "terminated")
-
-
 class LearnerService:
     """One learner, from bind to summary. Make it inside a running event loop."""
 
@@ -301,8 +297,10 @@ class LearnerService:
             logger.info("waiting for %sactors: %s", many, command)
 
     def _on_interrupt(self) -> None:
-        # A run that ends by itself, or dies, saves as well, and a SIGTERM was the first request.
-        if self._is_interrupted or not {*self._channels.end_reasons}.isdisjoint(ASKED):
+        # A run that ends by itself saves as well; one that dies does not. A SIGTERM was a request.
+        reasons = {*self._channels.end_reasons}
+        has_died = self._ended.done() and not reasons
+        if has_died or self._is_interrupted or reasons & {"interrupted", "terminated"}:
             os._exit(Exit.INTERRUPTED)
         self._is_interrupted = True
         logger.warning("interrupted: saving; press Ctrl-C again to quit at once")

@@ -32,7 +32,7 @@ class RecordingIndex:
         if not isinstance(first, Start):
             begins = "does not begin with what is said of its run"
             raise RecordingError(f"{path}: {begins if first else 'holds no message'}")
-        for name in ("env", "pace", "algorithm"):
+        for name in ("env", "pace", "algorithm", "stop"):
             if not isinstance(first.settings.get(name, {}), dict):
                 raise RecordingError(f"{path}: its settings are odd: {name} is no table")
         self.start, self.schema = first, first.schema
@@ -72,6 +72,8 @@ def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: b
         "env": {**settings.get("env", {}), "probe": "actor"},
         "bind": {"data": ANY_PORT, "weights": ANY_PORT},
         "evaluate": {},
+        # Schedules end with it.
+        "stop": {"env_steps": settings.get("stop", {}).get("env_steps")},
     }
     as_recorded = validate_config(recorded)
     # Rates fall as they did, though the run has no end now, or another one.

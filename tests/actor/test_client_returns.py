@@ -139,19 +139,28 @@ def test_where_an_earlier_state_of_the_folder_was_put_back_a_new_process_looks_a
 
 
 @pytest.mark.parametrize("reason", ["finished", "restarting"])
-def test_a_run_that_ended_while_environments_were_made_is_over(scene, reason):
+def test_a_session_that_ended_while_environments_were_made_is_over(scene, reason):
     actor = scene.actor()
     connected = actor.begin(actor.client.connect)
     hello = scene.learner.data.hear(Hello)
-    welcome = scene.learner.welcome(hello, settings_of(reconnect_s=0.5), lease_s=0.5)
+    welcome = scene.learner.welcome(hello, settings_of(), **PATIENT)
     connected.result(WITHIN_S)
     hello.answer(Bye(welcome.session, BYE_REASONS.index(reason)))
     time.sleep(0.2)  # it lies in the actor's socket
-    scene.learner.close()
-    lost = actor.begin(actor.client.join, *ACTOR_SPEC)
-    with pytest.raises(RunFinished if reason == "finished" else UnreachableError):
-        lost.result(WITHIN_S)
-    assert actor.client.is_finished is (reason == "finished")
+    began, joined = time.monotonic(), actor.begin(actor.client.join, *ACTOR_SPEC)
+    assert scene.learner.data.find(ByeOk).message.session == welcome.session
+    if reason == "finished":
+        with pytest.raises(RunFinished):
+            joined.result(WITHIN_S)
+        assert actor.client.is_finished
+        assert not actor.client.side.has_session  # it says no goodbye of its own
+    else:
+        scene.learner.data.find(Hello)
+        assert time.monotonic() - began < 2.0
+        actor.stop.set()
+        with pytest.raises(RunFinished):
+            joined.result(WITHIN_S)
+        assert not actor.client.is_finished
 
 
 @pytest.mark.parametrize("lease_s", [0.2, 60.0])

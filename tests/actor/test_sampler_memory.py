@@ -90,7 +90,7 @@ def test_a_row_is_acted_with_what_its_episode_left_and_so_is_row_0(mode, rows, c
     for column, trajectories in enumerate(run(mode, rows, cuts=cuts)):
         seen = [row for _, stream in trajectories for row in stream]
         # With one row a step may only hand over what beginning has completed.
-        assert len(seen) >= 30
+        assert len(seen) >= (30 if rows == 1 else 50)
         for row in seen:
             # As many rows as its episode had before it: none at its first, and after a reset.
             assert row.acted == (row.before if row.is_valid else None)

@@ -30,6 +30,10 @@ def test_code_that_differs_from_its_commit_is_told(tmp_path):
     # As it was when somebody asked first.
     assert commit_of(tmp_path) == commit
     assert said() == f"{commit}-dirty"
+    (tmp_path / "code.py").write_text("1")
+    assert said() == commit
+    (tmp_path / "more.py").touch()
+    assert said() == f"{commit}-dirty"
 
 
 def test_cores_are_those_that_this_process_may_use():

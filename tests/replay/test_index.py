@@ -53,7 +53,7 @@ def test_what_is_no_recording_to_play(path):
         refused("holds no message")
     write(path, message(0))
     refused("does not begin with what is said of its run")
-    for name in ("env", "pace", "algorithm"):
+    for name in ("env", "pace", "algorithm", "stop"):
         write(path, start()._replace(settings={name: 5}), message(0))
         refused(f"its settings are odd: {name} is no table")
     write(path, start(), message(0), start(2, 1))
@@ -67,8 +67,9 @@ def test_what_is_no_recording_to_play(path):
 
 
 def test_rates_fall_as_they_did_in_a_run_that_had_an_end(path):
+    goals = {"env_steps": 1000, "mean_return": 5, "eval_return": 9}
     for algorithm in ({"lr_end": 0}, {"entropy_cost_end": 1e-3}, {}):
-        first = start(algorithm=algorithm, stop={"env_steps": 1000, "mean_return": 5})
+        first = start(algorithm=algorithm, stop=goals, evaluate={"every_s": 60})
         index = RecordingIndex(write(path, first, message(0), end(7)))
         for is_exact in (False, True):
             config = settings_for(index, [], is_exact=is_exact)

@@ -41,8 +41,9 @@ logger = logging.getLogger(__name__)
 # A peer is asked for a sign of life when it has been silent for this many heartbeats.
 SILENT_HEARTBEATS = 1.5
 LOOK_EVERY_S, LOOK_AGAIN_S = 0.25, 0.05
-# A checkpoint copies the weights and the two moments of each, and writes them from one more copy.
-OWN_COPIES = 8
+# A checkpoint copies the weights, the two moments of each and those of a target network, and each
+# is copied once more to be written. The evaluator may be given as much at the same time.
+OWN_COPIES = 16
 # An actor that gets no credit meanwhile is told after so long what became of what it sent.
 ACKNOWLEDGE_AFTER_S = 0.1
 STRANGERS_EVERY_S = 10.0
