@@ -13,8 +13,8 @@ from impala_async.errors import Exit
 def run(main: Callable[[], int]) -> NoReturn:
     """SIGTERM ends it as Ctrl-C does: what it has launched ends, and its folders go."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    commit_of(Path.cwd())  # what is measured, whatever is committed meanwhile
     try:
+        commit_of(Path.cwd())  # what is measured, whatever is committed meanwhile
         sys.exit(main())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     with data.open("a") as file:
                         file.write(f"{json.dumps({**line, 'set': settings, 'commit': commit})}\n")
                     print(line, file=sys.stderr, flush=True)
-    write_whole(args.write / f"{PAGE}.md", page(returns, candidates).encode())
+    write_whole(args.write / f"{PAGE}.md", page(returns, candidates, commits_in(data)).encode())
     return 0
 
 
@@ -163,7 +163,13 @@ def table(returns: Returns, names: Sequence[str], tasks: Sequence[str]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def page(returns: Returns, candidates: Candidates) -> str:
+def commits_in(path: Path) -> list[str]:
+    """A search goes on over days: those that any result is of."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return sorted({json.loads(line)["commit"] for line in lines})
+
+
+def page(returns: Returns, candidates: Candidates, commits: Sequence[str]) -> str:
     """Both tables: one to choose by, the other one to judge the choice by."""
     names = list(candidates)
     settings = "\n".join(
@@ -173,7 +179,8 @@ def page(returns: Returns, candidates: Candidates) -> str:
     training, held_out = (
         table(returns, names, [task.env_id for task in TASKS[each]]) for each in TASKS
     )
-    machine = ", ".join(f"{key} {value}" for key, value in about_this_machine().items())
+    about = about_this_machine() | {"commit": " and ".join(commits)}
+    machine = ", ".join(f"{key} {value}" for key, value in about.items())
     return f"""# The search for defaults
 
 `python -m bench.learning.search --write bench/results`, and once more with `--tasks held-out`.

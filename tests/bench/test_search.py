@@ -6,6 +6,7 @@ import pytest
 
 from bench.learning import search
 from bench.learning.search import HELD_OUT, TRAINING, Task, main, mean_ranks, read, table
+from bench.machine import about_this_machine
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def test_a_search_goes_on_where_it_was_ended(searched, tmp_path):
     assert "| A-v0 | 2 | 0 | 1 |" in page
     assert "| mean rank |  | **2.00** | **1.00** |" in page
     assert "| D-v0 | 0 | - | - |" in page
+    assert f", commit {about_this_machine()['commit']}, " in page
     assert searched("--seeds", "5-6")[0] == []
     assert searched("--seeds", "7", "--only", "b-v")[0] == [
         ("B-v0", 7, ()),
