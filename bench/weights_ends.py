@@ -10,6 +10,7 @@ Every version is announced as soon as it is out, as in lockstep. Both ends read 
 
 import asyncio
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -180,7 +181,10 @@ def _fill(slot: Slot) -> None:
 
 
 def _say(content: dict[str, Any]) -> None:
-    print(json.dumps(content), flush=True)
+    line = f"{json.dumps(content)}\n".encode()
+    # A pipe takes less at once, and what `print` had left was lost at times.
+    while line:
+        line = line[os.write(sys.stdout.fileno(), line) :]
 
 
 def main() -> None:
