@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from bench.door import run
-from bench.machine import about_this_machine
+from bench.machine import about_this_machine, commit_of
 from bench.one_run import ENDLESS, one_run
 from impala_async.doors import seeds_of
 from impala_async.files import write_whole
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"skipped: tasks that need {', '.join(sorted(lacking))}", file=sys.stderr)
     tasks = [task for task in tasks if task.needs not in lacking]
     candidates, data = candidates_in(CANDIDATES), args.write / f"{PAGE}.jsonl"
-    returns = read(data, candidates)
+    returns, commit = read(data, candidates), commit_of(Path.cwd())
     # Seeds come last, so that a search that is ended early has tried all on something.
     for seed in args.seeds:
         for task in tasks:
@@ -104,7 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                     found = train(task, seed, settings)
                     returns[name, task.env_id][seed] = found
                     line = {"candidate": name, "task": task.env_id, "seed": seed, "return": found}
-                    commit = about_this_machine()["commit"]
                     with data.open("a") as file:
                         file.write(f"{json.dumps({**line, 'set': settings, 'commit': commit})}\n")
                     print(line, file=sys.stderr, flush=True)

@@ -75,7 +75,8 @@ def load_newest(folder: RunFolder) -> Captured | None:
     if last is not None and last not in {path.name for path in folder.checkpoints.glob("ckpt-*")}:
         text = "%s/last_checkpoint: names %r, which is not there: the newest that is will do"
         logger.warning(text, folder.path, last)
-    for restored in sound_checkpoints(folder.checkpoints):
+    restored = next(sound_checkpoints(folder.checkpoints), None)
+    if restored is not None:
         logger.info("resuming from %s", restored.training.path.name)
         return restored
     if highest_epoch(folder.checkpoints):
