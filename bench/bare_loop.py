@@ -43,6 +43,7 @@ class BareLoop:
 
     def __init__(self, policy: Policy, algorithm: AlgorithmSection, batch: Batch) -> None:
         self._model, self._section = policy.model, algorithm
+        self._entropy_cost = algorithm.entropy_cost_of(policy.action_spec.num_choices)
         self._parameters = tuple(policy.model.parameters())
         self._optimizer = build_optimizer(self._parameters, algorithm)
         self._obs = {name: leaf.flatten(0, 1) for name, leaf in batch.rows_of_obs().items()}
@@ -88,7 +89,7 @@ class BareLoop:
         losses_TB = (
             0.5 * section.value_cost * errors_TB.square()
             - log_probs_TB * returns.advantages_TB
-            - section.entropy_cost * entropies_TB
+            - self._entropy_cost * entropies_TB
         )
         return (losses_TB * self._valid_TB).sum() / self._num_valid
 

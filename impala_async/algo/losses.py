@@ -213,6 +213,7 @@ def ppo_loss(
     entropy_cost: float = 0.01,
     clip: float | None = 0.2,
     returns: Literal["gae", "vtrace"] = "gae",
+    before_log_probs_TB: Tensor | None = None,
     rho_bar: float | None = 1.0,
     c_bar: float | None = 1.0,
     lambda_: float = 0.95,
@@ -227,10 +228,13 @@ def ppo_loss(
         clip: epsilon, how far from 1 the surrogate follows the ratio; None, as A2C has it: plain
             policy gradient, as if the weights of now had acted.
         returns: "gae", or "vtrace" for data that older weights acted for.
+        before_log_probs_TB: log pi(a|x) of the policy from before the batch, to which V-trace then
+            corrects, as the weights of now have learned what was chance in it. None: of those.
     """
     rows = ValidRows(values_SB, mask_TB)
     log_probs_TB = rows.take(log_probs_TB)
-    log_ratios_TB = log_probs_TB - rows.take(behaviour_log_probs_TB).detach()
+    behaviour_TB = rows.take(behaviour_log_probs_TB).detach()
+    log_ratios_TB = log_probs_TB - behaviour_TB
     batch: dict[str, Any] = {
         "rewards_TB": rewards_TB,
         "discounts_TB": discounts_TB,
@@ -241,7 +245,10 @@ def ppo_loss(
     if known is None and returns == "gae":
         known = gae(**batch)
     elif known is None:
-        batch |= {"log_rhos_TB": log_ratios_TB, "rho_bar": rho_bar, "c_bar": c_bar}
+        log_rhos_TB = log_ratios_TB
+        if before_log_probs_TB is not None:
+            log_rhos_TB = rows.take(before_log_probs_TB).detach() - behaviour_TB
+        batch |= {"log_rhos_TB": log_rhos_TB, "rho_bar": rho_bar, "c_bar": c_bar}
         known = vtrace(**batch, has_pg_ratio=False)
     targets_TB, advantages_TB = known
     if normalize_advantages:

@@ -309,6 +309,8 @@ class LearnerThread:
         # Steps count once, at their first pass.
         env_steps = self.progress.env_steps_trained
         with nullcontext() if self._is_eager and not is_first else self._grad_timer:
+            if is_first and self.section.most_passes > 1:
+                loaded.batch = self.step.begin(loaded.batch)
             result = self.step.run(
                 loaded.batch,
                 torch.from_numpy(loaded.alive_B),

@@ -48,6 +48,9 @@ class View(NamedTuple):
     """The target network's, without gradient, where there is one."""
     kl_coeff: float = 0.0
     """The current weight of the KL from it."""
+    before_TB: Tensor | None = None
+    """The log-probabilities of the actions by the policy from before the batch, where an algorithm
+    wants them and a batch has several passes."""
     intrinsic: Intrinsic | None = None
     """A reward of the user's own, which `rewards_TB` hold already, where there is one."""
     known: Returns | None = None
@@ -83,6 +86,8 @@ class Algorithm(NamedTuple):
     """Numbers to report: those of an update in docs/metrics.md, or your own as user/NAME."""
     has_target: bool = False
     """Whether there is a target network. Its `stats` then have `policy/kl`, the KL from it."""
+    wants_before: bool = False
+    """Whether it makes use of `view.before_TB`."""
 
 
 def _impala(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
@@ -127,9 +132,15 @@ def _ppo(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
             "policy/clip_fraction": view.mean((ratios_TB - 1).abs() > section.clip),
         }
 
-    return Algorithm(
-        lambda view, cost: ppo_loss(**view.inputs, entropy_cost=cost, **settings), stats
-    )
+    def loss(view: View, entropy_cost: float) -> LossTerms:
+        return ppo_loss(
+            **view.inputs,
+            before_log_probs_TB=view.before_TB,
+            entropy_cost=entropy_cost,
+            **settings,
+        )
+
+    return Algorithm(loss, stats, wants_before=section.returns_kind == "vtrace")
 
 
 def _a2c(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
@@ -159,9 +170,11 @@ def returns_of(view: View, section: AlgorithmSection) -> Returns:
     }
     if section.returns_kind == "gae":
         return gae(**rows)
-    learning = _target(view) if section.name == "appo" else view.evaluation
+    learning_TB = (_target(view) if section.name == "appo" else view.evaluation).log_probs_TB
+    if section.name == "ppo" and view.before_TB is not None:
+        learning_TB = view.before_TB
     bars = {key: getattr(section, key) for key in ("rho_bar", "c_bar", "pg_rho_bar")}
-    log_rhos_TB = learning.log_probs_TB.detach() - view.behaviour_log_probs_TB
+    log_rhos_TB = learning_TB.detach() - view.behaviour_log_probs_TB
     return vtrace(**rows, **bars, log_rhos_TB=log_rhos_TB, has_pg_ratio=section.name != "ppo")
 
 

@@ -30,7 +30,7 @@ GOOD_NORM, GOOD_LOSS = 1e15, 1e30
 @dataclass(frozen=True)
 class Batch:
     """The columns of a slot as tensors, as they lie there: the fields are those of `Columns`, and
-    returns that are known."""
+    what was computed of them before."""
 
     obs: dict[str, Tensor]
     actions: dict[str, Tensor]
@@ -42,7 +42,12 @@ class Batch:
     mask_BT: Tensor
     windows: dict[str, Tensor] = field(default_factory=dict)
     known: dict[str, Tensor] = field(default_factory=dict)
-    """`targets_BT` and `advantages_BT`, where they were computed before."""
+    """`before_BT`: the log-probabilities of the actions by the policy from before the batch, where
+    an update step wants them; or returns, `targets_BT` and `advantages_BT`."""
+
+    @property
+    def has_returns(self) -> bool:
+        return "targets_BT" in self.known
 
     @staticmethod
     def in_planes(schema: Schema, obs: Tensor | Bytes2D, small: Tensor | Bytes2D) -> "Batch":

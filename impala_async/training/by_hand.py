@@ -75,14 +75,18 @@ class ByHand:
         inputs = self.transitions_of(batch, of)
         log_mu_BT = inputs["behaviour_log_probs_TB"].numpy().T
         log_ratios_BT = np.where(valid_BT, log_probs_BT - log_mu_BT, np.float32(0))
-        bounded_BT = np.minimum(np.maximum(log_ratios_BT, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
+        bounded_BT = _bounded(log_ratios_BT)
         ratios_BT = np.exp(bounded_BT)
-        if batch.known:
+        if batch.has_returns:
             targets_BT, advantages_BT = (
                 batch.known[name].numpy() for name in ("targets_BT", "advantages_BT")
             )
         else:
-            targets_BT, advantages_BT = self._returns(ratios_BT, values_BS, valid_BT, inputs)
+            before = batch.known.get("before_BT")
+            lag_ratios_BT = ratios_BT
+            if before is not None:
+                lag_ratios_BT = np.exp(_bounded(np.where(valid_BT, before.numpy() - log_mu_BT, 0)))
+            targets_BT, advantages_BT = self._returns(lag_ratios_BT, values_BS, valid_BT, inputs)
         if self.section.has_normal_advantages:
             advantages_BT = _normal(advantages_BT, valid_BT, self.ranks)
         num_valid = float(inputs["num_valid"])
@@ -173,6 +177,10 @@ class ByHand:
 def _accumulate(deltas_BT: Array, carries_BT: Array) -> Array:
     accs: Array = accumulate(*(torch.from_numpy(x).t() for x in (deltas_BT, carries_BT))).numpy().T
     return accs
+
+
+def _bounded(log_ratios_BT: Array) -> Array:
+    return np.minimum(np.maximum(log_ratios_BT, -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
 
 
 def _at_most(ratios_BT: Array, bar: float | None) -> Array:

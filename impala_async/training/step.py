@@ -9,7 +9,7 @@ statistics of observations in place, and nothing else.
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -125,6 +125,15 @@ class UpdateStep:
                 if self.intrinsic is not None:
                     self.intrinsic.prepare(batch)
 
+    @torch.no_grad()
+    def begin(self, batch: Batch) -> Batch:
+        """Before the first of several passes over a batch: it, with what they all make use of."""
+        if not self._algorithm.wants_before:
+            return batch
+        rows = batch.rows_of_obs()
+        evaluation = self.policy.evaluate(rows, batch.actions, batch.mask_BT, batch.state)
+        return replace(batch, known={"before_BT": evaluation.log_probs_TB.t().contiguous()})
+
     def run(
         self,
         batch: Batch,
@@ -141,7 +150,8 @@ class UpdateStep:
         batch, section, at = batch.living(alive_B), self.section, env_steps_trained
         if self.target is not None and is_first_pass:
             self.target.begin_batch(self.policy.model)
-        cost, horizon = section.entropy_cost, section.schedule_env_steps
+        cost = section.entropy_cost_of(self.policy.action_spec.num_choices)
+        horizon = section.schedule_env_steps
         this = _Pass(
             is_first_pass,
             scheduled(section.lr, section.lr_end, horizon, at),
@@ -361,14 +371,15 @@ class UpdateStep:
             own = self.intrinsic(rows, batch)
             rewards_TB = transitions["rewards_TB"]
             transitions["rewards_TB"] = rewards_TB + own.rewards_BT.t() * of.reward_factor
-        known = None
-        if batch.known:
+        known, before = None, batch.known.get("before_BT")
+        if batch.has_returns:
             known = Returns(batch.known["targets_BT"].t(), batch.known["advantages_BT"].t())
         return View(
             evaluation,
             **transitions,
             target=target,
             kl_coeff=of.kl_coeff,
+            before_TB=None if before is None else before.t(),
             intrinsic=own,
             known=known,
         )

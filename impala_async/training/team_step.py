@@ -55,6 +55,18 @@ class TeamStep:
         }
         self._num_batches = 0
 
+    def begin(self, batch: Batch) -> Batch:
+        """Each member looks at the rows that it played."""
+        known: dict[str, Tensor] = {}
+        for name, step in self.steps.items():
+            is_own_BT = self._own_rows(batch, name)
+            for what, found_BT in step.begin(replace(batch, mask_BT=is_own_BT)).known.items():
+                known[what] = torch.where(is_own_BT, found_BT, known.get(what, 0.0))
+        return replace(batch, known=known)
+
+    def _own_rows(self, batch: Batch, name: str) -> Tensor:
+        return batch.mask_BT & (batch.obs[POLICY][:, :-1] == self.policies.names.index(name))
+
     def run(
         self,
         batch: Batch,
@@ -69,8 +81,7 @@ class TeamStep:
         is_failed_B = torch.zeros_like(alive_B)
         results: dict[str, StepResult] = {}
         for name, step in self.steps.items():
-            number = self.policies.names.index(name)
-            is_own_BT = batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
+            is_own_BT = self._own_rows(batch, name)
             # Where there is a device, the host waits for it here.
             has_own_B = is_own_BT.any(-1).cpu() & alive_B
             own = replace(batch, mask_BT=is_own_BT)

@@ -19,13 +19,16 @@ LOSSES = {
     "appo": (appo_loss, {"kl_coeff": 0.7}),
     "ppo": (ppo_loss, {}),
     "ppo on vtrace": (ppo_loss, {"returns": "vtrace"}),
+    "ppo on vtrace, from before": (ppo_loss, {"returns": "vtrace"}),
     "a2c": (ppo_loss, {"clip": None}),
 }
 EACH = pytest.mark.parametrize("name", LOSSES)
 
 
 def inputs_of(name):
-    parameters = inspect.signature(LOSSES[name][0]).parameters
+    parameters = set(inspect.signature(LOSSES[name][0]).parameters)
+    if "before" not in name:
+        parameters -= {"before_log_probs_TB"}
     return {parameter for parameter in parameters if parameter.endswith(("_TB", "_SB"))}
 
 
@@ -47,6 +50,7 @@ def random_tensors(seed, masked_rate=0.3):
         "log_probs_TB": -normal().abs(),
         "behaviour_log_probs_TB": -normal().abs(),
         "target_log_probs_TB": -normal().abs(),
+        "before_log_probs_TB": -normal().abs(),
         "entropies_TB": normal().abs(),
         "kl_TB": normal().abs(),
         "rewards_TB": normal(),
@@ -166,13 +170,14 @@ def test_an_infinite_kl_that_weighs_nothing_leaves_the_loss_finite():
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("is_normal", [True, False])
-@pytest.mark.parametrize("name", ["ppo", "ppo on vtrace", "a2c"])
+@pytest.mark.parametrize("name", ["ppo", "ppo on vtrace", "ppo on vtrace, from before", "a2c"])
 def test_ppo_and_a2c_are_sums_over_valid_rows(name, is_normal, seed):
     tensors, bars = random_tensors(seed), {"rho_bar": 1.3, "c_bar": 0.8}
     mask_TB = tensors["mask_TB"]
     batch = {key: tensors[key] for key in ("rewards_TB", "discounts_TB", "values_SB", "mask_TB")}
     if "vtrace" in name:
-        log_rhos_TB = tensors["log_probs_TB"] - tensors["behaviour_log_probs_TB"]
+        towards_TB = tensors["before_log_probs_TB" if "before" in name else "log_probs_TB"]
+        log_rhos_TB = towards_TB - tensors["behaviour_log_probs_TB"]
         batch |= {"log_rhos_TB": log_rhos_TB, "has_pg_ratio": False, **bars}
     targets_TB, advantages_TB = (vtrace if "vtrace" in name else gae)(**batch, lambda_=0.8)
     num_rows = int(mask_TB.sum())
@@ -314,7 +319,12 @@ def test_signatures_are_stable():
     for function, own in (
         (impala_loss, BARS),
         (appo_loss, BARS | {"clip": 0.2, "is_clip": 2.0, "kl_TB": None, "kl_coeff": 0.0}),
-        (ppo_loss, ON_POLICY | {"clip": 0.2, "returns": "gae", "rho_bar": 1.0, "c_bar": 1.0}),
+        (
+            ppo_loss,
+            ON_POLICY
+            | {"clip": 0.2, "returns": "gae", "rho_bar": 1.0, "c_bar": 1.0}
+            | {"before_log_probs_TB": None},
+        ),
     ):
         parameters = inspect.signature(function).parameters.values()
         assert all(p.kind is p.KEYWORD_ONLY for p in parameters), function

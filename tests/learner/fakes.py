@@ -114,10 +114,14 @@ class FakeStep:
         self.policy, self.tensors = self, (torch.zeros(3),)
         self.uses = []
         self.num_rows = []
-        self.first_passes = []
+        self.first_passes, self.begun = [], []
         self._nonfinite, self._failing, self._num_updates = set(nonfinite), failing, num_updates
         self._num_failed = 0
         self.stats = {"loss/total": 0.5}
+
+    def begin(self, batch):
+        self.begun.append(batch.number)
+        return batch
 
     def run(self, batch, alive_B, env_steps_trained, *, is_first_pass, num_rows):
         is_failed_B = torch.zeros_like(alive_B)

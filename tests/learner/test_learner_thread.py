@@ -94,6 +94,7 @@ def test_each_batch_is_used_as_often_as_it_has_passes_and_counts_once():
     run = Run([batch_of(1), batch_of(2)], num_passes=3)()
     assert run.step.uses == [(1, ALL, 12)] * 3 + [(2, ALL, 24)] * 3
     assert run.step.first_passes == [True, False, False] * 2
+    assert run.step.begun == [1, 2]
     assert run.thread.progress == Progress(1, update=6, env_steps_trained=24)
     assert run.settlements == [Settlement(n, trained=4, passes_done=12) for n in (1, 2)]
     assert run.loader.released == [1, 2]
@@ -105,6 +106,10 @@ def test_each_batch_is_used_as_often_as_it_has_passes_and_counts_once():
     assert run.report["learner_queue/size_count"] == 6
     assert run.report["learner_queue/size_mean"] == 0.5
     assert run.report.keys() - Run([])().report.keys() == {"loss/total"}
+
+
+def test_nothing_is_looked_at_before_a_single_pass():
+    assert Run([batch_of(1), batch_of(2)], num_passes=1)().step.begun == []
 
 
 def test_all_that_is_measured_is_declared_and_counted(clock):
@@ -624,7 +629,7 @@ class Beside(Ranks):
 
 
 class Step(FakeStep):
-    begun = None
+    restored = None
 
     def named_tensors(self):
         return dict.fromkeys(range(len(self.batches)))
@@ -633,7 +638,7 @@ class Step(FakeStep):
         return SimpleNamespace(tensors={"model": {"w": 5}, "target": {"w": 7}})
 
     def restore(self, state):
-        self.begun = state
+        self.restored = state
 
 
 def test_a_rank_that_holds_a_batch_while_another_starves_ends_when_it_is_told_to():
@@ -679,7 +684,7 @@ def test_ranks_compare_their_weights_every_so_many_updates_and_at_the_end(monkey
     assert run.thread.ranks.checked == [3, 6, 7]
     # They begin with all that rank 0 has made, a target network included.
     assert run.thread.ranks.shared == {"model/w": 5, "target/w": 7}
-    assert run.step.begun == run.step.capture()
+    assert run.step.restored == run.step.capture()
 
 
 def test_an_update_is_told_of_the_valid_rows_that_the_word_of_all_has():

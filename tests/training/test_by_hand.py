@@ -66,13 +66,18 @@ def test_it_learns_what_torch_does(make_pair, make_batch, monkeypatch, model, se
         # Nobody looks at a masked row.
         batch.log_probs_BT[~batch.mask_BT] = math.nan
         alive_B = ALIVE_B.index_fill(0, torch.tensor(1), number != 2)
-        mine, theirs = (step.run(batch, alive_B, 0) for step in steps)
-        assert mine.stats == pytest.approx(theirs.stats, rel=1e-4, abs=1e-6)
-        assert list(mine.stats) == list(theirs.stats)
-        for ours, torchs in zip(*(step.parameters for step in steps), strict=True):
-            torch.testing.assert_close(ours.grad, torchs.grad, rtol=1e-4, atol=1e-6)
-            torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
-    assert len(calls) == 5 * settings.get("num_minibatches", 1)
+        begun = [step.begin(batch) for step in steps]
+        for is_first in (True, False):
+            mine, theirs = (
+                step.run(each, alive_B, 0, is_first_pass=is_first)
+                for step, each in zip(steps, begun, strict=True)
+            )
+            assert mine.stats == pytest.approx(theirs.stats, rel=1e-4, abs=1e-6)
+            assert list(mine.stats) == list(theirs.stats)
+            for ours, torchs in zip(*(step.parameters for step in steps), strict=True):
+                torch.testing.assert_close(ours.grad, torchs.grad, rtol=1e-4, atol=1e-6)
+                torch.testing.assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+    assert len(calls) == 5 * 2 * settings.get("num_minibatches", 1)
 
 
 @pytest.mark.parametrize("name", ["impala", "ppo"])

@@ -109,7 +109,7 @@ def train(settings, ranks):
         alive_B[0] = number % 4 != 1
         if place.count == 1:
             alive_B[HALF] = number % 4 != 1
-        mine = batch.take(columns_N)
+        mine = step.begin(batch.take(columns_N))
         # A learner knows the rows of all by the word before.
         (num_rows,) = ranks.totals(int(mine.mask_BT[alive_B].sum()))
         how = {"is_first_pass": number % 2 == 0, "num_rows": int(num_rows) if number % 3 else None}

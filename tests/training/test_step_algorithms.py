@@ -148,6 +148,46 @@ def test_a_skipped_update_leaves_everything_as_it_was(make_step, make_batch, set
     assert is_same(remembered(step), remembered(undisturbed))
 
 
+# -------------------- passes
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "is_fixed"),
+    [(PPO, True), (PPO | {"shuffle_rows": True}, True), ({"name": "impala"}, False)],
+)
+def test_what_a_policy_learned_of_a_batch_does_not_change_the_returns_of_it(
+    make_step, make_batch, monkeypatch, settings, is_fixed, is_plain
+):
+    """V-trace would take chance for merit: PPO has its ratios from before the batch."""
+    if not is_plain:
+        monkeypatch.setattr("impala_async.training.step.is_plain", lambda *_: False)
+    losses = []
+    for has_learned in (False, True):
+        step = make_step(**settings, lr=1e-12)
+        batch = step.begin(make_batch())
+        if has_learned:
+            with torch.no_grad():
+                step.policy.model.policy_head.bias[0] += 2
+        losses.append(step.run(batch, ALIVE_B, 0).stats["loss/value"])
+    assert (losses[0] == pytest.approx(losses[1], rel=1e-6)) is is_fixed
+
+
+def test_the_ratios_of_the_first_pass_are_those_of_now(make_step, make_batch):
+    for settings in ({}, {"shuffle_rows": True}):
+        one, other = (make_step(name="ppo", **settings) for _ in range(2))
+        batch = make_batch()
+        one.run(one.begin(batch), ALIVE_B, 0)
+        other.run(batch, ALIVE_B, 0)
+        for mine, theirs in zip(one.parameters, other.parameters, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_only_ppo_with_vtrace_looks_before(make_step, make_batch):
+    for settings in ({"name": "appo"}, {"name": "a2c"}, {"name": "ppo", "returns": "gae"}):
+        assert make_step(**settings).begin(make_batch()).known == {}
+
+
 # -------------------- statistics
 
 

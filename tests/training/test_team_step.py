@@ -51,11 +51,12 @@ def test_each_member_learns_as_if_it_were_alone_with_its_rows(make_team_step, ma
     columns = {"a": [0, 3, 4], "b": [1, 3, 4]}
     for seed in range(3):
         batch = played(make_batch(seed=seed), PLAYERS)
-        result = team.run(batch, ALIVE_B, 100 * seed)
+        result = team.run(team.begin(batch), ALIVE_B, 100 * seed)
         single = []
         for number, (name, step) in enumerate(alone.steps.items()):
             own_BT = batch.mask_BT & (batch.obs[POLICY][:, :-1] == number)
             own = dataclasses.replace(batch, mask_BT=own_BT).take(torch.tensor(columns[name]))
+            own = step.begin(own)
             single.append(step.run(own, torch.ones(3, dtype=torch.bool), 100 * seed))
         assert result.num_updates == max(one.num_updates for one in single) > 0
         first, second = (one.stats for one in single)
