@@ -60,7 +60,7 @@ class LearnerSection(Section):
     """Batches replayed side by side."""
     init_num_passes: int | None = Field(None, ge=1)
     """Passes of the ring's first batch; none: num_passes."""
-    queue_size: int = Field(2, ge=1)
+    queue_size: int = Field(1, ge=1)
     """Batches that may wait for the learner, beside the one that is filling; in lockstep 1."""
     max_lag: int = Field(1000, ge=1, le=10_000)
     """A trajectory older than this many updates is never trained on."""

@@ -27,7 +27,7 @@ def test_every_config_loads(path):
 
 def test_file_then_overrides_then_defaults(toml):
     config = load_config(toml, ["seed=4", "env.kwargs.speed=1.5", "learner.num_passes=3"])
-    assert (config.seed, config.learner.num_passes, config.learner.queue_size) == (4, 3, 2)
+    assert (config.seed, config.learner.num_passes, config.learner.queue_size) == (4, 3, 1)
     assert (config.env.id, config.env.kwargs) == ("FromFile", {"size": 5, "speed": 1.5})
     assert load_config(toml).env.kwargs == {"size": 5}
 
