@@ -167,7 +167,10 @@ class RunConfig(Section):
     @property
     def batches_under_way(self) -> int:
         """Those between acting and training when every queue is full (one of them granted)."""
-        return self.learner.queue_size + self.learner.minibatch_buffer_size + 1
+        learner = self.learner
+        # A GPU may be found, and has two slots on the host at least.
+        waiting = max(learner.queue_size, 1 if learner.device == "cpu" else 2)
+        return waiting + learner.minibatch_buffer_size + 1
 
     @property
     def _most_batches_old(self) -> int:

@@ -309,7 +309,9 @@ class LearnerThread:
         # Steps count once, at their first pass.
         env_steps = self.progress.env_steps_trained
         with nullcontext() if self._is_eager and not is_first else self._grad_timer:
-            if is_first and self.section.most_passes > 1:
+            # Where another batch waits, an eager learner makes one pass.
+            has_one = self._is_eager and self.loader.num_waiting()
+            if is_first and self.section.most_passes > 1 and not has_one:
                 loaded.batch = self.step.begin(loaded.batch)
             result = self.step.run(
                 loaded.batch,

@@ -48,9 +48,9 @@ class View(NamedTuple):
     """The target network's, without gradient, where there is one."""
     kl_coeff: float = 0.0
     """The current weight of the KL from it."""
-    before_TB: Tensor | None = None
-    """The log-probabilities of the actions by the policy from before the batch, where an algorithm
-    wants them and a batch has several passes."""
+    before_log_probs_TB: Tensor | None = None
+    """Those of the actions by the policy from before the batch, where an algorithm wants them. None
+    in a single pass, which begins with that policy."""
     intrinsic: Intrinsic | None = None
     """A reward of the user's own, which `rewards_TB` hold already, where there is one."""
     known: Returns | None = None
@@ -86,8 +86,8 @@ class Algorithm(NamedTuple):
     """Numbers to report: those of an update in docs/metrics.md, or your own as user/NAME."""
     has_target: bool = False
     """Whether there is a target network. Its `stats` then have `policy/kl`, the KL from it."""
-    wants_before: bool = False
-    """Whether it makes use of `view.before_TB`."""
+    wants_before_log_probs: bool = False
+    """Whether it makes use of `view.before_log_probs_TB`."""
 
 
 def _impala(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
@@ -135,12 +135,12 @@ def _ppo(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
     def loss(view: View, entropy_cost: float) -> LossTerms:
         return ppo_loss(
             **view.inputs,
-            before_log_probs_TB=view.before_TB,
+            before_log_probs_TB=view.before_log_probs_TB,
             entropy_cost=entropy_cost,
             **settings,
         )
 
-    return Algorithm(loss, stats, wants_before=section.returns_kind == "vtrace")
+    return Algorithm(loss, stats, wants_before_log_probs=section.returns_kind == "vtrace")
 
 
 def _a2c(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
@@ -170,11 +170,14 @@ def returns_of(view: View, section: AlgorithmSection) -> Returns:
     }
     if section.returns_kind == "gae":
         return gae(**rows)
-    learning_TB = (_target(view) if section.name == "appo" else view.evaluation).log_probs_TB
-    if section.name == "ppo" and view.before_TB is not None:
-        learning_TB = view.before_TB
+    if section.name == "appo":
+        towards_TB = _target(view).log_probs_TB
+    elif view.before_log_probs_TB is not None:
+        towards_TB = view.before_log_probs_TB
+    else:
+        towards_TB = view.evaluation.log_probs_TB
     bars = {key: getattr(section, key) for key in ("rho_bar", "c_bar", "pg_rho_bar")}
-    log_rhos_TB = learning_TB.detach() - view.behaviour_log_probs_TB
+    log_rhos_TB = towards_TB.detach() - view.behaviour_log_probs_TB
     return vtrace(**rows, **bars, log_rhos_TB=log_rhos_TB, has_pg_ratio=section.name != "ppo")
 
 
@@ -296,7 +299,7 @@ def make_algorithm(section: AlgorithmSection, sum_up: SumUp = None) -> Algorithm
             raise _wrong(name, "has a target network, so its stats must hold policy/kl")
         return found
 
-    return Algorithm(loss, stats, made.has_target)
+    return made._replace(loss=loss, stats=stats)
 
 
 def _checked(name: str, terms: object, view: View) -> LossTerms:

@@ -42,12 +42,9 @@ class Batch:
     mask_BT: Tensor
     windows: dict[str, Tensor] = field(default_factory=dict)
     known: dict[str, Tensor] = field(default_factory=dict)
-    """`before_BT`: the log-probabilities of the actions by the policy from before the batch, where
-    an update step wants them; or returns, `targets_BT` and `advantages_BT`."""
-
-    @property
-    def has_returns(self) -> bool:
-        return "targets_BT" in self.known
+    """Returns, `targets_BT` and `advantages_BT`, where they were computed before."""
+    before: dict[str, Tensor] = field(default_factory=dict)
+    """`log_probs_BT` of the actions by the policy from before the batch, where they are wanted."""
 
     @staticmethod
     def in_planes(schema: Schema, obs: Tensor | Bytes2D, small: Tensor | Bytes2D) -> "Batch":

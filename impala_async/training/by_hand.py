@@ -77,16 +77,16 @@ class ByHand:
         log_ratios_BT = np.where(valid_BT, log_probs_BT - log_mu_BT, np.float32(0))
         bounded_BT = _bounded(log_ratios_BT)
         ratios_BT = np.exp(bounded_BT)
-        if batch.has_returns:
+        if batch.known:
             targets_BT, advantages_BT = (
                 batch.known[name].numpy() for name in ("targets_BT", "advantages_BT")
             )
         else:
-            before = batch.known.get("before_BT")
-            lag_ratios_BT = ratios_BT
-            if before is not None:
-                lag_ratios_BT = np.exp(_bounded(np.where(valid_BT, before.numpy() - log_mu_BT, 0)))
-            targets_BT, advantages_BT = self._returns(lag_ratios_BT, values_BS, valid_BT, inputs)
+            of_returns_BT = ratios_BT
+            if batch.before:
+                lags_BT = batch.before["log_probs_BT"].numpy() - log_mu_BT
+                of_returns_BT = np.exp(_bounded(np.where(valid_BT, lags_BT, np.float32(0))))
+            targets_BT, advantages_BT = self._returns(of_returns_BT, values_BS, valid_BT, inputs)
         if self.section.has_normal_advantages:
             advantages_BT = _normal(advantages_BT, valid_BT, self.ranks)
         num_valid = float(inputs["num_valid"])

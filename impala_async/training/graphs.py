@@ -9,7 +9,7 @@ same memory each time: a batch is copied into it, and gradients lie in it until 
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 # Each keeps the memory of an update. Parts of a batch have two sizes, more where columns are dead.
 MOST_GRAPHS = 4
+_Kind: TypeAlias = tuple[torch.Size, bool, bool]
+"""Of a batch: its size, whether sums are asked for, and whether it has `before`."""
 
 
 class Coefficients(NamedTuple):
@@ -61,12 +63,12 @@ class Graphs:
 
     def __init__(self, compute: ComputeGradients, parameters: tuple[nn.Parameter, ...]) -> None:
         self._compute, self._parameters = compute, parameters
-        self._seen: set[tuple[torch.Size, bool]] = set()
-        self._graphs: dict[tuple[torch.Size, bool], _Graph] = {}
+        self._seen: set[_Kind] = set()
+        self._graphs: dict[_Kind, _Graph] = {}
         self._most = MOST_GRAPHS
 
     def __call__(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
-        key = batch.mask_BT.shape, with_sums
+        key = batch.mask_BT.shape, with_sums, bool(batch.before)
         if key in self._seen and key not in self._graphs and len(self._graphs) < self._most:
             self._make(key, batch, of)
         self._seen.add(key)
@@ -74,7 +76,7 @@ class Graphs:
             return self._graphs[key].gradients_of(batch, of)
         return self._compute(batch, of, with_sums=with_sums)
 
-    def _make(self, key: tuple[torch.Size, bool], batch: Batch, of: Coefficients) -> None:
+    def _make(self, key: _Kind, batch: Batch, of: Coefficients) -> None:
         own = batch.take(torch.arange(len(batch.mask_BT)))
         new = batch.rewards_BT.new_tensor
         places: list[Any] = [None if number is None else new(number) for number in of]

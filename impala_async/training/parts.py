@@ -38,7 +38,7 @@ class Part:
 
     @property
     def has_rows(self) -> bool:
-        return self.source.has_returns
+        return bool(self.source.known)
 
     @property
     def columns(self) -> Tensor:
@@ -94,7 +94,7 @@ def make_parts(
         shares = [(ranks.own(each_N, size), int(all_N[each_N].sum())) for each_N in parts]
     for own_N, num_valid in shares:
         has_all = len(own_N) == len(alive_B) or (num_valid is None and len(shares) == 1)
-        yield Part(source, own_N, per_column, num_valid, has_all and not source.has_returns)
+        yield Part(source, own_N, per_column, num_valid, has_all and not source.known)
 
 
 def deal(alive_N: Tensor, max_parts: int, seeds: tuple[int, ...]) -> list[Tensor]:
@@ -128,4 +128,4 @@ def find_culprits(columns_N: Tensor, is_good: Callable[[Tensor], bool]) -> Tenso
 def _valid_of(source: Batch) -> Tensor:
     """How many rows are valid, of each column; or of each row."""
     mask_BT = source.mask_BT.cpu()
-    return mask_BT[0].long() if source.has_returns else mask_BT.sum(1)
+    return mask_BT[0].long() if source.known else mask_BT.sum(1)

@@ -83,7 +83,11 @@ class UpdateStep:
     ranks: Ranks = field(default_factory=Ranks)
 
     def __post_init__(self) -> None:
-        policy, algorithm = self.policy, self.section
+        policy = self.policy
+        self._entropy_cost = self.section.entropy_cost_of(policy.action_spec.num_choices)
+        # An algorithm of the user's own reads it there.
+        decided = {"entropy_cost": self._entropy_cost}
+        algorithm = self.section = self.section.model_copy(update=decided)
         self.intrinsic = make_intrinsic(policy, algorithm, self.seed)
         self._named = [*policy.model.named_parameters()]
         if self.intrinsic is not None:
@@ -121,18 +125,18 @@ class UpdateStep:
                 self.ranks.apart(),
             ):
                 alive_B = torch.ones(len(batch.mask_BT), dtype=torch.bool)
-                self.run(batch, alive_B, 0, is_first_pass=False)
+                self.run(self.begin(batch), alive_B, 0, is_first_pass=False)
                 if self.intrinsic is not None:
                     self.intrinsic.prepare(batch)
 
     @torch.no_grad()
     def begin(self, batch: Batch) -> Batch:
-        """Before the first of several passes over a batch: it, with what they all make use of."""
-        if not self._algorithm.wants_before:
+        """Before the first of several passes: the batch, with what all of them make use of."""
+        if not self._algorithm.wants_before_log_probs:
             return batch
         rows = batch.rows_of_obs()
         evaluation = self.policy.evaluate(rows, batch.actions, batch.mask_BT, batch.state)
-        return replace(batch, known={"before_BT": evaluation.log_probs_TB.t().contiguous()})
+        return replace(batch, before={"log_probs_BT": evaluation.log_probs_TB.t().contiguous()})
 
     def run(
         self,
@@ -150,8 +154,7 @@ class UpdateStep:
         batch, section, at = batch.living(alive_B), self.section, env_steps_trained
         if self.target is not None and is_first_pass:
             self.target.begin_batch(self.policy.model)
-        cost = section.entropy_cost_of(self.policy.action_spec.num_choices)
-        horizon = section.schedule_env_steps
+        cost, horizon = self._entropy_cost, section.schedule_env_steps
         this = _Pass(
             is_first_pass,
             scheduled(section.lr, section.lr_end, horizon, at),
@@ -371,15 +374,15 @@ class UpdateStep:
             own = self.intrinsic(rows, batch)
             rewards_TB = transitions["rewards_TB"]
             transitions["rewards_TB"] = rewards_TB + own.rewards_BT.t() * of.reward_factor
-        known, before = None, batch.known.get("before_BT")
-        if batch.has_returns:
+        known, before_BT = None, batch.before.get("log_probs_BT")
+        if batch.known:
             known = Returns(batch.known["targets_BT"].t(), batch.known["advantages_BT"].t())
         return View(
             evaluation,
             **transitions,
             target=target,
             kl_coeff=of.kl_coeff,
-            before_TB=None if before is None else before.t(),
+            before_log_probs_TB=None if before_BT is None else before_BT.t(),
             intrinsic=own,
             known=known,
         )

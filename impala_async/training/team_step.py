@@ -57,12 +57,12 @@ class TeamStep:
 
     def begin(self, batch: Batch) -> Batch:
         """Each member looks at the rows that it played."""
-        known: dict[str, Tensor] = {}
+        before: dict[str, Tensor] = {}
         for name, step in self.steps.items():
             is_own_BT = self._own_rows(batch, name)
-            for what, found_BT in step.begin(replace(batch, mask_BT=is_own_BT)).known.items():
-                known[what] = torch.where(is_own_BT, found_BT, known.get(what, 0.0))
-        return replace(batch, known=known)
+            for what, found_BT in step.begin(replace(batch, mask_BT=is_own_BT)).before.items():
+                before[what] = torch.where(is_own_BT, found_BT, before.get(what, 0.0))
+        return replace(batch, before=before)
 
     def _own_rows(self, batch: Batch, name: str) -> Tensor:
         return batch.mask_BT & (batch.obs[POLICY][:, :-1] == self.policies.names.index(name))

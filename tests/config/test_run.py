@@ -222,7 +222,7 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
         ("", "", None),
         (impala, "", None),
         (f"{impala} learner.queue_size=7", "9 passes over a batch", of_passes),
-        (f"{impala} {FIVE}", "15 passes over a batch", of_passes),
+        (f"{impala} {FIVE}", "20 passes over a batch", of_passes),
         # Its clip bounds what passes can do, but not how old the policy is that acted.
         (f"{PPO} {FIVE}", "", None),
         (
@@ -237,7 +237,9 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
             f"{GAE}, or algorithm.returns to vtrace, or lower learner.queue_size or learner.m",
         ),
         # However short the queues are: nothing corrects or bounds what these take for new.
-        ("algorithm.name=a2c learner.queue_size=1", "3 p", GAE),
+        ("algorithm.name=a2c learner.device=cpu", "3 p", GAE),
+        # A GPU has room for one more on the host.
+        ("algorithm.name=a2c", "4 p", GAE),
         (f"{PPO} {LOCKSTEP} algorithm.num_minibatches=8 learner.num_passes=50", "", None),
         (f"{PPO} {OF_GAE} {LAGGED}", "", None),
         (f"algorithm.name=a2c {LAGGED}", "2 p", GAE),
@@ -251,23 +253,23 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
         (f"{impala} {LAGGED} {FIVE}", "10 passes", of_passes),
         (f"{LAGGED} {FIVE} algorithm.name=appo", "", None),
         # Some of these would be too old for their last passes.
-        (f"{FIVE} {PARTS}=4 learner.max_lag=100", "", None),
+        (f"{FIVE} {PARTS}=4 learner.max_lag=120", "", None),
         (
-            f"{FIVE} {PARTS}=4 learner.max_lag=99",
-            "100 updates",
-            "over learner.max_lag (99): raise that",
+            f"{FIVE} {PARTS}=4 learner.max_lag=119",
+            "120 updates",
+            "over learner.max_lag (119): raise that",
         ),
-        (f"learner.num_passes=auto {PARTS}=4 learner.max_lag=20", "", None),
+        (f"learner.num_passes=auto {PARTS}=4 learner.max_lag=24", "", None),
         # Weights that act may have been published some time ago.
-        (f"{FIVE} {PARTS}=4 learner.max_lag=109 learner.publish_every_updates=10", "", None),
+        (f"{FIVE} {PARTS}=4 learner.max_lag=129 learner.publish_every_updates=10", "", None),
         (
-            f"{FIVE} {PARTS}=4 learner.max_lag=108 learner.publish_every_updates=10",
-            "109 updates",
+            f"{FIVE} {PARTS}=4 learner.max_lag=128 learner.publish_every_updates=10",
+            "129 updates",
             "lower learner.publish_every_updates, learner.queue_size or",
         ),
         (
             f"{impala} {PARTS}=1 learner.publish_every_updates=500",
-            "502 passes over a batch",
+            "503 passes over a batch",
             "lower learner.publish_every_updates, learner.num_passes, learner.queue_size or",
         ),
     ):
@@ -319,16 +321,16 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
         ("trajectory.rows=20 learner.batch_columns=8", 8, 2),
         ("trajectory.rows=50 learner.batch_columns=16", 8, 12),
         ("trajectory.rows=1000 learner.batch_columns=16", 8, 16),
-        ("learner.batch_columns=256 actor.num_envs=128", 8, 25),
+        ("learner.batch_columns=256 actor.num_envs=128", 8, 20),
         ("learner.batch_columns=4096 learner.queue_size=9", 8, 9),
         (f"{LOCKSTEP} train.num_actors=1 actor.num_envs=6", 8, 1),
         # Within what a small max_lag allows.
-        ("learner.max_lag=120", 8, 3),
-        ("learner.max_lag=29", 5, 1),
+        ("learner.max_lag=144", 8, 3),
+        ("learner.max_lag=35", 5, 1),
         ("learner.max_lag=5", 1, 1),
-        ("learner.max_lag=100 learner.num_passes=5", 5, 4),
-        ("learner.max_lag=99 learner.num_passes=5", 5, 3),
-        ("learner.num_passes=64 learner.batch_columns=64", 64, 3),
+        ("learner.max_lag=120 learner.num_passes=5", 5, 4),
+        ("learner.max_lag=119 learner.num_passes=5", 5, 3),
+        ("learner.num_passes=64 learner.batch_columns=64", 64, 2),
         (f"learner.num_passes=3 {PARTS}=2 learner.max_lag=5", 3, 2),
     ):
         config = config_of(settings)

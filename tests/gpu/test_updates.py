@@ -76,7 +76,7 @@ def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device, settings, is_graphe
             fill(slot, number)
             if number == 5:
                 slot.rewards_BT.fill_(math.inf)
-            results.append(step.run(slot, alive_B, number))
+            results.append(step.run(step.begin(slot), alive_B, number))
             taken = Snapshot(step.policy.layout, step.policy.tensors).take(Version(1, number))
             assert taken is not None
             weights.append(taken.buffer.view(np.float32))

@@ -109,7 +109,13 @@ def test_each_batch_is_used_as_often_as_it_has_passes_and_counts_once():
 
 
 def test_nothing_is_looked_at_before_a_single_pass():
-    assert Run([batch_of(1), batch_of(2)], num_passes=1)().step.begun == []
+    def begun(**section):
+        return Run([batch_of(1), batch_of(2, valid_rows=[0] * 4), batch_of(3)], **section)()
+
+    assert begun(num_passes=1).step.begun == []
+    assert begun(num_passes=3).step.begun == [1, 3]
+    # Behind the last one nothing new waits.
+    assert begun(num_passes="auto").step.begun == [3]
 
 
 def test_all_that_is_measured_is_declared_and_counted(clock):

@@ -62,7 +62,7 @@ def random_batch(schema, num_columns=5, seed=0):
     columns = planes.columns
     shape = columns.rewards_CT.shape
     columns.obs[""][:] = rng.normal(size=columns.obs[""].shape)
-    actions, num_choices = columns.actions[""], schema.action.num_choices
+    (actions,), num_choices = columns.actions.values(), schema.action.num_choices
     actions[:] = (
         rng.integers(0, num_choices, shape) if num_choices else rng.normal(size=actions.shape)
     )
@@ -73,7 +73,7 @@ def random_batch(schema, num_columns=5, seed=0):
     columns.mask_CT[:, 1:] = kinds[:, :-1] == "none"
     columns.terminated_CT[:] = (kinds == "terminated") & columns.mask_CT
     columns.truncated_CT[:] = (kinds == "truncated") & columns.mask_CT
-    for array in (columns.rewards_CT, columns.log_probs_CT, columns.actions[""]):
+    for array in (columns.rewards_CT, columns.log_probs_CT, actions):
         array[~columns.mask_CT] = 0
     return Batch.in_planes(schema, planes.obs, planes.small)
 

@@ -139,6 +139,20 @@ def clamped_loss(view, entropy_cost):
     return own_loss(view, entropy_cost)
 
 
+def before_loss(view, entropy_cost):
+    """It learns with a cost and with those numbers alone."""
+    told.append((entropy_cost, view.before_log_probs_TB is not None))
+    return own_loss(view, entropy_cost)
+
+
+told = []
+
+
+def wants_before(section):
+    told.append(section.entropy_cost)
+    return Algorithm(before_loss, wants_before_log_probs=True)
+
+
 def own_stats(view):
     log_probs_TB = view.evaluation.log_probs_TB
     kl = view.mean(view.target.log_probs_TB - log_probs_TB)
@@ -169,6 +183,12 @@ all_values = with_loss(
 
 
 def nothing(section): ...
+
+
+def test_ones_own_is_told_the_usual_entropy_cost_and_of_before(make_step, make_batch):
+    step = make_step(name=f"{__name__}:wants_before")
+    step.run(step.begin(make_batch()), ALIVE_B, 0)
+    assert told == [0.01, (0.01, True)]
 
 
 def without_key(section):

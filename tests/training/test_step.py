@@ -10,10 +10,19 @@ from impala_async.algo.losses import impala_loss
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.config.model import ModelSection
 from impala_async.policy import Policy
+from impala_async.schema import ActionPart, ActionSpec
 from impala_async.training.step import UpdateStep
-from tests.training.conftest import ALIVE_B, are_equal, is_same, remembered, weights_of
+from tests.training.conftest import (
+    ALIVE_B,
+    are_equal,
+    is_same,
+    random_batch,
+    remembered,
+    weights_of,
+)
 
 changed = dataclasses.replace
+CHOICE, NUMBER = ActionPart("", "discrete", (4,), ()), ActionPart("x", "continuous", (), (2,))
 
 
 def loss_of(step, batch, alive_B, settings, reduction):
@@ -85,6 +94,27 @@ def test_dead_columns_have_no_influence(make_step, make_batch):
     for mine, theirs in zip(*(step.parameters for step in steps), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-7)
     assert results[0].stats == pytest.approx(results[1].stats, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parts", "settings", "cost"),
+    [
+        ([CHOICE], {}, 0.01),
+        ([NUMBER], {}, 0.0),
+        ([CHOICE, NUMBER], {}, 0.01),
+        ([NUMBER], {"entropy_cost": 0.02}, 0.02),
+        ([CHOICE], {"entropy_cost": 0.0}, 0.0),
+        ([NUMBER], {"entropy_cost_end": 0.0, "schedule_env_steps": 100}, 0.01),
+    ],
+)
+def test_an_entropy_bonus_is_usual_for_choices(schema, parts, settings, cost):
+    spaces = dataclasses.replace(schema, action=ActionSpec(tuple(parts)))
+    section = AlgorithmSection.model_validate(settings)
+    step = UpdateStep(Policy(spaces, ModelSection(), seed=0), section)
+    assert step.section.entropy_cost == cost
+    if len(parts) == 1:
+        batch = random_batch(spaces)
+        assert step.run(batch, ALIVE_B, 0).stats["algorithm/entropy_cost"] == cost
 
 
 def test_schedules_follow_the_env_steps_trained(make_step, make_batch):
