@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 # Each keeps the memory of an update. Parts of a batch have two sizes, more where columns are dead.
 MOST_GRAPHS = 4
 _Kind: TypeAlias = tuple[torch.Size, bool, bool]
-"""Of a batch: its size, whether sums are asked for, and whether it has `before`."""
+"""The size of a batch, whether sums are asked for, and whether it has `before`."""
 
 
 class Coefficients(NamedTuple):
