@@ -150,8 +150,10 @@ def row(task: str, results: Sequence[Result]) -> str | None:
     ours, theirs = ([r for r in results if (r.system, r.task) == (s, task)] for s in SYSTEMS)
     if not ours or not theirs:
         return None
-    mine, other = (statistics.median(each.final for each in of) for of in (ours, theirs))
-    # Seconds are compared on one machine.
+    # A seed that was trained again counts by its last return.
+    last = {each.seed: each for each in ours}.values()
+    mine, other = (statistics.median(each.final for each in of) for of in (last, theirs))
+    # Seconds are compared on one machine, where a return may be of an earlier commit.
     shared = [each.machine for each in ours if each.machine in {other.machine for other in theirs}]
     times = "| | |"
     if shared:
@@ -163,7 +165,7 @@ def row(task: str, results: Sequence[Result]) -> str | None:
         )
         ratio = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
         times = f"{took_s:.0f} | {reached_s:.0f} | {ratio} |"
-    finals = ", ".join(f"{each.final:.4g}" for each in ours)
+    finals = ", ".join(f"{each.final:.4g}" for each in last)
     return (
         f"| {task} | {TASKS[task]:,} | **{mine:.4g}** ({finals}) | {other:.4g} ({len(theirs)}) "
         f"| {times}"
@@ -188,7 +190,8 @@ def page(results: Sequence[Result]) -> str:
             "means of the last 100 episodes, of which the medians over seeds are shown, and in "
             "brackets ours of each seed. Seconds are those to the first time at SB3's final "
             "return: ours from launch, whatever else ran on the two cores, SB3's of a processor, "
-            "as it is one thread that never waits.",
+            "as it is one thread that never waits. A seed that was trained again counts by its "
+            "last return, and by the seconds of each time on a machine that SB3 was on.",
             "",
             "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
             "|---|---|---|---|---|---|---|",
