@@ -82,11 +82,11 @@ class ByHand:
                 batch.known[name].numpy() for name in ("targets_BT", "advantages_BT")
             )
         else:
-            of_returns_BT = ratios_BT
+            return_ratios_BT = ratios_BT
             if batch.before:
                 lags_BT = batch.before["log_probs_BT"].numpy() - log_mu_BT
-                of_returns_BT = np.exp(_bounded(np.where(valid_BT, lags_BT, np.float32(0))))
-            targets_BT, advantages_BT = self._returns(of_returns_BT, values_BS, valid_BT, inputs)
+                return_ratios_BT = np.exp(_bounded(np.where(valid_BT, lags_BT, np.float32(0))))
+            targets_BT, advantages_BT = self._returns(return_ratios_BT, values_BS, valid_BT, inputs)
         if self.section.has_normal_advantages:
             advantages_BT = _normal(advantages_BT, valid_BT, self.ranks)
         num_valid = float(inputs["num_valid"])
