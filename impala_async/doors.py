@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__, errors
 from impala_async.config.packaged import find_config, packaged_configs
-from impala_async.files import FULL
+from impala_async.files import FULL, MOST_FLOAT
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 from impala_async.user_code import one_line
@@ -328,7 +328,8 @@ def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
         return
     for key, done in REACHED.items():
         limit, made = getattr(config.stop, key), summary.get(done)
-        if limit is not None and isinstance(made, int | float) and made >= limit:
+        # No run comes to more; a damaged summary may say so.
+        if limit is not None and isinstance(made, int | float) and limit <= made <= MOST_FLOAT:
             raise errors.RunOver(
                 f"the run is over: stop.{key} is {limit:,.12g}, and it came to {made:,.12g}; to go "
                 "on set more or none of it by --set, a later end of its schedules "

@@ -442,6 +442,10 @@ def test_a_command_that_is_run_again_ends_well_where_the_run_is_over(again):
     folder.let_go()
     with pytest.raises(RunOver, match=r"^the run is over: stop\.updates is 50, and it came to 60"):
         again()
+    # A damaged summary is no run that is over.
+    for number in (10**400, float("inf"), float("nan")):
+        folder.write_json("summary.json", {"updates": number})
+        again()
 
 
 def test_a_run_of_ranks_is_over_for_all_of_them_or_for_none(again, monkeypatch):

@@ -229,8 +229,7 @@ def ppo_loss(
             policy gradient, as if the weights of now had acted.
         returns: "gae", or "vtrace" for data that older weights acted for.
         before_log_probs_TB: log pi(a|x) of the policy from before the batch, to which V-trace then
-            corrects. None: it corrects to the weights of now, which after some passes have learned
-            what was chance in the batch, and take it for merit.
+            corrects; else to that of now, which takes what was chance in the batch for merit.
     """
     rows = ValidRows(values_SB, mask_TB)
     log_probs_TB = rows.take(log_probs_TB)

@@ -4,7 +4,9 @@ All mistakes are told at once, each with its source, the dotted key, the value a
 """
 
 import contextlib
+import errno
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from impala_async.config.mistakes import explain, shown
 from impala_async.config.run import RunConfig
-from impala_async.errors import ConfigError
+from impala_async.errors import CheckpointError, ConfigError
+from impala_async.files import find_bytes
 
 COMMAND_LINE = "--set"
 DECIDED_BY_LOCKSTEP = ("learner.max_lag", "learner.queue_size")
@@ -87,13 +90,16 @@ def _idle_in_lockstep(settings: Mapping[str, Any], sources: Mapping[str, str]) -
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text("utf-8-sig")
+        data = find_bytes(path)
+        if data is None:
+            raise ConfigError(f"{path}: cannot read this config file: {os.strerror(errno.ENOENT)}")
+        text = data.decode("utf-8-sig")
         if path.suffix != ".json":
             return tomllib.loads(text)
         content = json.loads(text)
         return _given(dict(content["config"]), content.get("decided", {}))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read this config file: {error.strerror}") from None
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         if path.suffix == ".json":
             raise ConfigError(f"{path}: is not the config.json of a run") from None

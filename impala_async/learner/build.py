@@ -19,7 +19,7 @@ from impala_async.learner.handoff import Channels, Progress
 from impala_async.learner.learner_thread import LearnerThread
 from impala_async.learner.loader import DeviceLoader, HostLoader, allocator_for, make_current
 from impala_async.learner.slots import allocate_slots
-from impala_async.models.actor_critic import ActorCritic
+from impala_async.models.actor_critic import ActorCritic, shape_of
 from impala_async.models.flat import Snapshot
 from impala_async.models.torso import device_of, pick_precision
 from impala_async.policy import build_policy, layout_of
@@ -145,7 +145,7 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     """Raise SpacesError if slots, weights and updates want more memory than the system says is
     free: the spaces may come from an actor, and what they ask for must not end the learner."""
     slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
-    model = _shape_of(config.model, schema)
+    model = shape_of(config.model, schema.inputs, schema.action)
     weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values()) if model else 0
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
     # A part of a batch at a time; where rows are shuffled, returns are computed for all of it.
@@ -171,20 +171,8 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
 
 def find_layout(model: ModelSection, schema: Schema) -> bytes | None:
     """The digest by which a model is known before it is built; None where only that tells."""
-    found = _shape_of(model, schema)
+    found = shape_of(model, schema.inputs, schema.action)
     return None if schema.policies or not found else layout_of(dict(found.state_dict())).digest
-
-
-def _shape_of(section: ModelSection, schema: Schema) -> ActorCritic | None:
-    """One network, of which no memory is taken: `meta` tensors only have a shape."""
-    try:
-        with torch.device("meta"):
-            return ActorCritic(section, schema.inputs, schema.action)
-    except (RuntimeError, TypeError, ConfigError):
-        # A network of one's own may ask for values, and only tensors with memory have some.
-        if section.name in TORSOS:
-            raise
-        return None
 
 
 def _kept_bytes(model: ActorCritic, schema: Schema) -> int:

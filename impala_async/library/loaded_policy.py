@@ -21,8 +21,9 @@ from impala_async.envs.saved_spaces import load_spaces
 from impala_async.envs.spaces import Spaces
 from impala_async.envs.vector import LAST_REWARD, history_leaves, shown_parts
 from impala_async.errors import CheckpointError, ConfigError, EnvError, SpacesError
+from impala_async.models.actor_critic import shape_of
 from impala_async.models.torso import device_of
-from impala_async.policy import Policy
+from impala_async.policy import Policy, build_policy
 from impala_async.runs.folder import SPACES, RunFolder, find_run
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.training.checkpoint import open_newest_or
@@ -184,7 +185,12 @@ def open_policy(path: Path, member: str | None = None, device: str = "cpu") -> O
     state = recurrent_state(model.core, model.core_size)
     schema = Schema(obs, spaces.action_spec, config.trajectory.rows, state)
     checkpoint = open_newest_or(named, checkpoints)
-    policy = Policy(schema, model, seed=config.seed, device=_device(device))
+    # First without memory: a damaged file may ask for any.
+    shape = shape_of(model, schema.inputs, schema.action)
+    if shape is not None:
+        checkpoint.check_fits(shape.state_dict(), member)
+    built = build_policy(schema, model, PoliciesSection(), seed=config.seed, device=_device(device))
+    (policy,) = built.members.values()
     checkpoint.load_into(policy, member)
     return OpenedPolicy(policy, spaces, schema, shown, env.last_reward, checkpoint.path)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
-from impala_async.errors import SpacesError
+from impala_async.errors import ConfigError, SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.packed import PackedTorso, packed
 from impala_async.models.torso import TORSOS, choose_torso, make_torso, orthogonal
@@ -187,3 +187,15 @@ class PolicyHead(nn.Linear):
             if is_free:
                 parts.append(next(log_stds).expand_as(outputs))
         return torch.cat(parts, -1)
+
+
+def shape_of(section: ModelSection, obs: ObsSpec, action: ActionSpec) -> ActorCritic | None:
+    """A network of which no memory is taken, as `meta` tensors only have a shape; None where one of
+    the user's own asks for values."""
+    try:
+        with torch.device("meta"):
+            return ActorCritic(section, obs, action)
+    except (RuntimeError, TypeError, ConfigError):
+        if section.name in TORSOS:
+            raise
+        return None

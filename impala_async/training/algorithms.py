@@ -23,7 +23,7 @@ from impala_async.metrics.names import OWN_PREFIX, is_of_update
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.policy import Evaluation, Policy
 from impala_async.training.batch import only_read
-from impala_async.training.checkpoint import check_alike, entry
+from impala_async.training.checkpoint import check_alike, count_in, entry
 from impala_async.training.intrinsic import Intrinsic
 from impala_async.user_code import UserCode, import_callable
 
@@ -247,7 +247,7 @@ class Target:
         self.model.load_state_dict(dict(tensors))
         if entry(state, "kl_settings", list) == self._kl_settings:
             self.kl_coeff = float(entry(state, "kl_coeff", float))
-        self._age, self._kl = int(entry(state, "age", float)), float(entry(state, "kl", float))
+        self._age, self._kl = count_in(state, "age"), float(entry(state, "kl", float))
 
 
 def adapted(kl_coeff: float, kl: float, kl_target: float | None) -> float:

@@ -73,14 +73,20 @@ class TrainingState:
     def load_into(self, policy: AnyPolicy, member: str | None = None) -> None:
         """Give a policy the weights, or those of a member of the team; CheckpointError for what
         does not fit."""
-        tensors = self.tensors.get("model", {})
-        own = dict(tensors) if member is None else split_off(tensors, member)
+        self.check_fits(policy.named_tensors(), member)
+        policy.load_tensors(self._weights_of(member))
+
+    def check_fits(self, wanted: Mapping[str, Tensor], member: str | None = None) -> None:
+        """CheckpointError unless the weights have these names, shapes and dtypes."""
         try:
-            check_alike(own, policy.named_tensors())
+            check_alike(self._weights_of(member), wanted)
         except CheckpointError as error:
             fits = "does not fit the model and the spaces of its run: did the environment change?"
             raise CheckpointError(f"{self.path} {fits} {error}") from None
-        policy.load_tensors(own)
+
+    def _weights_of(self, member: str | None) -> dict[str, Tensor]:
+        tensors = self.tensors.get("model", {})
+        return dict(tensors) if member is None else split_off(tensors, member)
 
 
 def entry(saved: Mapping[str, Any], key: str, kind: type[Entry]) -> Entry:
@@ -92,6 +98,14 @@ def entry(saved: Mapping[str, Any], key: str, kind: type[Entry]) -> Entry:
         found = type(saved[key]).__name__
         raise CheckpointError(f"its {key!r} is a {found}, not a {kind.__name__}")
     return cast(Entry, saved[key])
+
+
+def count_in(saved: Mapping[str, Any], key: str) -> int:
+    """The number of something that is saved under a key; CheckpointError for what is no count."""
+    found = entry(saved, key, float)
+    if not isinstance(found, int) or found < 0:
+        raise CheckpointError(f"its {key!r} is {found}, not a whole number from 0 up")
+    return found
 
 
 def check_alike(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
@@ -162,16 +176,18 @@ def tell_of_skipped(error: CheckpointError) -> None:
 
 def whole_checkpoints(directory: Path) -> Iterator[TrainingState]:
     """Those whose files match their manifest, newest first."""
-    # They are listed anew for each: a learner that runs removes old ones while they are read.
     tried: set[Path] = set()
-    while left := [found for found in _found(directory) if found[1] not in tried]:
-        version, path = left[0]
+    left = _found(directory)
+    while left:
+        version, path = left.pop(0)
         tried.add(path)
         try:
             checkpoint = _verified(path, version)
         except CheckpointError as error:
             if os.path.lexists(path):
                 tell_of_skipped(error)
+            else:  # a learner that runs removes old ones while they are read, and adds new ones
+                left = [found for found in _found(directory) if found[1] not in tried]
         else:
             yield checkpoint
 

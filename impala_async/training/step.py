@@ -21,7 +21,13 @@ from impala_async.policy import Policy
 from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm, returns_of
 from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch
 from impala_async.training.by_hand import ByHand, is_plain
-from impala_async.training.checkpoint import TrainingState, check_alike, copies_of, entry
+from impala_async.training.checkpoint import (
+    TrainingState,
+    check_alike,
+    copies_of,
+    count_in,
+    entry,
+)
 from impala_async.training.graphs import Coefficients, ComputeGradients, Gradients, Graphs
 from impala_async.training.intrinsic import make_intrinsic
 from impala_async.training.optimizer import (
@@ -212,7 +218,7 @@ class UpdateStep:
         check_alike(model, self.policy.named_tensors())
         self.policy.load_tensors(model)
         restore_optimizer(self.optimizer, optimizer, entry(state.state, "optimizer", dict))
-        self.num_updates = int(entry(algorithm, "num_updates", float))
+        self.num_updates = count_in(algorithm, "num_updates")
         if self.target is not None:
             tensors = entry(state.tensors, "target", dict)
             self.target.restore(tensors, entry(algorithm, "target", dict))

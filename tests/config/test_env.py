@@ -1,3 +1,5 @@
+import json
+
 from impala_async.config.env import EnvSection
 from impala_async.config.load import load_config
 from impala_async.config.section import Named
@@ -32,3 +34,9 @@ def test_frames_per_step_follow_the_frame_skip():
         ("ALE/Pong-v5", {"kwargs": {"frameskip": 1}, "wrappers": [PREPROCESSED]}, 2),
     ):
         assert EnvSection(id=env_id, **settings).frames_per_step == frames
+
+
+def test_an_id_has_no_characters_that_nobody_sees():
+    for env_id in ("\x00x", "a\nb"):
+        said = mistake(f"env.id={json.dumps(env_id)}")
+        assert said == f"--set: env: id wants the name of an environment, got {env_id!r}"

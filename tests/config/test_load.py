@@ -1,6 +1,7 @@
 """From a file and `--set` to a config, and every mistake told with its source."""
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -34,9 +35,13 @@ def test_file_then_overrides_then_defaults(toml):
 
 def test_a_file_that_is_not_there_and_one_with_a_byte_order_mark(tmp_path):
     missing = "No such file or directory"
-    for name, why in (("x.toml", missing), ("x.json", missing), ("", "Is a directory")):
+    for name in ("x.toml", "x.json"):
         path = tmp_path / name
-        assert mistakes(path) == [f"{path}: cannot read this config file: {why}"]
+        assert mistakes(path) == [f"{path}: cannot read this config file: {missing}"]
+    # A pipe would be waited for, and a device read without end.
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        assert mistakes(path) == [f"{path}: cannot be read: it is no regular file"]
     for name, text in (("x.toml", 'env.id = "X"'), ("x.json", '{"config": {"env": {"id": "X"}}}')):
         path = tmp_path / name
         path.write_text(text, encoding="utf-8-sig")

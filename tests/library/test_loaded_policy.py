@@ -1,6 +1,7 @@
 """A loaded policy does with raw observations what the checkpoint's own does in `evaluate`."""
 
 import copy
+import json
 import multiprocessing
 import pickle
 import subprocess
@@ -385,6 +386,18 @@ def test_what_holds_no_policy_is_told(tmp_path, caplog):
         assert refused(ConfigError, load_policy, folder.path, seed=seed) == says
     assert refused(ConfigError, load_policy, folder.path, policy="main") == (
         "policy: wants none, as there is one, got 'main'"
+    )
+
+
+def test_a_network_that_the_checkpoint_does_not_have_is_not_built(tmp_path):
+    """Damaged settings may ask for more than there is memory."""
+    folder, _ = begin(tmp_path, *CASES["mlp"])
+    path = folder.path / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["model"]["hidden_sizes"] = [200_000, 200_000]
+    path.write_text(json.dumps(content))
+    assert "does not fit the model and the spaces" in refused(
+        CheckpointError, load_policy, folder.path
     )
 
 

@@ -194,6 +194,23 @@ def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, capl
     assert caplog.messages == []
 
 
+def test_a_folder_is_listed_once_however_many_are_damaged(folder, caplog, monkeypatch):
+    save(folder, 1, 1)
+    for update in range(2, 12):
+        (folder / f"ckpt-1-{update}").touch()
+    real, listed = checkpoint._found, []
+    monkeypatch.setattr(checkpoint, "_found", lambda path: listed.append(path) or real(path))
+    assert next(checkpoint.whole_checkpoints(folder)).version == Version(1, 1)
+    assert (len(listed), len(caplog.messages)) == (1, 10)
+
+
+def test_a_count_is_a_whole_number():
+    assert checkpoint.count_in({"n": 5}, "n") == 5
+    for wrong in (-5, 1e99, 2.5, "5", None):
+        with pytest.raises(checkpoint.CheckpointError, match="its 'n' is "):
+            checkpoint.count_in({"n": wrong}, "n")
+
+
 def test_what_is_not_finite_is_neither_written_nor_resumed_from(folder, caplog, monkeypatch):
     good = save(folder, 1, 4)
     tensors = {"model": {"w": torch.ones(3), "v": torch.tensor([1.0, torch.inf])}}
