@@ -50,7 +50,7 @@ class EnvSection(Section):
     """Who describes the spaces: a child of the learner, or the first actor, where only that can."""
 
     def broken_rules(self) -> Iterator[str]:
-        if not self.id.isprintable():
+        if "\0" in self.id:  # it becomes part of a path
             yield f"id wants the name of an environment, got {self.id!r}"
         for wrapper in self.wrappers:
             yield from unknown_name("wrappers", wrapper.name)

@@ -185,8 +185,9 @@ def open_policy(path: Path, member: str | None = None, device: str = "cpu") -> O
     state = recurrent_state(model.core, model.core_size)
     schema = Schema(obs, spaces.action_spec, config.trajectory.rows, state)
     checkpoint = open_newest_or(named, checkpoints)
-    # First without memory: a damaged file may ask for any.
-    shape = shape_of(model, schema.inputs, schema.action)
+    # First without memory, as a damaged file may ask for any. A torso of one's own is made once.
+    is_ours = ":" not in model.name
+    shape = shape_of(model, schema.inputs, schema.action) if is_ours else None
     if shape is not None:
         checkpoint.check_fits(shape.state_dict(), member)
     built = build_policy(schema, model, PoliciesSection(), seed=config.seed, device=_device(device))

@@ -36,7 +36,6 @@ def test_frames_per_step_follow_the_frame_skip():
         assert EnvSection(id=env_id, **settings).frames_per_step == frames
 
 
-def test_an_id_has_no_characters_that_nobody_sees():
-    for env_id in ("\x00x", "a\nb"):
-        said = mistake(f"env.id={json.dumps(env_id)}")
-        assert said == f"--set: env: id wants the name of an environment, got {env_id!r}"
+def test_an_id_that_no_path_can_hold_is_refused():
+    said = mistake(f"env.id={json.dumps(chr(0) + 'x')}")
+    assert said == r"--set: env: id wants the name of an environment, got '\x00x'"

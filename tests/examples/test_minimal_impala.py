@@ -23,7 +23,7 @@ from tests.training.conftest import PLAIN, flat_schema
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, NUM_COLUMNS, NUM_FEATURES, NUM_ACTIONS = 9, 6, 4, 2
 # Settings that have one name in both.
-SAME = ("gamma", "lr", "entropy_cost", "value_cost", "grad_clip", "reward_scale")
+SAME = ("gamma", "lr", "value_cost", "grad_clip", "reward_scale")
 SHAPE = {"env_id": "Short-v0", "num_envs": NUM_COLUMNS, "rows": NUM_ROWS}
 SETTINGS = Settings(**SHAPE, lr=1e-2, lr_env_steps=1000, reward_scale=0.7, grad_clip=0.05)
 
@@ -143,6 +143,7 @@ def test_its_settings_are_those_of_the_cartpole_config():
         (ours.rows, config.trajectory.rows),
         (ours.messages_per_batch * ours.num_envs, config.learner.batch_columns),
         ((ours.lr_env_steps, 0), (algorithm.schedule_env_steps, algorithm.lr_end)),
+        (ours.entropy_cost, algorithm.entropy_cost_of(num_choices=2)),
         ((ours.goal_return, ours.max_env_steps), (stop.mean_return, stop.env_steps)),
     ):
         assert mine == theirs

@@ -44,6 +44,7 @@ def shows(batch, columns):
     """Whether the tensors are these arrays."""
     pairs, fields = [], dict(vars(batch))
     assert not fields.pop("known")
+    assert not fields.pop("before")
     assert fields.keys() == {name.replace("_CT", "_BT") for name in vars(columns)}
     for one, other in zip(fields.values(), vars(columns).values(), strict=True):
         if isinstance(one, dict):
