@@ -45,7 +45,7 @@ EVERYWHERE = (
 )
 POLE = ("env.id=CartPole-v1",)
 HIDDEN = ("env.id=bench.learning.envs:no_velocities", "model.core_size=32")
-PENDULUM = ("env.id=Pendulum-v1", "algorithm.reward_scale=0.1")
+PENDULUM = ("env.id=Pendulum-v1", "algorithm.reward_scale=0.1", "algorithm.entropy_cost=0.01")
 PPO = (
     *("algorithm.name=ppo", "algorithm.returns=gae", "algorithm.num_minibatches=4"),
     "learner.num_passes=3",
