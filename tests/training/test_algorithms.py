@@ -140,7 +140,6 @@ def clamped_loss(view, entropy_cost):
 
 
 def before_loss(view, entropy_cost):
-    """It learns with a cost and with those numbers alone."""
     told.append((entropy_cost, view.before_log_probs_TB is not None))
     return own_loss(view, entropy_cost)
 
@@ -185,12 +184,6 @@ all_values = with_loss(
 def nothing(section): ...
 
 
-def test_ones_own_is_told_the_usual_entropy_cost_and_of_before(make_step, make_batch):
-    step = make_step(name=f"{__name__}:wants_before")
-    step.run(step.begin(make_batch()), ALIVE_B, 0)
-    assert told == [0.01, (0.01, True)]
-
-
 def without_key(section):
     return {}["no such key"]
 
@@ -209,6 +202,13 @@ def test_a_users_own_is_trained_with_and_resumed(make_step, make_batch):
     assert stats[0] == stats[1]
     assert stats[0]["policy/kl"] != 0
     assert merge(stats[0])["user/surprise"] == stats[0]["user/surprise"] > 0
+
+
+def test_ones_own_is_told_the_usual_entropy_cost_and_of_before(make_step, make_batch):
+    told.clear()
+    step = make_step(name=f"{__name__}:wants_before")
+    step.run(step.begin(make_batch()), ALIVE_B, 0)
+    assert told == [0.01, (0.01, True)]
 
 
 def test_one_that_cannot_be_made_is_told_why():
