@@ -21,7 +21,7 @@ import numpy as np
 from bench.door import run
 from bench.paired import Figure, Sample, figure_of, in_turns, new_parser, publish, ratio
 from bench.weights_ends import CASES, CPU, config_of
-from impala_async.learner.loop.sessions import Publisher
+from impala_async.learner.loop.publisher import Publisher
 from impala_async.policy import Policy
 from impala_async.weights import Version, Weights
 from impala_async.wire.messages import Get

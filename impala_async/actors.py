@@ -81,6 +81,7 @@ def _look_for_run(learner: str) -> Callable[[], bool]:
     will go on with it."""
     from impala_async.actor.address import is_folder
     from impala_async.runs.folder import RunFolder
+    from impala_async.runs.start import is_over
 
     # An address says nothing of a run.
     folder = RunFolder(Path(learner)) if is_folder(learner) else None
@@ -91,7 +92,7 @@ def _look_for_run(learner: str) -> Callable[[], bool]:
         if folder is None or (now := time.monotonic()) < look_at:
             return False
         look_at = now + LOOK_EVERY_S
-        if not doors.is_over(folder):
+        if not is_over(folder):
             over_since = math.inf
         elif over_since == math.inf:
             over_since = now

@@ -1,4 +1,4 @@
-"""All doors share this: flags, settings from flags, logging, and the way errors leave a process.
+"""All doors share this: flags, logging, and the way errors leave a process.
 
 A door imports modules that take long behind `run_door`, where Ctrl-C is taken care of.
 """
@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from impala_async import __version__, errors
 from impala_async.config.packaged import find_config, packaged_configs
-from impala_async.files import FULL, MOST_FLOAT
+from impala_async.files import FULL
 from impala_async.output import flush_output, told_of, write_unhurried
 from impala_async.processes import Interrupted, begin, inherited_fds, last_word, quit_at_once
 from impala_async.user_code import one_line
@@ -29,23 +29,9 @@ from impala_async.user_code import one_line
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from impala_async.config.run import RunConfig
     from impala_async.runs.folder import RunFolder
+    from impala_async.runs.start import RunFlags
 
-# A resumed run may not change these: its checkpoints and its actors' data depend on them.
-FIXED_SECTIONS = ("env", "model", "policies", "trajectory")
-FIXED_KEYS = tuple(
-    f"algorithm.{key}" for key in ("name", "optimizer", "normalize_returns", "intrinsic_reward")
-)
-# How torsos are computed, and how long is waited: neither a checkpoint nor data knows of it.
-LOOSE_KEYS = ("model.precision", "env.step_timeout_s")
-# The keys of `stop` that end a run for good, not only this start, and what the summary calls them.
-REACHED = {
-    "env_steps": "env_steps_trained",
-    "updates": "updates",
-    "mean_return": "mean_return_100",
-    "eval_return": "best_eval_return",
-}
 # The value of `--resume` that begins a run, or goes on with it.
 AUTO = "auto"
 MOST_SEEDS = 1000
@@ -139,6 +125,20 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def run_flags_of(args: argparse.Namespace) -> "RunFlags":
+    """The flags of `learner` and `train`, as they were given."""
+    from impala_async.runs.start import RunFlags
+
+    return RunFlags(
+        args.config,
+        args.overrides,
+        args.run_dir,
+        is_resumed=args.resume is True,
+        is_auto=args.resume == AUTO,
+        record=args.record,
+    )
+
+
 def add_common_flags(parser: argparse.ArgumentParser, change: str, folder: str) -> None:
     """`--set`, with this help, and `--run-dir`, which is this folder."""
     parser.add_argument(
@@ -202,155 +202,6 @@ def _config_file(name: str) -> Path:
         return find_config(typed_path(name))
     except errors.ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def settle_resume(args: argparse.Namespace) -> None:
-    """Decide where the folder of this rank is, and whether `--resume auto` begins a run. Raise
-    ConfigError for what goes not with it, and InUseError where the learner before still has the
-    folder: on a file system of several hosts it may seem to, for a while, when its host has died.
-    """
-    from impala_async.config.ranks import place_in
-    from impala_async.runs.folder import RunFolder
-
-    _choose_rank(args)
-    if args.resume != AUTO:
-        return
-    if args.run_dir is None:
-        where = "the folder of the run to begin or to continue"
-        raise errors.ConfigError(f"--resume auto needs --run-dir, {where}")
-    if args.record is not None:
-        raise errors.ConfigError(
-            "--record: wants a new file at each start, and --resume auto names the same: drop one"
-        )
-    folder = RunFolder(args.run_dir)
-    if not folder.exists():
-        # A rank that the run did not have before goes on with it, too.
-        if not RunFolder(place_in().run_of(args.run_dir)).exists():
-            args.resume, args.begins = False, True
-        return
-    folder.in_use_error = errors.InUseError
-    folder.hold()
-    folder.let_go()
-
-
-def check_run(args: argparse.Namespace) -> "tuple[RunConfig, RunFolder]":
-    """Settings and folder of a new or a resumed run, before anything is written."""
-    from impala_async.config.load import load_config, merge_overrides, validate_config
-    from impala_async.config.mistakes import shown
-    from impala_async.config.ranks import place_in
-    from impala_async.runs.folder import RunFolder, default_run_path
-
-    if not args.resume:
-        config = load_config(args.config, args.overrides)
-        folder = RunFolder(args.run_dir or default_run_path(config))
-        if "begins" in args:  # others may begin it at the same moment
-            folder.in_use_error = errors.InUseError
-        folder.check_new()
-        return config, folder
-    if args.config is not None and args.resume != AUTO:
-        raise errors.ConfigError("--resume: a run keeps its settings; drop --config and use --set")
-    if args.run_dir is None:
-        raise errors.ConfigError("--resume needs --run-dir, the folder of the run to continue")
-    folder = RunFolder(args.run_dir)
-    first = RunFolder(place_in().run_of(args.run_dir))
-    # All have those of rank 0, whatever a rank knows that was not there for a while.
-    known = first if first.exists() else folder
-    known.check_resumable()
-    before = _fixed(known.load_config())
-    config = validate_config(*merge_overrides(known.load_settings(), args.overrides))
-    if args.config is not None:
-        _check_same(args.config, load_config(args.config, args.overrides), config)
-    changed = [
-        f"--set: {key}: cannot change in a resumed run, from {shown(before[key])} to "
-        f"{shown(value)}: start a new one"
-        for key, value in _fixed(config).items()
-        if value != before[key]
-    ]
-    if changed:
-        raise errors.ConfigError("\n".join(changed))
-    # All do as rank 0: their returns differ, and one may have been killed at the end.
-    check_not_over(config, known.read_json("summary.json") or {})
-    return config, folder
-
-
-def _choose_rank(args: argparse.Namespace) -> None:
-    """Where there are other ranks, each has a run folder of its own in that of the run."""
-    from impala_async.config.ranks import place_in
-
-    place = place_in()
-    if args.resume and args.run_dir is not None:
-        place.check_whole(args.run_dir)
-    if place.count == 1:
-        return
-    if args.run_dir is None:
-        raise errors.ConfigError(
-            f"--run-dir: name one: the {place.count} ranks of a run share its folder"
-        )
-    if args.record is not None:
-        raise errors.ConfigError(f"--record: does not go with {place.count} ranks")
-    args.run_dir = place.folder(args.run_dir)
-
-
-def _check_same(path: Path, given: "RunConfig", config: "RunConfig") -> None:
-    """Raise ConfigError where a file that is given again sets a key to another value than the run
-    has."""
-    from impala_async.config.load import by_key
-    from impala_async.config.mistakes import shown
-
-    is_set, now = by_key(given, exclude_unset=True), by_key(config)
-    differing = [
-        f"{key} ({shown(value)} in the file, {shown(now[key])} in the run)"
-        for key, value in by_key(given).items()
-        if key in is_set and value != now[key]
-    ]
-    if differing:
-        raise errors.ConfigError(
-            f"--config: {path} is not what this run has: {', '.join(differing)}: a run keeps its "
-            "settings: put the file back and use --set, or name another folder"
-        )
-
-
-def _fixed(config: "RunConfig") -> dict[str, Any]:
-    from impala_async.config.load import by_key
-
-    return {
-        key: value
-        for key, value in by_key(config).items()
-        if (key.partition(".")[0] in FIXED_SECTIONS or key in FIXED_KEYS) and key not in LOOSE_KEYS
-    }
-
-
-def check_not_over(config: "RunConfig", summary: dict[str, Any]) -> None:
-    """Raise RunOver for a run that has had all it was to have: it would only go on too long."""
-    from impala_async.runs.folder import UNSAVED
-
-    if summary.get("exit_reason") == UNSAVED:
-        return
-    for key, done in REACHED.items():
-        limit, made = getattr(config.stop, key), summary.get(done)
-        # No run comes to more; a damaged summary may say so.
-        if limit is not None and isinstance(made, int | float) and limit <= made <= MOST_FLOAT:
-            raise errors.RunOver(
-                f"the run is over: stop.{key} is {limit:,.12g}, and it came to {made:,.12g}; to go "
-                "on set more or none of it by --set, a later end of its schedules "
-                "(algorithm.schedule_env_steps) if they have come to theirs, or evaluate the run"
-            )
-
-
-def is_over(folder: "RunFolder") -> bool:
-    """Whether no learner serves this run, and one that is started with the settings in its folder
-    would only say that it is over. One that has a later end removes the summary when it is built.
-    """
-    summary = folder.peek_json("summary.json")
-    if summary is None or folder.peek_json("service.json") is not None:
-        return False
-    try:
-        check_not_over(folder.load_config(), summary)
-    except errors.RunOver:
-        return True
-    except (errors.CheckpointError, errors.ConfigError):  # its learner says so
-        return False
-    return False
 
 
 def start_logging(who: str = "") -> "Console":

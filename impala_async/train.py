@@ -1,12 +1,11 @@
 """The train door: one learner and its actors on this machine."""
 
-import argparse
 import logging
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from impala_async import doors
 from impala_async.config.packaged import packaged_configs
@@ -16,7 +15,18 @@ from impala_async.output import told_of
 from impala_async.processes import hold, last_word, leave
 from impala_async.user_code import one_line
 
+if TYPE_CHECKING:
+    from impala_async.runs.folder import RunFolder
+    from impala_async.runs.start import RunFlags
+
 logger = logging.getLogger(__name__)
+
+
+class _Ended(NamedTuple):
+    """How a training ended: its exit code, and the signals that told it to."""
+
+    code: int
+    heard: list[int]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,57 +38,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     doors.add_run_flags(parser)
     told = "train with each seed, one after the other, in a folder of its own: 0-4, or a list"
     parser.add_argument("--seeds", type=doors.seeds_of, metavar="SEEDS", help=told)
-    flags = list(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_args(flags)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(words)
     hold()  # `impala_async.run` starts us
-    return doors.run_door(lambda: _train_each(args) if args.seeds else _train(args, flags))
+
+    def body() -> int:
+        flags = doors.run_flags_of(args)
+        return _train_each(flags, args.seeds) if args.seeds else _train(flags, words).code
+
+    return doors.run_door(body)
 
 
-def _train_each(args: argparse.Namespace) -> int:
+def _train_each(flags: "RunFlags", seeds: Sequence[int]) -> int:
     """Train with one seed after the other; the first that does not end by itself is the last."""
     from impala_async.config.load import load_config
     from impala_async.config.ranks import place_in
     from impala_async.runs.folder import RunFolder, default_run_path
+    from impala_async.runs.start import RunFlags, check_run
 
     if (count := place_in().count) > 1:
         raise ConfigError(f"--seeds: does not go with {count} ranks: start them for each seed")
-    if args.resume or args.record is not None:
+    if flags.is_resumed or flags.is_auto or flags.record is not None:
         raise ConfigError("--seeds: wants new runs, without a recording: drop --resume, --record")
-    flags = [] if (config := _choose_config(args)) is None else ["--config", str(config)]
-    flags += [part for override in args.overrides for part in ("--set", override)]
-    base = args.run_dir or default_run_path(load_config(config, args.overrides))
+    words = [] if (config := _choose_config(flags)) is None else ["--config", str(config)]
+    words += [part for override in flags.overrides for part in ("--set", override)]
+    base = flags.run_dir or default_run_path(load_config(config, flags.overrides))
     runs = {}
     if (there := RunFolder(base)).exists():  # its picture would be lost
         there.check_new("name another folder for several seeds")
-    for seed in args.seeds:
-        own = {"config": config, "overrides": [*args.overrides, f"seed={seed}"]}
-        runs[seed] = argparse.Namespace(**vars(args) | own | {"run_dir": base / f"seed-{seed}"})
-        doors.check_run(runs[seed])
+    for seed in seeds:
+        runs[seed] = RunFlags(config, [*flags.overrides, f"seed={seed}"], base / f"seed-{seed}")
+        check_run(runs[seed])
     ended_seeds = set[int]()
     try:
-        return _train_these(base, runs, flags, ended_seeds)
+        return _train_these(base, runs, words, ended_seeds)
     finally:
-        _tell_rest(base, runs, flags, ended_seeds)
+        _tell_rest(base, seeds, words, ended_seeds)
 
 
 def _train_these(
-    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], ended_seeds: set[int]
+    base: Path, runs: "dict[int, RunFlags]", words: list[str], ended_seeds: set[int]
 ) -> int:
     """Train them in turn, and note in `ended_seeds` those that have come to their end."""
     from impala_async.runs.folder import RunFolder
 
     code: int = Exit.DONE
     ended, heard = dict[Path, dict[str, Any]](), list[int]()
-    for seed, one in runs.items():
+    for seed, flags in runs.items():
         if heard:  # by a run that was over
             code = last_word(*heard)[1]
             break
         print(f"seed {seed} ({len(ended) + 1} of {len(runs)})", flush=True)
-        code = _train(one, [*flags, "--set", f"seed={seed}", "--run-dir", str(one.run_dir)])
-        heard = one.heard
-        summary = RunFolder(one.run_dir).peek_json("summary.json")
+        where = base / f"seed-{seed}"
+        own = [*words, "--set", f"seed={seed}", "--run-dir", str(where)]
+        code, heard = _train(flags, own)
+        summary = RunFolder(where).peek_json("summary.json")
         if summary is not None:
-            ended[one.run_dir] = summary
+            ended[where] = summary
         if code != Exit.DONE or summary is None or summary["exit_reason"] == "terminated":
             break
         ended_seeds.add(seed)
@@ -87,20 +103,18 @@ def _train_these(
     return code
 
 
-def _tell_rest(
-    base: Path, runs: dict[int, argparse.Namespace], flags: list[str], ended_seeds: set[int]
-) -> None:
+def _tell_rest(base: Path, seeds: Sequence[int], words: list[str], ended_seeds: set[int]) -> None:
     """Say how to go on, where a seed was ended or has failed after there was something to keep."""
     from impala_async.runs.folder import RunFolder
 
-    left = [seed for seed in runs if seed not in ended_seeds]
-    begun = [seed for seed in left if RunFolder(runs[seed].run_dir).exists()]
+    left = [seed for seed in seeds if seed not in ended_seeds]
+    begun = [seed for seed in left if RunFolder(base / f"seed-{seed}").exists()]
     new = [str(seed) for seed in left if seed not in begun]
-    words = [["--resume", "--run-dir", str(runs[seed].run_dir)] for seed in begun]
+    starts = [["--resume", "--run-dir", str(base / f"seed-{seed}")] for seed in begun]
     if new:
-        words.append([*flags, "--seeds", ",".join(new), "--run-dir", str(base)])
-    if words and len(new) < len(runs):
-        commands = [f"{doors.command_of('train')} {shlex.join(each)}" for each in words]
+        starts.append([*words, "--seeds", ",".join(new), "--run-dir", str(base)])
+    if starts and len(new) < len(seeds):
+        commands = [f"{doors.command_of('train')} {shlex.join(each)}" for each in starts]
         logger.warning("to go on with the other seeds: %s", " && ".join(commands))
 
 
@@ -120,37 +134,51 @@ def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
     print(f"learning curves: {where}", flush=True)
 
 
-def _choose_config(args: argparse.Namespace) -> Path | None:
+def _choose_config(flags: "RunFlags") -> Path | None:
     """The file of settings: that of CartPole, where nothing says what is to be trained."""
     from impala_async.config.load import names_an_env
 
-    is_open = not (args.resume or args.config or names_an_env(args.overrides))
-    return packaged_configs()["cartpole"] if is_open else args.config
+    is_open = not (flags.is_resumed or flags.config or names_an_env(flags.overrides))
+    return packaged_configs()["cartpole"] if is_open else flags.config
 
 
-def _train(args: argparse.Namespace, flags: list[str]) -> int:
+def _train(flags: "RunFlags", words: list[str]) -> _Ended:
+    """Run the learner that takes these words, and its actors."""
     from impala_async.config.ranks import place_in, share_of
     from impala_async.learner.meeting import Meeting
+    from impala_async.runs.start import check_run, settle
 
+    words = [*words]
     with Meeting(place := place_in()):
-        doors.settle_resume(args)
-        if (chosen := _choose_config(args)) != args.config:
-            args.config = chosen
-            flags += ["--config", str(chosen)]
-        config, folder = doors.check_run(args)
+        flags = settle(flags)
+        if (chosen := _choose_config(flags)) != flags.config:
+            flags = flags._replace(config=chosen)
+            words += ["--config", str(chosen)]
+        config, folder = check_run(flags)
         num_actors = share_of(config, place).train.num_actors
         folder.check_free()
     doors.start_logging(place.prefix)
-    if args.run_dir is None:
-        flags += ["--run-dir", str(folder.path)]
+    if flags.run_dir is None:
+        words += ["--run-dir", str(folder.path)]
     # Where the settings name no port any will do, at a later resume too.
     for key in ("data", "weights"):
         if key not in config.bind.model_fields_set:
-            flags += ["--set", f"bind.{key}=tcp://127.0.0.1:*"]
+            words += ["--set", f"bind.{key}=tcp://127.0.0.1:*"]
     before = folder.read_json("summary.json")
-    run = LocalRun(flags, folder.path)
+    run = LocalRun(words, folder.path)
     code = run.run(num_actors)
-    args.heard = run.heard
+    return _Ended(_check_end(run, code, folder, before, flags.is_resumed), run.heard)
+
+
+def _check_end(
+    run: LocalRun,
+    code: int,
+    folder: "RunFolder",
+    before: dict[str, Any] | None,
+    is_resumed: bool,
+) -> int:
+    """The exit code for that of the learner, and `before` the summary that it found. Tells of a
+    death of which nothing else tells, and withdraws a run that has not begun."""
     is_refused = code in (Exit.CONFIG, Exit.TRY_AGAIN)
     if is_refused and folder.path.exists() and folder.is_taken():
         return code  # by another one at the same moment, as the learner has said
@@ -161,7 +189,7 @@ def _train(args: argparse.Namespace, flags: list[str]) -> int:
         return code
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing,
     # and withdrawn a new run. Code of one's own may have ended it on the spot (os._exit).
-    is_left = folder.exists() and not (args.resume or run.has_begun)
+    is_left = folder.exists() and not (is_resumed or run.has_begun)
     is_cut = code == Exit.DONE and (is_left or folder.peek_json("service.json") is not None)
     is_told = code in (Exit.CONFIG, Exit.INTERRUPTED) and not (run.has_begun or is_left)
     if is_cut or not (is_told or code == Exit.DONE):

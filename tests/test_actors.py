@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from impala_async import actors as door
-from impala_async import doors, processes
+from impala_async import processes
 from impala_async.config.load import validate_config
 from impala_async.launch import actors
+from impala_async.runs import start
 from impala_async.runs.folder import RunFolder
 from tests.e2e.zygote import children
 from tests.launch.fake_doors import ACTOR_UNTIL_KILLED, events, make_doors, signals
@@ -147,8 +148,8 @@ def test_a_run_that_goes_on_is_waited_for(how, make_run, monkeypatch):
             folder.write_json("service.json", {})
         return len(asked) > 100
 
-    look = doors.is_over
-    monkeypatch.setattr(doors, "is_over", is_over)
+    look = start.is_over
+    monkeypatch.setattr(start, "is_over", is_over)
     with signals(signal.SIGTERM, when=goes_on):
         assert run(ACTOR_UNTIL_KILLED, learner=str(folder.path)) == 0
     assert len(asked) > 100

@@ -19,12 +19,13 @@ from impala_async import actors, doors, errors
 from impala_async.config.load import load_config
 from impala_async.config.mistakes import FIELDS, is_section, wanted
 from impala_async.config.run import RunConfig
-from impala_async.doors import check_not_over
+from impala_async.config.warnings import warnings_of
 from impala_async.launch import __main__ as launch
 from impala_async.learner.agreement import REASONS
 from impala_async.metrics.merge import RULES
 from impala_async.metrics.names import ALIASES, REGISTRY, SECTIONS
 from impala_async.metrics.report import ADVICE
+from impala_async.runs.start import check_not_over, check_run, settle
 from impala_async.wire import messages
 from tests import rooms
 from tests.runs.test_summary import summary_of
@@ -224,8 +225,7 @@ def test_the_commands_of_the_page_of_many_hosts_are_taken_as_they_stand(monkeypa
         args = parser.parse_args(flags)
         assert args.config == Path("mine.toml")
         args.config = ROOT / "configs/cartpole.toml"
-        doors.settle_resume(args)
-        config, folder = doors.check_run(args)
+        config, folder = check_run(settle(doors.run_flags_of(args)))
         assert config.bind.data.startswith("tcp://0.0.0.0:")
         assert folder.path == args.run_dir
     begun = []
@@ -336,7 +336,7 @@ def test_the_run_that_the_first_page_resumes_goes_on_learning():
     done = {"env_steps_trained": 179_304, "updates": 226, "mean_return_100": 475.4}
     check_not_over(config, done)
     assert config.stop.env_steps == config.algorithm.schedule_env_steps == 1_000_000
-    assert config.warnings(179_304) == []
+    assert warnings_of(config, 179_304) == []
 
 
 def test_decisions_are_numbered_and_whole():

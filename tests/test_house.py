@@ -96,10 +96,12 @@ WHOLE_CONFIG_FILES = {  # "room/module.py": reason. The doors need no entry.
     "config/run.py": "it picks the sections that an actor is told",
     "evaluation/evaluator.py": "a learner tells it all settings, and it builds what plays",
     "evaluation/play.py": "it builds the environments and the policy of a run",
+    "config/warnings.py": "a warning is mostly of keys of several sections",
     "learner/build.py": "it builds what the run is made of, and checks what lies between sections",
     "learner/loop/server.py": "it builds, and sends the sections that an actor is told",
     "learner/service.py": "it builds what the run is made of",
     "runs/folder.py": "it writes the whole config down, and names a folder after the run",
+    "runs/start.py": "it compares the settings of a run with those that are given",
     "runs/summary.py": "a summary is of the whole run",
 }
 # Where a plain ValueError is raised: nobody of ours may catch it as if it said more.

@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     by_ray = engines.add_parser("ray", help="place actors on a cluster", **how)
     for engine, launch, each in ((by_slurm, _slurm, "on each node"), (by_ray, _ray, "in all")):
         doors.add_settings_flags(engine)
-        engine.set_defaults(launch=launch, record=None)
+        engine.set_defaults(launch=launch)
         told = f"so many actors {each} (default: 1)"
         engine.add_argument("--actors", type=int, default=1, metavar="K", help=told)
     by_slurm.add_argument("--nodes", type=int, default=1, metavar="M", help="nodes (default: 1)")
@@ -54,13 +54,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _slurm(args: argparse.Namespace, sbatch_flags: list[str]) -> int:
     _check_number("--nodes", args.nodes)
-    config, folder = _check(args, args.nodes * args.actors)
+    config, folder, is_resumed = _check(args, args.nodes * args.actors)
     if not (args.is_shown or shutil.which("sbatch")):
         raise ConfigError(
             "there is no sbatch here, which submits jobs: use --print to see this one"
         )
     stored = {key: getattr(config.bind, key) for key in _PORTS}
-    binds = [f"bind.{key}={url}" for key, url in _binds(args, config).items() if url != stored[key]]
+    binds = [
+        f"bind.{key}={url}"
+        for key, url in _binds(args, config, is_resumed).items()
+        if url != stored[key]
+    ]
     script = slurm.job_script(
         folder.absolute,
         _settings(args, binds),
@@ -82,28 +86,30 @@ def _ray(args: argparse.Namespace, more: list[str]) -> int:
 
     if more:
         raise ConfigError(f"launch ray: takes no flags behind --, got {more[0]}")
-    config, folder = _check(args, args.actors)
+    config, folder, is_resumed = _check(args, args.actors)
     doors.start_logging()
     connect()
     folder.check_free()
     flags = ["--resume", doors.AUTO, "--run-dir", str(folder.path), *_settings(args, [])]
-    return RayRun(flags, _binds(args, config), folder.path).run(args.actors)
+    return RayRun(flags, _binds(args, config, is_resumed), folder.path).run(args.actors)
 
 
-def _check(args: argparse.Namespace, num_actors: int) -> "tuple[RunConfig, RunFolder]":
-    """The run that is begun, or gone on with. Another job may be at work in its folder."""
+def _check(args: argparse.Namespace, num_actors: int) -> "tuple[RunConfig, RunFolder, bool]":
+    """The run that is begun, or gone on with, and which of both. Another job may be at work in its
+    folder."""
     from impala_async.runs.folder import RunFolder
+    from impala_async.runs.start import RunFlags, check_run
 
     _check_number("--actors", args.actors)
     has_run = args.run_dir is not None and RunFolder(args.run_dir).exists()
-    args.resume = doors.AUTO if has_run else False
-    config, folder = doors.check_run(args)
+    flags = RunFlags(args.config, args.overrides, args.run_dir, has_run, is_auto=has_run)
+    config, folder = check_run(flags)
     if config.pace.is_lockstep and config.train.num_actors != num_actors:
         raise ConfigError(
             f"train.num_actors ({config.train.num_actors}): in lockstep the learner waits for as "
             f"many actors, and {num_actors} are to be started: set it to that"
         )
-    return config, folder
+    return config, folder, has_run
 
 
 def _check_number(flag: str, number: int) -> None:
@@ -117,14 +123,14 @@ def _settings(args: argparse.Namespace, binds: list[str]) -> list[str]:
     return [*config, *(word for each in (*args.overrides, *binds) for word in ("--set", each))]
 
 
-def _binds(args: argparse.Namespace, config: "RunConfig") -> dict[str, str]:
+def _binds(args: argparse.Namespace, config: "RunConfig", is_resumed: bool) -> dict[str, str]:
     """Where the learner listens: for all hosts at any ports, unless the settings say otherwise. A
     run that `train` began has it in its folder that only this host reaches it."""
     binds = {}
     for key in _PORTS:
         url = getattr(config.bind, key)
         is_named = any(each.startswith(f"bind.{key}=") for each in args.overrides)
-        is_own = args.resume and is_loopback(url) and not is_named
+        is_own = is_resumed and is_loopback(url) and not is_named
         is_set = key in config.bind.model_fields_set and not is_own
         binds[key] = url if is_set else "tcp://0.0.0.0:*"
     return binds

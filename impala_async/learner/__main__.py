@@ -3,7 +3,6 @@
 Runs on: main thread; torch is imported only when the flags and settings are good
 """
 
-import argparse
 import errno
 import json
 import logging
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from impala_async.learner.meeting import Meeting
     from impala_async.metrics.sinks import Sink
     from impala_async.runs.folder import RunFolder
+    from impala_async.runs.start import RunFlags
     from impala_async.schema import Schema
     from impala_async.training.ranks import Ranks
 
@@ -57,10 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         from impala_async.config.ranks import place_in, share_of
         from impala_async.learner.meeting import Meeting
+        from impala_async.runs.start import check_run, settle
 
         with Meeting(place := place_in()) as meeting:
-            doors.settle_resume(args)
-            config, folder = doors.check_run(args)
+            flags = settle(doors.run_flags_of(args))
+            config, folder = check_run(flags)
             share = share_of(config, place, has_actors=False)
             processes.hold()
             with processes.undone(folder.withdraw), ExitStack() as starting:
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if place.count > 1:
                     starting.enter_context(processes.terms_later())
                 folder.begin(config)
-                return _serve(share, folder, args, starting, meeting, config)
+                return _serve(share, folder, flags, starting, meeting, config)
 
     return doors.run_door(body)
 
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(
     config: "RunConfig",
     folder: "RunFolder",
-    args: argparse.Namespace,
+    flags: "RunFlags",
     starting: ExitStack,
     meeting: "Meeting",
     settings: "RunConfig",
@@ -93,8 +94,8 @@ def _serve(
         starting.enter_context(doors.start_told_of(what))
         starting.enter_context(_within_limits())
         recorder = None
-        if args.record is not None:
-            recorder = Recorder(args.record, folder.run_id)
+        if flags.record is not None:
+            recorder = Recorder(flags.record, folder.run_id)
             stack.callback(recorder.withdraw)
             stack.enter_context(processes.undone(recorder.withdraw))
         probe = begin_probe(config, folder.keep_spaces) if config.env.probe == "learner" else None
@@ -109,7 +110,7 @@ def _serve(
         schema = probe() if probe else None  # the other ranks hear of one that fails
         ranks = stack.enter_context(meeting.joined())
         start = join_run(ranks, folder, in_common(settings), config.bind)
-        is_begun = args.resume or ranks.are_many
+        is_begun = flags.is_resumed or ranks.are_many
         restored = _restored(ranks, folder, config) if is_begun else None
         sinks = _sinks(config, folder, console, restored, place)
 
@@ -132,7 +133,7 @@ def _serve(
         code = uvloop.run(serve())
         summary = None if folder.is_gone() else folder.peek_json("summary.json")
         if summary is not None and summary != earlier and place.is_first:
-            _show(summary, folder, config.stop, code, is_resumed=bool(args.resume))
+            _show(summary, folder, config.stop, code, is_resumed=flags.is_resumed)
         return code
 
 

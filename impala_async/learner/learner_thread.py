@@ -9,7 +9,6 @@ import queue
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,14 +18,11 @@ from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
 from impala_async.learner import handoff
 from impala_async.learner.agreement import Word, agree, begin_alike
-from impala_async.learner.loader import DeviceTimer, HostLoader, LoadedBatch, make_current
+from impala_async.learner.loader import HostLoader, LoadedBatch, make_current
 from impala_async.learner.minibatch_buffer import Draw, MinibatchBuffer
+from impala_async.learner.stats import LearnerStats
 from impala_async.learner.watchdog import BUILD_PATIENCE
-from impala_async.metrics.means import UpdateMeans
 from impala_async.metrics.report import RETURN_EPISODES
-from impala_async.metrics.sinks import json_line
-from impala_async.metrics.timer import TimerStat
-from impala_async.metrics.window import WindowStat
 from impala_async.models.flat import Snapshot
 from impala_async.output import SeldomLog
 from impala_async.training.ranks import Ranks
@@ -35,8 +31,6 @@ from impala_async.training.team_step import TeamStep
 
 logger = logging.getLogger(__name__)
 
-# A report that is hours away must not fill the memory.
-MOST_UPDATES_LOGGED = 100_000
 # Ranks look this often whether they have the same weights; at each checkpoint, too.
 CHECK_EVERY = 1000
 # However long no batch comes, requests are answered and limits are looked at this often.
@@ -45,7 +39,6 @@ POLL_S = 0.25
 # ready; while none is, when it has waited so much longer, as a share of its wait.
 CUT_POLL_S, CUT_POLL_SHARE = 0.01, 0.1
 MAX_NAMED = 5
-TIMED_BATCHES = 10
 # A rank that says nothing for this share of the time after which we would be stuck has failed.
 RANK_SHARE = 0.4
 # So many updates in a row that are not finite end the run.
@@ -89,27 +82,8 @@ class LearnerThread:
         self._returns = deque(self.channels.returns[0], maxlen=RETURN_EPISODES)
         self._stop_reason: str | None = None
         self._first_update: tuple[float, int] | None = None
-        self._waited_s = self._starved_total_s = 0.0
-        # The time of passes that were made of idle time.
-        self._spare_s = 0.0
-        self._starved_at: float | None = None
         self._log = SeldomLog(logger, time.monotonic)
-        self._num_skipped = 0
-        # These are of the newest update, whatever became of it.
-        self._stats: dict[str, float] = {}
-        self._means = UpdateMeans()
-        self._updates = deque[bytes](maxlen=MOST_UPDATES_LOGGED)
-        self._grad_timer = DeviceTimer() if self.device.type == "cuda" else TimerStat()
-        # The first pass of a batch has all its waits.
-        num_timings = TIMED_BATCHES * (1 if self._is_eager else section.most_passes)
-        self._dequeue_timer, self._copy_timer = TimerStat(num_timings), TimerStat(num_timings)
-        self._rank_timer = TimerStat(num_timings)
-        self._copied_s = 0.0
-        self._queue_size = WindowStat("learner_queue/size")
-        self._valid_rows = WindowStat("valid_rows")
-        # A batch has its oldest columns first, and often more than a usual window holds.
-        self._lag = WindowStat("lag", n=max(50, section.batch_columns))
-        self._lag_histogram = np.zeros(section.max_lag + 1, np.int64)
+        self._stats = LearnerStats(section, self.loader, self.device, is_eager=self._is_eager)
 
     def run(self) -> None:
         """Train until a stop is reached or the queues close; then settle what the ring holds."""
@@ -203,7 +177,7 @@ class LearnerThread:
         if self._is_late(word):
             channels.cuts.post(self.progress.update)
         if word.is_ready:
-            self._rank_timer.push(time.perf_counter() - self._held_at)
+            self._stats.rank_timer.push(time.perf_counter() - self._held_at)
         goal, reached = self.stop.mean_return, word.mean_return
         is_open = word.reason is None and self._is_between_updates
         if is_open and goal is not None and reached is not None and reached >= goal:
@@ -226,20 +200,18 @@ class LearnerThread:
         usual_s = min(POLL_S, self.section.starved_after_s)
         if self.cut_share is None or not self.ranks.are_many:
             return usual_s
-        idle_s = 0.0 if self._word.num_ready else CUT_POLL_SHARE * self._waited_s
+        idle_s = 0.0 if self._word.num_ready else CUT_POLL_SHARE * self._stats.waited_s
         return min(usual_s, max(CUT_POLL_S, idle_s))
 
     def _take_turn(self) -> None:
         draw, self._held = self._held or self._draw(), None
         if draw is None:
             return
-        loaded = draw.item
+        loaded, is_first = draw.item, draw.pass_index == 0
         started_s = time.perf_counter()
-        num_updates = self._learn_from(loaded, is_first=draw.pass_index == 0)
+        num_updates = self._learn_from(loaded, is_first=is_first)
         loaded.use()
-        if self._is_eager and draw.pass_index and not self.loader.num_waiting():
-            # There was nothing new all the while: it would have waited.
-            self._spare_s += time.perf_counter() - started_s
+        self._stats.end_pass(time.perf_counter() - started_s, is_first=is_first)
         is_last_pass = draw.is_last_pass
         if not is_last_pass and self._is_enough(loaded, num_updates):
             self._ring.end(loaded)
@@ -260,7 +232,7 @@ class LearnerThread:
             slot = self.loader.release(loaded)
             most = self.section.most_passes
             self.channels.settlements.post(loaded.settle(most, draw.num_passes, slot))
-        self._queue_size.push(self.loader.num_waiting())
+        self._stats.note_queue()
 
     def _draw(self) -> Draw[LoadedBatch] | None:
         started_s = time.perf_counter()
@@ -269,25 +241,9 @@ class LearnerThread:
             draw = self._ring.get()
         except (handoff.ClosedError, queue.Empty) as error:
             draw, self._is_closed = None, isinstance(error, handoff.ClosedError)
-        self._waited_s += time.perf_counter() - started_s
-        if draw is None:
-            if self._starved_at is None and self._waited_s >= self.section.starved_after_s:
-                self._starved_at = time.monotonic() - self._waited_s
-                text = "learner starved: no batch for %.1f s; it waits for actors to send more"
-                logger.warning(text, self._waited_s)
-            return None
-        if self._starved_at is not None:
-            self._starved_total_s += self._waited_s
-            self._starved_at = None
-            logger.warning("learner no longer starved, after %.1f s", self._waited_s)
-        # Waiting for a copy is counted apart: it is not the actors who are late then.
-        before_s, self._copied_s = self._copied_s, self.loader.load_wait_timer.total_s
-        copies_s = self._copied_s - before_s
-        if draw.pass_index == 0 or not self._is_eager:
-            self._dequeue_timer.push(max(0.0, self._waited_s + self._spare_s - copies_s))
-            self._copy_timer.push(copies_s)
-            self._spare_s = 0.0
-        self._waited_s = 0.0
+        self._stats.add_wait(time.perf_counter() - started_s, has_batch=draw is not None)
+        if draw is not None:
+            self._stats.begin_pass(is_first=draw.pass_index == 0)
         return draw
 
     def _is_enough(self, loaded: LoadedBatch, num_updates: int) -> bool:
@@ -298,17 +254,17 @@ class LearnerThread:
             is_old = not (len(lag_B) and lag_B.max() <= self.section.max_lag)
             if is_old or self.loader.num_waiting():
                 return True
-        return self._stats.get("policy/kl", 0.0) > self.section.largest_kl
+        return self._stats.newest.get("policy/kl", 0.0) > self.section.largest_kl
 
     def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:
         self._drop_stale(loaded)
         num_rows = self._word.num_rows if self.ranks.are_many else loaded.num_valid_rows
         if num_rows == 0:
-            self._num_skipped += 1
+            self._stats.num_skipped += 1
             return 0
         # Steps count once, at their first pass.
         env_steps = self.progress.env_steps_trained
-        with nullcontext() if self._is_eager and not is_first else self._grad_timer:
+        with self._stats.timing(is_first=is_first):
             # Where another batch waits, an eager learner makes one pass.
             has_one = self._is_eager and self.loader.num_waiting()
             if is_first and self.section.most_passes > 1 and not has_one:
@@ -320,10 +276,8 @@ class LearnerThread:
                 is_first_pass=is_first,
                 num_rows=num_rows,
             )
-        self._stats = result.stats
-        self._means.add(result.stats, result.num_updates)
-        if self.section.log_updates and self.ranks.place.is_first:
-            self._keep_stats(result)
+        is_logged = self.section.log_updates and self.ranks.place.is_first
+        self._stats.add_result(result, self.progress.version, is_logged=is_logged)
         if result.not_finite:
             self._skip(loaded, result)
         if result.num_updates:
@@ -331,9 +285,7 @@ class LearnerThread:
             if result.not_finite or not self.ranks.are_many:
                 num_rows = round(self.ranks.totals(num_own)[0])
             lags = (self.progress.update - loaded.updates_B)[loaded.alive_B]
-            self._lag.push_many(lags)
-            self._lag_histogram += np.bincount(lags, minlength=len(self._lag_histogram))
-            self._valid_rows.push(num_own)
+            self._stats.add_batch(lags, num_own)
             env_steps += num_rows * is_first
             self.progress = self.progress._replace(env_steps_trained=env_steps)
         if self._first_update is None:
@@ -341,19 +293,12 @@ class LearnerThread:
             self._first_update = time.monotonic(), self.progress.env_steps_trained
         return result.num_updates
 
-    def _keep_stats(self, result: StepResult) -> None:
-        stats = {name: v if math.isfinite(v) else None for name, v in result.stats.items()}
-        version = self.progress.version._asdict()
-        line = {**version, "num_updates": result.num_updates, **stats}
-        # Encoded here: the event loop would be held up by thousands.
-        self._updates.append(json_line(line))
-
     def _drop_stale(self, loaded: LoadedBatch) -> None:
         loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
 
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
         """Something in an update is not finite: nothing of these columns is learned."""
-        self._num_skipped += 1
+        self._stats.num_skipped += 1
         is_failed_B = result.is_failed_B.numpy() & loaded.alive_B
         loaded.drop(is_failed_B, "nonfinite_update")
         what = ", ".join(result.not_finite)
@@ -370,7 +315,7 @@ class LearnerThread:
             )
         else:
             text = "update skipped: %s not finite (%d skipped so far)"
-            self._log.warning(text, what, self._num_skipped)
+            self._log.warning(text, what, self._stats.num_skipped)
         num_failed = result.num_failed_in_a_row
         if num_failed >= MOST_SKIPPED_IN_A_ROW and self._stop_reason is None:
             epoch, update = self.progress.version
@@ -420,28 +365,9 @@ class LearnerThread:
     def _report(
         self, others: Sequence[bytes] = (), *, is_last: bool = False
     ) -> handoff.LearnerReport:
-        # A run that is made again ends alike, but the clock has cut its last interval.
-        starved_s = 0.0 if self._starved_at is None else time.monotonic() - self._starved_at
-        metrics: dict[str, object] = {
-            "learner/starved_total_s": self._starved_total_s + starved_s,
-            "learner/skipped_updates": self._num_skipped,
-            # All slots but those of the ring.
-            "learner_queue/capacity": self.loader.num_slots - self.section.minibatch_buffer_size,
-            "batch/valid_rows_mean": self._valid_rows.mean,
-            "lag/mean": self._lag.mean,
-            "lag/max": self._lag.max,
-            "lag/quantiles": self._lag.quantiles,
-            "timing_breakdown/learner_grad_time_ms": self._grad_timer.mean_ms,
-            "timing_breakdown/learner_load_time_ms": self.loader.load_timer.mean_ms,
-            "timing_breakdown/learner_load_wait_time_ms": self._copy_timer.mean_ms,
-            "timing_breakdown/learner_dequeue_time_ms": self._dequeue_timer.mean_ms,
-            "timing_breakdown/learner_rank_wait_time_ms": self._rank_timer.mean_ms,
-            **self._queue_size.stats(),
-            **(self._stats if is_last else self._means.take()),
-        }
-        lags, first = self._lag_histogram.tolist(), self._first_update
-        updates = b"".join(self._updates)
-        self._updates.clear()
+        stats, first = self._stats, self._first_update
+        metrics = stats.report(is_last=is_last)
+        lags, updates = stats.lag_histogram, stats.take_updates()
         return handoff.LearnerReport(
-            self.progress, self._starved_at, first, metrics, lags, others, updates
+            self.progress, stats.starved_at, first, metrics, lags, others, updates
         )

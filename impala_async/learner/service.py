@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from impala_async.config.run import RunConfig, StopSection
+from impala_async.config.warnings import warnings_of
 from impala_async.errors import (
     CheckpointError,
     ConfigError,
@@ -288,7 +289,7 @@ class LearnerService:
         server = self._server
         urls, is_encrypted = (server.data_url, server.weights_url), server.key is not None
         command = self._folder.announce(*urls, self._start.epoch, is_encrypted=is_encrypted)
-        for warning in self._config.warnings(self._start.env_steps_trained):
+        for warning in warnings_of(self._config, self._start.env_steps_trained):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
         if self._place.is_first:  # that one sends actors to the others

@@ -24,7 +24,7 @@ from impala_async.config.algorithm import AlgorithmSection
 from impala_async.models.torso import MLPTorso
 from impala_async.policy import Policy
 from impala_async.training.batch import Batch
-from impala_async.training.graphs import Coefficients, Gradients
+from impala_async.training.gradients import Coefficients, Gradients
 from impala_async.training.layers import Array, Net, row_sums
 from impala_async.training.ranks import Ranks
 from impala_async.training.rewards import sums_of

@@ -9,12 +9,13 @@ same memory each time: a batch is copied into it, and gradients lie in it until 
 
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from impala_async.training.batch import Batch
+from impala_async.training.gradients import Coefficients, ComputeGradients, Gradients
 
 logger = logging.getLogger(__name__)
 
@@ -22,30 +23,6 @@ logger = logging.getLogger(__name__)
 MOST_GRAPHS = 4
 _Kind: TypeAlias = tuple[torch.Size, bool, bool]
 """The size of a batch, whether sums are asked for, and whether it has `before`."""
-
-
-class Coefficients(NamedTuple):
-    """The numbers of a loss that may change between updates. In a graph they are tensors."""
-
-    entropy_cost: float
-    reward_factor: float
-    kl_coeff: float
-    num_valid: float | None = None
-    """The valid rows of all ranks; None where there is one, which counts its own."""
-
-
-class Gradients(NamedTuple):
-    """They lie with the parameters; these are the numbers that come with them."""
-
-    numbers: Tensor
-    """Loss, norm of the gradient, valid rows, and what `names` says, on their device."""
-    names: tuple[str, ...]
-
-
-class ComputeGradients(Protocol):
-    """From the loss of a batch; `with_sums` adds the sums of return targets to the numbers."""
-
-    def __call__(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients: ...
 
 
 def make_graph(compute: Callable[[], Gradients]) -> tuple[Gradients, Callable[[], None]]:

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from impala_async.algo.vtrace import Returns
 from impala_async.config.algorithm import AlgorithmSection
 from impala_async.policy import Policy
-from impala_async.training.algorithms import MAKERS, Target, View, make_algorithm, returns_of
+from impala_async.training.algorithms import MAKERS, Target, make_algorithm, returns_of
 from impala_async.training.batch import GOOD_LOSS, GOOD_NORM, Batch
 from impala_async.training.by_hand import ByHand, is_plain
 from impala_async.training.checkpoint import (
@@ -28,20 +27,20 @@ from impala_async.training.checkpoint import (
     count_in,
     entry,
 )
-from impala_async.training.graphs import Coefficients, ComputeGradients, Gradients, Graphs
+from impala_async.training.gradients import Coefficients, ComputeGradients, TorchGradients
+from impala_async.training.graphs import Graphs
 from impala_async.training.intrinsic import make_intrinsic
 from impala_async.training.optimizer import (
     MAX_NORM,
     build_optimizer,
     flatten_optimizer,
-    global_norm,
     restore_optimizer,
     scheduled,
     take_step,
 )
 from impala_async.training.parts import Part, find_culprits, make_parts
 from impala_async.training.ranks import Ranks
-from impala_async.training.rewards import ReturnScale, clip_rewards, scale_of, sums_of
+from impala_async.training.rewards import ReturnScale, scale_of, sums_of
 
 logger = logging.getLogger(__name__)
 
@@ -108,18 +107,23 @@ class UpdateStep:
         # From this norm on a gradient is not for an optimizer, which gets it clipped.
         clip = algorithm.grad_clip
         self._norm_limit = math.inf if clip is not None and clip < MAX_NORM else MAX_NORM
-        # As tensors: made of numbers, they would be made anew in every update.
-        self._gamma = torch.tensor(algorithm.gamma, device=policy.device)
-        self._end = torch.zeros_like(self._gamma)
         # Code of the user's own may do more than launch kernels: a graph would leave that out.
         self._is_ours = algorithm.name in MAKERS and self.intrinsic is None
-        self._compute: ComputeGradients = self._compute_gradients
+        self._by_torch = TorchGradients(
+            policy,
+            algorithm,
+            self._algorithm,
+            self.parameters,
+            target=self.target,
+            intrinsic=self.intrinsic,
+        )
+        self._compute: ComputeGradients = self._by_torch
         # A sum over ranks is no part of a graph, which another rank may not have.
         has_sums = self.ranks.are_many and algorithm.has_normal_advantages
         if self.is_graphed and self._is_ours and policy.is_torso_ours and not has_sums:
-            self._compute = Graphs(self._compute_gradients, self.parameters)
+            self._compute = Graphs(self._by_torch, self.parameters)
         elif is_plain(policy, algorithm):
-            self._compute = ByHand(policy, algorithm, self._transitions, self.ranks)
+            self._compute = ByHand(policy, algorithm, self._by_torch.transitions, self.ranks)
 
     def prepare(self, batch: Batch) -> None:
         """Try an algorithm or reward of the user's own, by an update without a valid row."""
@@ -253,7 +257,7 @@ class UpdateStep:
     @torch.no_grad()
     def _returns(self, batch: Batch, alive_B: Tensor, this: _Pass) -> dict[str, Tensor]:
         """Those of all rows. A column in which they are not finite fails as a whole."""
-        returns = returns_of(self._view(batch, self._coefficients(this)), self.section)
+        returns = returns_of(self._by_torch.view(batch, self._coefficients(this)), self.section)
         known = {"targets_BT": returns.targets_TB.t(), "advantages_BT": returns.advantages_TB.t()}
         is_finite_BT = known["targets_BT"].isfinite() & known["advantages_BT"].isfinite()
         # Where there is a device, the host waits for it here.
@@ -330,81 +334,14 @@ class UpdateStep:
 
     def _is_good(self, part: Batch, this: _Pass) -> bool:
         """Whether its loss and gradient stay finite beside those of others as good."""
-        numbers, _ = self._compute_gradients(part, self._coefficients(this), with_sums=False)
+        numbers, _ = self._by_torch(part, self._coefficients(this), with_sums=False)
         loss, norm, *_ = numbers.tolist()
         return bool(abs(loss) < GOOD_LOSS and norm < min(GOOD_NORM, self._norm_limit))
-
-    def _compute_gradients(self, batch: Batch, of: Coefficients, *, with_sums: bool) -> Gradients:
-        view = self._view(batch, of)
-        terms = self._algorithm.loss(view, of.entropy_cost)
-        own, total = view.intrinsic, terms.total
-        if own is not None:
-            total = total + own.loss
-        with torch.no_grad():
-            stats = {
-                "loss/policy": terms.policy.detach(),
-                "loss/value": terms.value.detach(),
-                "loss/entropy": terms.entropy.detach(),
-                "policy/entropy": terms.sum_entropy.detach() / view.num_valid.clamp(min=1),
-                **self._algorithm.stats(view),
-            }
-            if own is not None:
-                stats["loss/intrinsic"] = own.loss.detach()
-                stats["reward/intrinsic"] = view.mean(own.rewards_BT.t())
-        # As an optimizer does it, without what that tells a profiler.
-        for parameter in self.parameters:
-            parameter.grad = None
-        total.backward()
-        norm = global_norm(self.parameters)
-        numbers = [total.detach(), norm, view.num_valid, *stats.values()]
-        if with_sums:
-            sums = sums_of(terms.targets_TB, view.mask_TB)
-            numbers = [number.double() for number in numbers] + list(sums)
-        return Gradients(torch.stack(numbers), tuple(stats))
 
     def _coefficients(self, this: _Pass, num_valid: int | None = None) -> Coefficients:
         kl_coeff = 0.0 if self.target is None else self.target.kl_coeff
         factor = self.section.reward_scale / this.scale
         return Coefficients(this.entropy_cost, factor, kl_coeff, num_valid)
-
-    def _view(self, batch: Batch, of: Coefficients) -> View:
-        rows = batch.rows_of_obs()
-        inputs = (rows, batch.actions, batch.mask_BT, batch.state)
-        target = None
-        if self.target is not None:
-            with torch.no_grad():
-                target = self.policy.evaluate(*inputs, self.target.model)
-        evaluation = self.policy.evaluate(*inputs)
-        transitions, own = self._transitions(batch, of), None
-        if self.intrinsic is not None:
-            own = self.intrinsic(rows, batch)
-            rewards_TB = transitions["rewards_TB"]
-            transitions["rewards_TB"] = rewards_TB + own.rewards_BT.t() * of.reward_factor
-        known, before_BT = None, batch.before.get("log_probs_BT")
-        if batch.known:
-            known = Returns(batch.known["targets_BT"].t(), batch.known["advantages_BT"].t())
-        return View(
-            evaluation,
-            **transitions,
-            target=target,
-            kl_coeff=of.kl_coeff,
-            before_log_probs_TB=None if before_BT is None else before_BT.t(),
-            intrinsic=own,
-            known=known,
-        )
-
-    def _transitions(self, batch: Batch, of: Coefficients) -> dict[str, Tensor]:
-        """The inputs of a loss that are as actors sent them, whatever the weights."""
-        # Truncated rows keep gamma: the row after them holds the final observation.
-        discounts_BT = torch.where(batch.terminated_BT, self._end, self._gamma)
-        rewards_BT = clip_rewards(batch.rewards_BT, self.section.reward_clip)
-        return {
-            "behaviour_log_probs_TB": batch.log_probs_BT.t(),
-            "rewards_TB": (rewards_BT * of.reward_factor).t(),
-            "discounts_TB": discounts_BT.t(),
-            "mask_TB": batch.mask_BT.t(),
-            "num_valid": _count(batch, of),
-        }
 
     def _scale(self, batch: Batch) -> float:
         """The divisor of rewards; for the very first batch it is the scale of its own returns."""
@@ -413,7 +350,7 @@ class UpdateStep:
         if self.return_scale.weight:
             return self.return_scale.scale
         with torch.no_grad():
-            view = self._view(batch, Coefficients(0.0, self.section.reward_scale, 0.0))
+            view = self._by_torch.view(batch, Coefficients(0.0, self.section.reward_scale, 0.0))
             targets_TB = self._algorithm.loss(view, 0.0).targets_TB
         sums = sums_of(targets_TB, view.mask_TB & targets_TB.isfinite())
         return scale_of(self.ranks.sum(sums).tolist())
@@ -426,13 +363,6 @@ class UpdateStep:
         if self.return_scale is not None:
             settings["algorithm/return_scale"] = self.return_scale.scale
         return settings
-
-
-def _count(batch: Batch, of: Coefficients) -> Tensor:
-    """The valid rows by which sums become means: those of all ranks."""
-    if of.num_valid is None:
-        return batch.mask_BT.sum(dtype=torch.float32)
-    return torch.as_tensor(of.num_valid, dtype=torch.float32, device=batch.mask_BT.device)
 
 
 def _faults(stats: dict[str, float]) -> dict[str, None]:

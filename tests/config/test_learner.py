@@ -1,6 +1,7 @@
 """The learner's limits, and where it listens: some are refused, and of some we warn."""
 
 from impala_async.config.learner import LearnerSection
+from impala_async.config.warnings import warnings_of
 from tests.config.made import complaint, config_of
 
 
@@ -61,7 +62,7 @@ def test_open_doors_are_warned_of_where_they_have_no_key():
     ):
         bind = f"bind.data=tcp://{data} bind.weights=tcp://{weights}"
         is_half = told is not None and " and " not in told
-        warnings = [config_of(f"{bind}{off}").warnings() for off in ("", " bind.encrypt=off")]
+        warnings = [warnings_of(config_of(f"{bind}{off}")) for off in ("", " bind.encrypt=off")]
         assert [len(each) for each in warnings] == [is_half, is_half + (told is not None)]
         # Actors of other hosts would take weights from a port that is not theirs to reach.
         assert all(

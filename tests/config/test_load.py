@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from impala_async.config.load import load_config, merge_overrides
+from impala_async.config.warnings import warnings_of
 from tests.config.made import mistake, mistakes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -23,7 +24,7 @@ def test_every_config_loads(path):
     for section, keys in written.items():
         if isinstance(keys, dict):
             assert {key: stored[section][key] for key in keys} == keys
-    assert bool(config.warnings()) == (path.name in REUSING)
+    assert bool(warnings_of(config)) == (path.name in REUSING)
 
 
 def test_file_then_overrides_then_defaults(toml):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import uvloop
 
-from impala_async.learner import learner_thread
+from impala_async.learner import learner_thread, stats
 from tests.learner.server_harness import ServerHarness
 
 
@@ -50,6 +50,7 @@ class Clock:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr(learner_thread, "time", made)
+    monkeypatch.setattr(stats, "time", made)
     return made
 
 

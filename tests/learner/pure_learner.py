@@ -9,7 +9,8 @@ import numpy as np
 from impala_async.errors import ProtocolError
 from impala_async.learner.loop.admission import Admission
 from impala_async.learner.loop.lockstep import LockstepFiller
-from impala_async.learner.loop.sessions import Publisher, Sessions
+from impala_async.learner.loop.publisher import Publisher
+from impala_async.learner.loop.sessions import Sessions
 from impala_async.learner.slots import Settlement, SlotFiller, allocate_slots
 from impala_async.weights import Lineage, Version, Weights
 from impala_async.wire.messages import Welcome, pack, unpack

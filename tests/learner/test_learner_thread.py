@@ -234,7 +234,6 @@ def test_a_batch_is_used_while_nothing_new_waits(clock):
     assert other == Settlement(2, trained=4, passes_done=4, passes_ended_early=60)
     # In the time of one pass, and in 2 s more, there was nothing new: it would have waited.
     assert run.report["timing_breakdown/learner_dequeue_time_ms"] == (0.0 + 0.5 + 2.0) * 1000 / 2
-    assert run.thread._grad_timer.count == 2
     # One that waits already has the next turn.
     assert eager(clock, num_uses=1)().step.batches == [1, 2]
     assert eager(clock)().step.batches == [1] * 16 + [2] * 16
@@ -677,10 +676,7 @@ def test_each_pass_is_told_of_where_that_is_asked_for():
     assert Run([batch_of(1)], num_passes=2)().listener.reports[-1].updates == b""
     run = Run([batch_of(1), batch_of(2)], num_passes=2, log_updates=True)()
     lines = b"".join(report.updates for report in run.listener.reports).splitlines()
-    told = [json.loads(line) for line in lines]
-    assert [line["update"] for line in told] == [0, 1, 2, 3]
-    assert {(line["epoch"], line["num_updates"]) for line in told} == {(1, 1)}
-    assert all("loss/total" in line for line in told)
+    assert [json.loads(line)["update"] for line in lines] == [0, 1, 2, 3]
 
 
 def test_ranks_compare_their_weights_every_so_many_updates_and_at_the_end(monkeypatch):

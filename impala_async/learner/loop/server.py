@@ -22,7 +22,8 @@ from impala_async.learner.loop.delay import SlotDelay
 from impala_async.learner.loop.endpoint import WIRE_COUNTS, Endpoint
 from impala_async.learner.loop.lockstep import LockstepFiller
 from impala_async.learner.loop.placement import Placement
-from impala_async.learner.loop.sessions import Publisher, Sessions
+from impala_async.learner.loop.publisher import Publisher
+from impala_async.learner.loop.sessions import Sessions
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes, Settlement, Slot, SlotFiller
 from impala_async.metrics.report import Counters

@@ -18,11 +18,12 @@ from impala_async import __version__
 from impala_async.envs.faults import WHERES, say_hang
 from impala_async.errors import CheckpointError, ProtocolError, SpacesError, plain
 from impala_async.learner.loop.placement import Placement
+from impala_async.learner.loop.publisher import Publisher
 from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP, LEAST_OF_ACTORS
 from impala_async.metrics.report import Counters
 from impala_async.schema import MAX_SCHEMA_BYTES, Schema, digest_of
-from impala_async.weights import NO_VERSION, Version, Weights, WeightsLayout
+from impala_async.weights import Weights, WeightsLayout
 from impala_async.wire import messages as wire
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable, reject
@@ -53,53 +54,6 @@ class Answer(NamedTuple):
     """These are sent if those cannot be sent now."""
     replaces: bytes = b""
     """The connection whose place this one takes: it is to be ended."""
-
-
-class Publisher:
-    """Owns the newest published weights; in lockstep the last few, as nobody may skip one.
-
-    Actors pull. A version is encoded once: all who are sent it share its frames.
-    """
-
-    def __init__(self, num_kept: int = 1) -> None:
-        self.version: Version = NO_VERSION
-        self.layout_digest = b""
-        # The frames of each are there once somebody has asked: many are replaced before.
-        self._kept: deque[tuple[Weights, list[wire.Frame]]] = deque(maxlen=num_kept)
-        self._counters = Counters(("weights/served", "weights/not_modified", "weights/bytes"))
-
-    def publish(self, weights: Weights) -> None:
-        """Make this the newest version. Its buffer is never written to again."""
-        self.version = weights.version
-        self._kept.append((weights, []))
-
-    def reply(self, get: wire.Get, *, may_begin: bool = True) -> list[wire.Frame]:
-        """The frames that answer a pull: the oldest that is kept of those that are newer."""
-        have = Version(get.epoch, get.update)
-        if have >= self.version or (have == NO_VERSION and not may_begin):
-            self._counters.add("weights/not_modified")
-            return self.nothing_new()
-        # One that has no weights begins with the newest.
-        newer = [kept for kept in self._kept if kept[0].version > have]
-        weights, frames = newer[-1] if have == NO_VERSION else newer[0]
-        if not frames:
-            digest = weights.layout_digest or self.layout_digest
-            reply = wire.WeightsReply(*weights.version, digest, weights.digest())
-            frames += [wire.pack(reply), weights.buffer.data]
-        self._counters.add("weights/served")
-        self._counters.add("weights/bytes", len(frames[1]))
-        return frames
-
-    def nothing_new(self) -> list[wire.Frame]:
-        """The answer to a pull that has to come again."""
-        return [wire.pack(wire.NotModified(*self.version))]
-
-    def report(self) -> dict[str, object]:
-        return {
-            "weights/version_epoch": self.version.epoch,
-            "weights/version_update": self.version.update,
-            **self._counters,
-        }
 
 
 class PeerLog:
