@@ -131,7 +131,7 @@ def run_flags_of(args: argparse.Namespace) -> "RunFlags":
 
     return RunFlags(
         args.config,
-        args.overrides,
+        tuple(args.overrides),
         args.run_dir,
         is_resumed=args.resume is True,
         is_auto=args.resume == AUTO,

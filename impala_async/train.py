@@ -67,7 +67,7 @@ def _train_each(flags: "RunFlags", seeds: Sequence[int]) -> int:
     if (there := RunFolder(base)).exists():  # its picture would be lost
         there.check_new("name another folder for several seeds")
     for seed in seeds:
-        runs[seed] = RunFlags(config, [*flags.overrides, f"seed={seed}"], base / f"seed-{seed}")
+        runs[seed] = RunFlags(config, (*flags.overrides, f"seed={seed}"), _folder(base, seed))
         check_run(runs[seed])
     ended_seeds = set[int]()
     try:
@@ -89,7 +89,7 @@ def _train_these(
             code = last_word(*heard)[1]
             break
         print(f"seed {seed} ({len(ended) + 1} of {len(runs)})", flush=True)
-        where = base / f"seed-{seed}"
+        where = _folder(base, seed)
         own = [*words, "--set", f"seed={seed}", "--run-dir", str(where)]
         code, heard = _train(flags, own)
         summary = RunFolder(where).peek_json("summary.json")
@@ -108,14 +108,18 @@ def _tell_rest(base: Path, seeds: Sequence[int], words: list[str], ended_seeds: 
     from impala_async.runs.folder import RunFolder
 
     left = [seed for seed in seeds if seed not in ended_seeds]
-    begun = [seed for seed in left if RunFolder(base / f"seed-{seed}").exists()]
+    begun = [seed for seed in left if RunFolder(_folder(base, seed)).exists()]
     new = [str(seed) for seed in left if seed not in begun]
-    starts = [["--resume", "--run-dir", str(base / f"seed-{seed}")] for seed in begun]
+    starts = [["--resume", "--run-dir", str(_folder(base, seed))] for seed in begun]
     if new:
         starts.append([*words, "--seeds", ",".join(new), "--run-dir", str(base)])
     if starts and len(new) < len(seeds):
         commands = [f"{doors.command_of('train')} {shlex.join(each)}" for each in starts]
         logger.warning("to go on with the other seeds: %s", " && ".join(commands))
+
+
+def _folder(base: Path, seed: int) -> Path:
+    return base / f"seed-{seed}"
 
 
 def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
@@ -143,7 +147,7 @@ def _choose_config(flags: "RunFlags") -> Path | None:
 
 
 def _train(flags: "RunFlags", words: list[str]) -> _Ended:
-    """Run the learner that takes these words, and its actors."""
+    """Run a learner and its actors; `flags` are what the words say to it, parsed."""
     from impala_async.config.ranks import place_in, share_of
     from impala_async.learner.meeting import Meeting
     from impala_async.runs.start import check_run, settle
@@ -167,18 +171,19 @@ def _train(flags: "RunFlags", words: list[str]) -> _Ended:
     before = folder.read_json("summary.json")
     run = LocalRun(words, folder.path)
     code = run.run(num_actors)
-    return _Ended(_check_end(run, code, folder, before, flags.is_resumed), run.heard)
+    return _Ended(_code_of_end(run, code, folder, before, flags.is_resumed), run.heard)
 
 
-def _check_end(
+def _code_of_end(
     run: LocalRun,
     code: int,
     folder: "RunFolder",
     before: dict[str, Any] | None,
     is_resumed: bool,
 ) -> int:
-    """The exit code for that of the learner, and `before` the summary that it found. Tells of a
-    death of which nothing else tells, and withdraws a run that has not begun."""
+    """The exit code of this door, where the learner's is `code`; `before` is the summary that lay
+    there at its start. Tells of a death of which nothing else tells, and withdraws a run that has
+    not begun."""
     is_refused = code in (Exit.CONFIG, Exit.TRY_AGAIN)
     if is_refused and folder.path.exists() and folder.is_taken():
         return code  # by another one at the same moment, as the learner has said

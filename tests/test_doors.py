@@ -298,9 +298,9 @@ def test_without_a_config_an_env_gets_generic_settings(tmp_path, monkeypatch):
 
 
 def test_the_flags_of_a_run_say_whether_it_goes_on_and_who_decides_that():
-    assert given() == RunFlags(overrides=[])
-    assert given("--resume") == RunFlags(overrides=[], is_resumed=True)
-    assert given("--resume", "auto") == RunFlags(overrides=[], is_auto=True)
+    assert given() == RunFlags()
+    assert given("--resume") == RunFlags(is_resumed=True)
+    assert given("--resume", "auto") == RunFlags(is_auto=True)
     assert given("--record", "x").record == Path("x")
 
 

@@ -94,9 +94,9 @@ BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
 WHOLE_CONFIG_FILES = {  # "room/module.py": reason. The doors need no entry.
     "config/ranks.py": "a rank has a share of all that is counted for all of them",
     "config/run.py": "it picks the sections that an actor is told",
+    "config/warnings.py": "a warning is mostly of keys of several sections",
     "evaluation/evaluator.py": "a learner tells it all settings, and it builds what plays",
     "evaluation/play.py": "it builds the environments and the policy of a run",
-    "config/warnings.py": "a warning is mostly of keys of several sections",
     "learner/build.py": "it builds what the run is made of, and checks what lies between sections",
     "learner/loop/server.py": "it builds, and sends the sections that an actor is told",
     "learner/service.py": "it builds what the run is made of",

@@ -17,6 +17,8 @@ from impala_async.envs.spaces import Spaces
 from impala_async.errors import SpacesError
 
 Saved = dict[str, Any]
+# No trajectory has room for a row of so many, and a few words of a file would take all memory.
+MOST_NUMBERS = 1 << 26
 BAD = (
     *(LookupError, TypeError, ValueError, AttributeError, AssertionError),
     *(OverflowError, MemoryError, RecursionError),
@@ -70,12 +72,26 @@ def save_space(space: Space[Any]) -> Saved:
 
 
 def load_space(saved: Any) -> Space[Any]:
-    """The space again; SpacesError for what is none."""
+    """The space again; SpacesError for what is none, or for more numbers than any row has."""
     try:
-        return LOADERS[saved["kind"]](saved)
+        if (size := _size_of(saved)) > MOST_NUMBERS:
+            raise SpacesError(f"has {size} numbers, more than {MOST_NUMBERS}")
+        return _load(saved)
     except BAD as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
         raise SpacesError(f"describes no space: {what[:200]}") from None
+
+
+def _size_of(saved: Saved) -> int:
+    """How many numbers it says that it has, before memory is taken for any."""
+    parts = saved.get("parts", ())
+    # A Dict has pairs of a key and its part.
+    inner = [part[1] if isinstance(part, list) else part for part in parts]
+    return sum(map(_size_of, inner)) if inner else math.prod(saved.get("shape", ()))
+
+
+def _load(saved: Saved) -> Space[Any]:
+    return LOADERS[saved["kind"]](saved)
 
 
 def _load_box(saved: Saved) -> Space[Any]:
@@ -108,8 +124,8 @@ LOADERS: dict[str, Callable[[Saved], Space[Any]]] = {
     "MultiDiscrete": _load_multi_discrete,
     "MultiBinary": _load_multi_binary,
     # Pairs keep their order, in which leaves come; a dict would be sorted.
-    "Dict": lambda saved: Dict([(key, load_space(part)) for key, part in saved["parts"]]),
-    "Tuple": lambda saved: Tuple([load_space(part) for part in saved["parts"]]),
+    "Dict": lambda saved: Dict([(key, _load(part)) for key, part in saved["parts"]]),
+    "Tuple": lambda saved: Tuple([_load(part) for part in saved["parts"]]),
 }
 
 

@@ -90,8 +90,8 @@ def _ray(args: argparse.Namespace, more: list[str]) -> int:
     doors.start_logging()
     connect()
     folder.check_free()
-    flags = ["--resume", doors.AUTO, "--run-dir", str(folder.path), *_settings(args, [])]
-    return RayRun(flags, _binds(args, config, is_resumed), folder.path).run(args.actors)
+    words = ["--resume", doors.AUTO, "--run-dir", str(folder.path), *_settings(args, [])]
+    return RayRun(words, _binds(args, config, is_resumed), folder.path).run(args.actors)
 
 
 def _check(args: argparse.Namespace, num_actors: int) -> "tuple[RunConfig, RunFolder, bool]":
@@ -102,7 +102,8 @@ def _check(args: argparse.Namespace, num_actors: int) -> "tuple[RunConfig, RunFo
 
     _check_number("--actors", args.actors)
     has_run = args.run_dir is not None and RunFolder(args.run_dir).exists()
-    flags = RunFlags(args.config, args.overrides, args.run_dir, has_run, is_auto=has_run)
+    # A file of settings may be given again for a run that is there, as the learner's own flags say.
+    flags = RunFlags(args.config, args.overrides, args.run_dir, is_resumed=has_run, is_auto=has_run)
     config, folder = check_run(flags)
     if config.pace.is_lockstep and config.train.num_actors != num_actors:
         raise ConfigError(

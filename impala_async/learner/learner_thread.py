@@ -177,7 +177,7 @@ class LearnerThread:
         if self._is_late(word):
             channels.cuts.post(self.progress.update)
         if word.is_ready:
-            self._stats.rank_timer.push(time.perf_counter() - self._held_at)
+            self._stats.add_rank_wait(time.perf_counter() - self._held_at)
         goal, reached = self.stop.mean_return, word.mean_return
         is_open = word.reason is None and self._is_between_updates
         if is_open and goal is not None and reached is not None and reached >= goal:
@@ -243,7 +243,7 @@ class LearnerThread:
             draw, self._is_closed = None, isinstance(error, handoff.ClosedError)
         self._stats.add_wait(time.perf_counter() - started_s, has_batch=draw is not None)
         if draw is not None:
-            self._stats.begin_pass(is_first=draw.pass_index == 0)
+            self._stats.end_wait(is_first=draw.pass_index == 0)
         return draw
 
     def _is_enough(self, loaded: LoadedBatch, num_updates: int) -> bool:

@@ -31,6 +31,8 @@ MOST_UPDATES_LOGGED = 100_000
 
 
 class LearnerStats:
+    """Counts and windows, which each report of the thread reads."""
+
     def __init__(
         self, section: LearnerSection, loader: HostLoader, device: torch.device, *, is_eager: bool
     ) -> None:
@@ -44,6 +46,7 @@ class LearnerStats:
         self._spare_s = 0.0
         self._copied_s = 0.0
         self.num_skipped = 0
+        """Updates, and passes over a batch without a valid row."""
         self.newest: dict[str, float] = {}
         """Those of the newest update, whatever became of it."""
         self._means = UpdateMeans()
@@ -52,7 +55,7 @@ class LearnerStats:
         # The first pass of a batch has all its waits.
         num_timings = TIMED_BATCHES * (1 if is_eager else section.most_passes)
         self._dequeue_timer, self._copy_timer = TimerStat(num_timings), TimerStat(num_timings)
-        self.rank_timer = TimerStat(num_timings)
+        self._rank_timer = TimerStat(num_timings)
         self._queue_size = WindowStat("learner_queue/size")
         self._valid_rows = WindowStat("valid_rows")
         # A batch has its oldest columns first, and often more than a usual window holds.
@@ -72,9 +75,9 @@ class LearnerStats:
             text = "learner starved: no batch for %.1f s; it waits for actors to send more"
             logger.warning(text, self.waited_s)
 
-    def begin_pass(self, *, is_first: bool) -> None:
-        """The wait is over. Waiting for a copy is counted apart: it is not the actors who are late
-        then."""
+    def end_wait(self, *, is_first: bool) -> None:
+        """There is a batch, for its first pass or a later one. Waiting for a copy is counted apart:
+        it is not the actors who are late then."""
         before_s, self._copied_s = self._copied_s, self._loader.load_wait_timer.total_s
         copies_s = self._copied_s - before_s
         if is_first or not self._is_eager:
@@ -83,16 +86,22 @@ class LearnerStats:
             self._spare_s = 0.0
         self.waited_s = 0.0
 
+    def add_rank_wait(self, waited_s: float) -> None:
+        """Batches of all ranks are there, so long after that of this one."""
+        self._rank_timer.push(waited_s)
+
     def end_pass(self, took_s: float, *, is_first: bool) -> None:
+        """A pass is over, and its batch not yet given back."""
         if self._is_eager and not is_first and not self._loader.num_waiting():
             # There was nothing new all the while: it would have waited.
             self._spare_s += took_s
 
     def note_queue(self) -> None:
+        """Push how many batches wait now."""
         self._queue_size.push(self._loader.num_waiting())
 
     def timing(self, *, is_first: bool) -> AbstractContextManager[object]:
-        """For the updates of a pass."""
+        """A context to make the updates of a pass in, which may time them."""
         return nullcontext() if self._is_eager and not is_first else self._grad_timer
 
     def add_result(self, result: StepResult, version: Version, *, is_logged: bool) -> None:
@@ -113,6 +122,7 @@ class LearnerStats:
 
     @property
     def lag_histogram(self) -> list[int]:
+        """How many columns were learned from at each lag."""
         found: list[int] = self._lag_histogram.tolist()
         return found
 
@@ -138,7 +148,7 @@ class LearnerStats:
             "timing_breakdown/learner_load_time_ms": self._loader.load_timer.mean_ms,
             "timing_breakdown/learner_load_wait_time_ms": self._copy_timer.mean_ms,
             "timing_breakdown/learner_dequeue_time_ms": self._dequeue_timer.mean_ms,
-            "timing_breakdown/learner_rank_wait_time_ms": self.rank_timer.mean_ms,
+            "timing_breakdown/learner_rank_wait_time_ms": self._rank_timer.mean_ms,
             **self._queue_size.stats(),
             # A run that is made again ends alike, but the clock has cut its last interval.
             **(self.newest if is_last else self._means.take()),

@@ -1,5 +1,5 @@
-"""Which run a start is: a new one, or one that goes on. From the flags of a door come its settings
-and its folder, before anything is written."""
+"""Whether a start begins a run or goes on with one, and with which settings and folder: from the
+flags of a door, before anything is written."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,14 +30,15 @@ REACHED = {
 
 
 class RunFlags(NamedTuple):
-    """All that a door was told of a run, and of where it is."""
+    """All that a door was told of a run, and of where it is; once settled, what follows from it."""
 
     config: Path | None = None
     overrides: Sequence[str] = ()
     run_dir: Path | None = None
     is_resumed: bool = False
+    """Whether it goes on with a run; where `is_auto` is set, `settle` decides it."""
     is_auto: bool = False
-    """The command is given again and again: `settle` finds whether the run is to be resumed."""
+    """The command is given again and again, and others may give it at the same moment."""
     record: Path | None = None
 
 
@@ -81,7 +82,8 @@ def _of_rank(flags: RunFlags) -> RunFlags:
 
 
 def check_run(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
-    """Settings and folder of a new or a resumed run; ConfigError, CheckpointError or RunOver."""
+    """Settings and folder of a new or a resumed run, of flags that are settled. Raises ConfigError,
+    CheckpointError, RunOver, or InUseError where the command is given again and again."""
     return _check_resumed(flags) if flags.is_resumed else _check_new(flags)
 
 

@@ -48,7 +48,7 @@ def is_plain(policy: Policy, section: AlgorithmSection) -> bool:
 
 @dataclass(eq=False)
 class ByHand:
-    """Computes gradients as the update step does, whose `transitions_of` are the loss's inputs."""
+    """Computes gradients as `TorchGradients` does, whose `transitions` it has for its inputs."""
 
     policy: Policy
     section: AlgorithmSection

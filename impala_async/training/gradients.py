@@ -1,6 +1,7 @@
 """From a batch, by the loss, to the gradients of all weights, as torch computes them.
+Nothing is changed but the gradients that lie with the parameters.
 
-B columns of a batch or of a part of it, T action rows
+    B columns of a batch or of a part of it, T action rows
 """
 
 from typing import NamedTuple, Protocol
@@ -44,7 +45,7 @@ class ComputeGradients(Protocol):
 
 class TorchGradients:
     """Computes the gradients of `parameters`: of an algorithm's loss, and of a reward of the
-    user's own that learns beside it. With a target network, this is looked at as well."""
+    user's own that learns beside it. A target network evaluates the rows as well."""
 
     def __init__(
         self,

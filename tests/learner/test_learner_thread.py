@@ -15,6 +15,7 @@ from impala_async.learner.agreement import REASONS
 from impala_async.learner.handoff import ClosedError, Progress
 from impala_async.learner.learner_thread import LearnerThread
 from impala_async.learner.slots import Settlement
+from impala_async.learner.stats import LearnerStats
 from impala_async.learner.watchdog import BUILD_PATIENCE
 from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import merge
@@ -225,13 +226,18 @@ def slowly(clock, run, update_s):
     return run
 
 
-def test_a_batch_is_used_while_nothing_new_waits(clock):
+def test_a_batch_is_used_while_nothing_new_waits(clock, monkeypatch):
+    timed, timing = [], LearnerStats.timing
+    monkeypatch.setattr(
+        LearnerStats, "timing", lambda *given, **how: timed.append(how) or timing(*given, **how)
+    )
     # The second one comes during the third pass.
     run = slowly(clock, eager(clock, num_uses=3), 0.5)()
     assert run.step.batches == [1, 1, 1, 2]
     one, other = run.settlements
     assert one == Settlement(1, trained=4, passes_done=12, passes_ended_early=52)
     assert other == Settlement(2, trained=4, passes_done=4, passes_ended_early=60)
+    assert [how["is_first"] for how in timed] == [True, False, False, True]
     # In the time of one pass, and in 2 s more, there was nothing new: it would have waited.
     assert run.report["timing_breakdown/learner_dequeue_time_ms"] == (0.0 + 0.5 + 2.0) * 1000 / 2
     # One that waits already has the next turn.
@@ -676,7 +682,9 @@ def test_each_pass_is_told_of_where_that_is_asked_for():
     assert Run([batch_of(1)], num_passes=2)().listener.reports[-1].updates == b""
     run = Run([batch_of(1), batch_of(2)], num_passes=2, log_updates=True)()
     lines = b"".join(report.updates for report in run.listener.reports).splitlines()
-    assert [json.loads(line)["update"] for line in lines] == [0, 1, 2, 3]
+    told = [json.loads(line) for line in lines]
+    assert [line["update"] for line in told] == [0, 1, 2, 3]
+    assert {(line["epoch"], line["num_updates"]) for line in told} == {(1, 1)}
 
 
 def test_ranks_compare_their_weights_every_so_many_updates_and_at_the_end(monkeypatch):

@@ -57,16 +57,16 @@ def test_a_learner_that_waits_too_long_is_starved_until_a_batch_comes(clock, cap
         "learner no longer starved, after 2.0 s",
     ]
     # Short waits that a batch ends are no starving.
-    stats.begin_pass(is_first=True)
+    stats.end_wait(is_first=True)
     stats.add_wait(0.75, has_batch=True)
     assert (stats.waited_s, stats.starved_at) == (0.75, None)
 
 
-def test_the_wait_for_a_copy_is_none_for_actors(clock):
+def test_the_wait_for_a_copy_is_none_for_actors():
     stats = make_stats(loader := Loader())
     loader.load_wait_timer.push(0.5)
     stats.add_wait(2.0, has_batch=True)
-    stats.begin_pass(is_first=True)
+    stats.end_wait(is_first=True)
     assert (timing(stats, "dequeue"), timing(stats, "load_wait")) == (1500.0, 500.0)
     assert stats.waited_s == 0.0
 
@@ -74,12 +74,12 @@ def test_the_wait_for_a_copy_is_none_for_actors(clock):
 @pytest.mark.parametrize(("num_batches", "dequeue_ms"), [(0, 250.0), (1, 50.0)])
 def test_passes_made_of_idle_time_are_a_wait_of_an_eager_learner(num_batches, dequeue_ms):
     stats = make_stats(Loader(num_batches), is_eager=True)
-    stats.begin_pass(is_first=True)
+    stats.end_wait(is_first=True)
     stats.end_pass(0.4, is_first=True)
-    stats.begin_pass(is_first=False)
+    stats.end_wait(is_first=False)
     stats.end_pass(0.4, is_first=False)
     stats.add_wait(0.1, has_batch=True)
-    stats.begin_pass(is_first=True)
+    stats.end_wait(is_first=True)
     assert timing(stats, "dequeue") == pytest.approx(dequeue_ms)
 
 
@@ -90,7 +90,7 @@ def test_only_the_first_pass_of_an_eager_learner_is_timed(is_eager, is_timed):
     assert [isinstance(timer, TimerStat) for timer in timers] == is_timed
 
 
-def test_the_line_of_an_update_has_its_version_and_no_number_that_is_none():
+def test_the_line_of_an_update_has_its_version_and_null_for_what_is_not_finite():
     stats = make_stats()
     stats.add_result(result_of(**{"loss/total": 0.5}), Version(2, 7), is_logged=True)
     stats.add_result(result_of(0, **{"loss/total": math.nan}), Version(2, 8), is_logged=True)

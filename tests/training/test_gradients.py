@@ -27,9 +27,9 @@ def make_gradients(make_step):
         step = make_step(**settings)
         policy, section = step.policy, step.section
         target = Target(policy, section) if has_target else None
-        found = make_algorithm(section)
+        algorithm = make_algorithm(section)
         compute = TorchGradients(
-            policy, section, found, step.parameters, target=target, intrinsic=None
+            policy, section, algorithm, step.parameters, target=target, intrinsic=None
         )
         return Made(compute, step.parameters, target)
 
