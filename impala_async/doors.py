@@ -155,6 +155,8 @@ def add_common_flags(parser: argparse.ArgumentParser, change: str, folder: str) 
 
 def typed_path(text: str) -> Path:
     """A path as it was typed, `~` included: a shell leaves that behind a `=` as it is."""
+    if not text:
+        raise argparse.ArgumentTypeError("wants a path, got nothing")
     # Path.expanduser raises where there is no such user.
     return Path(os.path.expanduser(text))
 

@@ -4,12 +4,13 @@ import logging
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from impala_async import doors
 from impala_async.config.packaged import packaged_configs
-from impala_async.errors import ConfigError, Exit
+from impala_async.errors import ConfigError, Exit, RunOver
 from impala_async.launch.local import LocalRun
 from impala_async.output import told_of
 from impala_async.processes import hold, last_word, leave
@@ -54,21 +55,31 @@ def _train_each(flags: "RunFlags", seeds: Sequence[int]) -> int:
     from impala_async.config.load import load_config
     from impala_async.config.ranks import place_in
     from impala_async.runs.folder import RunFolder, default_run_path
-    from impala_async.runs.start import RunFlags, check_run
+    from impala_async.runs.start import RunFlags, check_run, settle
 
     if (count := place_in().count) > 1:
         raise ConfigError(f"--seeds: does not go with {count} ranks: start them for each seed")
-    if flags.is_resumed or flags.is_auto or flags.record is not None:
-        raise ConfigError("--seeds: wants new runs, without a recording: drop --resume, --record")
+    if flags.is_resumed or flags.record is not None:
+        fix = "say --resume auto to go on with those that have begun, and drop --record"
+        raise ConfigError(f"--seeds: wants no single run to resume and no recording: {fix}")
+    if flags.is_auto and flags.run_dir is None:
+        raise ConfigError("--resume auto needs --run-dir, the folder of all seeds")
+    if given := [each for each in flags.overrides if each.partition("=")[0].strip() == "seed"]:
+        raise ConfigError(f"--set: {given[-1]}: --seeds says which ones: drop one of both")
     words = [] if (config := _choose_config(flags)) is None else ["--config", str(config)]
     words += [part for override in flags.overrides for part in ("--set", override)]
     base = flags.run_dir or default_run_path(load_config(config, flags.overrides))
-    runs = {}
     if (there := RunFolder(base)).exists():  # its picture would be lost
         there.check_new("name another folder for several seeds")
-    for seed in seeds:
-        runs[seed] = RunFlags(config, (*flags.overrides, f"seed={seed}"), _folder(base, seed))
-        check_run(runs[seed])
+    runs = {
+        seed: RunFlags(
+            config, (*flags.overrides, f"seed={seed}"), _folder(base, seed), is_auto=flags.is_auto
+        )
+        for seed in seeds
+    }
+    for one in runs.values():
+        with suppress(RunOver):
+            check_run(settle(one))
     ended_seeds = set[int]()
     try:
         return _train_these(base, runs, words, ended_seeds)
@@ -84,14 +95,19 @@ def _train_these(
 
     code: int = Exit.DONE
     ended, heard = dict[Path, dict[str, Any]](), list[int]()
-    for seed, flags in runs.items():
+    for number, (seed, flags) in enumerate(runs.items(), 1):
         if heard:  # by a run that was over
             code = last_word(*heard)[1]
             break
-        print(f"seed {seed} ({len(ended) + 1} of {len(runs)})", flush=True)
+        print(f"seed {seed} ({number} of {len(runs)})", flush=True)
         where = _folder(base, seed)
         own = [*words, "--set", f"seed={seed}", "--run-dir", str(where)]
-        code, heard = _train(flags, own)
+        own += ["--resume", doors.AUTO] if flags.is_auto else []
+        try:
+            code, heard = _train(flags, own)
+        except RunOver as over:
+            code, told = Exit.DONE, str(over).partition(";")[0]
+            print(told, flush=True)
         summary = RunFolder(where).peek_json("summary.json")
         if summary is not None:
             ended[where] = summary
@@ -107,15 +123,11 @@ def _tell_rest(base: Path, seeds: Sequence[int], words: list[str], ended_seeds: 
     """Say how to go on, where a seed was ended or has failed after there was something to keep."""
     from impala_async.runs.folder import RunFolder
 
-    left = [seed for seed in seeds if seed not in ended_seeds]
-    begun = [seed for seed in left if RunFolder(_folder(base, seed)).exists()]
-    new = [str(seed) for seed in left if seed not in begun]
-    starts = [["--resume", "--run-dir", str(_folder(base, seed))] for seed in begun]
-    if new:
-        starts.append([*words, "--seeds", ",".join(new), "--run-dir", str(base)])
-    if starts and len(new) < len(seeds):
-        commands = [f"{doors.command_of('train')} {shlex.join(each)}" for each in starts]
-        logger.warning("to go on with the other seeds: %s", " && ".join(commands))
+    if ended_seeds >= {*seeds} or not any(RunFolder(_folder(base, n)).exists() for n in seeds):
+        return
+    which = ["--seeds", ",".join(map(str, seeds)), "--run-dir", str(base), "--resume", doors.AUTO]
+    command = f"{doors.command_of('train')} {shlex.join([*words, *which])}"
+    logger.warning("to go on with the seeds that are left: %s", command)
 
 
 def _folder(base: Path, seed: int) -> Path:
@@ -124,14 +136,16 @@ def _folder(base: Path, seed: int) -> Path:
 
 def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
     from impala_async.files import write_whole
-    from impala_async.runs.seeds import describe_seeds, draw_seeds
+    from impala_async.runs.seeds import describe_seeds, draw_seeds, is_whole
 
+    # Those that were cut short would cut the picture short.
+    whole = [where for where, summary in ended.items() if is_whole(summary)] or [*ended]
     first, *_ = summaries = [*ended.values()]
     print(f"\n{describe_seeds(summaries)}\nrun folders: {base}", flush=True)
     where = str(base / "learning_curve.png")
     try:
         with told_of("ending: drawing the curves of all seeds, with matplotlib", logger.info):
-            write_whole(Path(where), draw_seeds([*ended], str(first["env_id"])))
+            write_whole(Path(where), draw_seeds(whole, str(first["env_id"])))
     # matplotlib fails in its own ways, and the runs are over.
     except Exception as error:
         where = f"cannot be drawn: {one_line(error)}"

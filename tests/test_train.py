@@ -188,16 +188,19 @@ def test_ranks_do_not_train_several_seeds(monkeypatch, capsys):
     assert not FakeRun.made
 
 
+MINE = ("stop.updates=9",)
+
+
 @pytest.mark.parametrize("cut", ["before it began", "in its midst"])
-def test_seeds_that_were_cut_short_say_the_command_that_goes_on(cut, monkeypatch, caplog):
+def test_seeds_that_were_cut_short_say_the_command_that_goes_on(cut, monkeypatch, caplog, capsys):
     def during(folder):
         if len(FakeRun.made) == 1:
-            write_down(folder)
-            folder.write_json("summary.json", WHOLE)
+            write_down(folder, *MINE, "seed=0", config="cartpole_ppo")
+            folder.write_json("summary.json", {**WHOLE, "exit_reason": "updates", "updates": 9})
             return
         FakeRun.code = 130
         if cut == "in its midst":
-            write_down(folder)
+            write_down(folder, *MINE, "seed=1", config="cartpole_ppo")
             folder.write_json("summary.json", {**WHOLE, "exit_reason": "interrupted"})
 
     monkeypatch.setattr(FakeRun, "code", 0)
@@ -205,16 +208,25 @@ def test_seeds_that_were_cut_short_say_the_command_that_goes_on(cut, monkeypatch
     flags = ["--run-dir", "my runs", "--config", "cartpole_ppo", "--set", "stop.updates=9"]
     assert train.main(["--seeds", "0-3", *flags]) == 130
     told, _, line = caplog.messages[-1].partition(": ")
-    assert told == "to go on with the other seeds"
-    commands = [command.split(" ", 3)[3] for command in line.split(" && ")]
-    if cut == "in its midst":
-        assert shlex.split(commands.pop(0)) == ["--resume", "--run-dir", "my runs/seed-1"]
+    assert told == "to go on with the seeds that are left"
+    capsys.readouterr()
+    FakeRun.made.clear()
+
+    def again(folder):
+        if not folder.exists():
+            write_down(folder, *MINE, f"seed={folder.path.name[-1]}", config="cartpole_ppo")
+        folder.write_json("summary.json", {**WHOLE, "exit_reason": "updates", "updates": 9})
+
     monkeypatch.setattr(FakeRun, "code", 0)
-    monkeypatch.setattr(FakeRun, "during", staticmethod(lambda folder: None))
-    assert train.main(shlex.split(*commands)) == 0
-    begun = 1 if cut == "in its midst" else 0
-    assert FakeRun.made[-1].run_dir == Path(f"my runs/seed-{1 + begun}")
-    assert FakeRun.made[-1].settings["stop.updates"] == "9"
+    monkeypatch.setattr(FakeRun, "during", staticmethod(again))
+    assert train.main(shlex.split(line)[3:]) == 0
+    assert [run.run_dir.name for run in FakeRun.made] == ["seed-1", "seed-2", "seed-3"]
+    assert {run.settings["stop.updates"] for run in FakeRun.made} == {"9"}
+    # The first one is told of once more, in a table of all.
+    said = capsys.readouterr().out
+    assert "the run is over: stop.updates is 9, and it came to 9" in said
+    assert re.search(r"(?m)^mean +4\d\d +", said)
+    assert said.count("updates  475") == 4
 
 
 @pytest.mark.parametrize("code", [0, 130])
@@ -245,15 +257,20 @@ def test_a_full_disk_behind_the_output_ends_seeds_as_an_error_of_one_line(
     said = capfd.readouterr().err
     assert "Traceback" not in said
     assert re.search(r"(?m)^error: .*No space left on device$", said)
-    assert caplog.messages[-1].endswith("--seeds 1 --run-dir all")
+    assert caplog.messages[-1].endswith("--seeds 0,1 --run-dir all --resume auto")
+
+
+def test_seeds_that_go_on_want_a_folder(capsys):
+    assert train.main(["--seeds", "1-2", "--resume", "auto"]) == 2
+    assert "--resume auto needs --run-dir, the folder of all seeds" in capsys.readouterr().err
 
 
 def test_seeds_want_new_runs(capsys):
     write_down(RunFolder(Path("all/seed-2")))
     for flags, says in (
-        (["--resume"], "--seeds: wants new runs"),
-        (["--resume", "auto"], "--seeds: wants new runs"),
-        (["--record", "x"], "--seeds: wants new runs"),
+        (["--resume"], "--seeds: wants no single run to resume and no recording: say --resume au"),
+        (["--record", "x"], "--seeds: wants no single run to resume and no recording"),
+        (["--set", "seed=3"], "--set: seed=3: --seeds says which ones: drop one of both"),
         ([], "all/seed-2 already holds a run"),
         (["--run-dir", "all/seed-2"], "all/seed-2 already holds a run: name another folder"),
     ):
@@ -275,8 +292,8 @@ def begin(*overrides):
     write_down(RunFolder(Path("here")), *overrides)
 
 
-def write_down(folder, *overrides):
-    folder.begin(load_config(packaged_configs()["cartpole"], overrides))
+def write_down(folder, *overrides, config="cartpole"):
+    folder.begin(load_config(packaged_configs()[config], overrides))
     folder.let_go()
 
 

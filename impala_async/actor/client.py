@@ -374,13 +374,8 @@ class Client:
         if isinstance(message, wire.Grant):
             refused = [wire.VERDICTS[verdict] for _, verdict in message.verdicts]
             self.refused.update(refused)
-            # Any other refusal is mostly nobody's fault.
-            if "nonfinite" in refused:
-                self._log.warning(
-                    "the learner refuses trajectories of %s: an observation, a reward, an "
-                    "action or its log-probability in them is not finite",
-                    self.settings.env.id,
-                )
+            num_bad, env_id = self.side.num_nonfinite, self.settings.env.id
+            joining.check_finite(refused, num_bad, env_id, self._log)
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)

@@ -1,4 +1,5 @@
-"""The first and the last words between an actor and a learner: hello, welcome or refusal, goodbye.
+"""The first and the last words between an actor and a learner: hello, welcome or refusal, goodbye;
+and what an actor does where all that it sends is refused.
 
 Runs on: sampler thread; `read` on the link thread too
 """
@@ -17,6 +18,7 @@ from impala_async import __version__
 from impala_async.config.learner import KEY_VARIABLE, is_loopback
 from impala_async.config.run import ActorSettings
 from impala_async.errors import (
+    EnvError,
     ImpalaAsyncError,
     MismatchError,
     NotAllowedError,
@@ -57,6 +59,8 @@ OUTDATED = (
     "be alive"
 )
 MAX_FAULT_CHARS = 200
+# So many messages in a row that are not finite are no accident.
+MOST_NONFINITE = 50
 
 
 class Inquiry:
@@ -223,3 +227,13 @@ def _read_settings(frames: Sequence[wire.Frame]) -> ActorSettings:
         f"the learner's settings do not fit impala-async {__version__}, which runs here; install "
         f"the same release of impala-async on both sides: {plain(fault)[:MAX_FAULT_CHARS]}"
     )
+
+
+def check_finite(refused: Sequence[str], num_bad: int, env_id: str, log: SeldomLog) -> None:
+    """Tell of messages that were refused as not finite; EnvError after so many without a good one.
+    Any other refusal is mostly nobody's fault."""
+    what = "an observation, a reward, an action or its log-probability in each is not finite"
+    if num_bad >= MOST_NONFINITE:
+        raise EnvError(f"{env_id}: the learner refused {num_bad} messages in a row: {what}")
+    if "nonfinite" in refused:
+        log.warning("the learner refuses trajectories of %s: %s", env_id, what)

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from impala_async.config.mistakes import explain, shown
+from impala_async.config.packaged import packaged_configs
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.files import find_bytes
@@ -92,7 +93,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         data = find_bytes(path)
         if data is None:
-            raise ConfigError(f"{path}: cannot read this config file: {os.strerror(errno.ENOENT)}")
+            gone = f"{path}: cannot read this config file: {os.strerror(errno.ENOENT)}"
+            # It may be meant as the name of one that is packaged.
+            names = f"; configs by name are {', '.join(packaged_configs())}"
+            raise ConfigError(gone + (names if path.name == str(path.with_suffix("")) else ""))
         text = data.decode("utf-8-sig")
         if path.suffix != ".json":
             return tomllib.loads(text)

@@ -148,7 +148,9 @@ class Actors:
         is_hopeless = code in HOPELESS and actor.num_starts == 1
         if actor.num_quick_deaths > MAX_QUICK_DEATHS or is_hopeless:
             reason = f"actor {actor.number} cannot run: it {how}; {actor.log.where}"
-            self.verdict = exit_code(code), reason
+            # Code of the user's own may have ended it with a number that says nothing here.
+            is_ours = code < 0 or code in {*Exit}
+            self.verdict = exit_code(code) if is_ours else Exit.CONFIG, reason
         goes_on = f"{how_it_ended(code)}, though the run goes on"
         actor.how_it_was_lost = goes_on if code == Exit.DONE else how
         actor.start_at = time.monotonic() + (RESTART_AFTER_S if actor.was_quick else 0.0)

@@ -282,8 +282,8 @@ def _show(
     from impala_async.runs.summary import describe, draw_at_end
 
     reason = summary["exit_reason"]
-    if reason == "actor_failed":  # whoever gave the run up says why
-        return
+    if reason == "actor_failed" and not summary["env_steps_trained"]:
+        return  # whoever gave the run up says why
     flush_output()
     write_unhurried("stdout")
     # Nobody may read it, or the disk be full: the run has ended as it has.

@@ -119,14 +119,15 @@ def join_run(
     folder.join_run(first[:16], max(int.from_bytes(each[32:40]) for each in said))
     key = Key(first[40:].decode(), "the key of rank 0") if first[40:] else None
     if key and ranks.place.is_first:
-        _keep(key, folder)
+        _keep(key, folder, is_first_start=last_epoch == 0)
     return Start(first[16:32], key)
 
 
-def _keep(key: Key, folder: RunFolder) -> None:
+def _keep(key: Key, folder: RunFolder, *, is_first_start: bool) -> None:
     if folder.keep_key(key.text):
         told = "%s is new: actors of an earlier start that were given another key want this one"
-        logger.info(told, folder.path / KEY_FILE)
+        if not is_first_start:
+            logger.info(told, folder.path / KEY_FILE)
         return
     with suppress(OSError):
         # Its owner may have let a group read it.

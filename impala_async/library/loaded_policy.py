@@ -143,6 +143,9 @@ class LoadedPolicy:
         lead = 1 if num_columns is None else num_columns
         if state is None:
             return {n: np.zeros((lead, *s.shape), s.dtype) for n, s in self._state.items()}
+        if not isinstance(state, Mapping):
+            got = type(state).__name__
+            raise SpacesError(f"state: wants that of the step before, or None, got {got}")
         if set(state) != set(self._state):
             wants = ", ".join(self._state) or "no array"
             raise SpacesError(f"state: wants {wants}, got {', '.join(map(str, state)) or 'none'}")

@@ -1,12 +1,13 @@
 """Several runs that differ in their seeds: one table, and one picture with bands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from impala_async.config.run import StopSection
 from impala_async.metrics.report import format_return
 from impala_async.runs.summary import ENV_STEPS, as_png, load_pyplot, read_reports
 
@@ -20,16 +21,23 @@ HEAD = ("seed", "ended", "mean return", "best evaluation", "env steps", "seconds
 
 
 def describe_seeds(summaries: Sequence[dict[str, Any]]) -> str:
-    """A table: a line for each seed, and one with their means."""
+    """A table: a line for each seed, and one with the means of those that were not cut short."""
     rows = [HEAD, *map(_row, summaries)]
     names = "mean_return", "best_eval_return", "env_steps_trained", "wall_s"
-    means = {name: _mean([each[name] for each in summaries]) for name in names}
-    rows.append(_row({**means, "seed": "mean", "exit_reason": ""}))
+    if whole := [each for each in summaries if is_whole(each)]:
+        means = {name: _mean([each[name] for each in whole]) for name in names}
+        number = "" if len(whole) == len(summaries) else f" of {len(whole)}"
+        rows.append(_row({**means, "seed": f"mean{number}", "exit_reason": ""}))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def is_whole(summary: Mapping[str, Any]) -> bool:
+    """Whether the run came to an end that its settings name."""
+    return summary["exit_reason"] in StopSection.model_fields
 
 
 def _row(summary: dict[str, Any]) -> tuple[str, ...]:

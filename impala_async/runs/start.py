@@ -157,8 +157,8 @@ def check_not_over(config: RunConfig, summary: dict[str, Any]) -> None:
         if limit is not None and isinstance(made, int | float) and limit <= made <= MOST_FLOAT:
             raise RunOver(
                 f"the run is over: stop.{key} is {limit:,.12g}, and it came to {made:,.12g}; to go "
-                "on set more or none of it by --set, a later end of its schedules "
-                "(algorithm.schedule_env_steps) if they have come to theirs, or evaluate the run"
+                f"on, add --set stop.{key}=none or a larger number, and where the learning rate "
+                "has come to its end a larger algorithm.schedule_env_steps"
             )
 
 

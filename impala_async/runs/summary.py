@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -109,10 +109,10 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
         "env steps trained": f"{summary['env_steps_trained']:,}",
         "updates": f"{summary['updates']:,}",
         f"seconds of training{last}": f"{summary['wall_s']:.1f}",
-        f"env steps per second{last}": f"{rate:,.0f}{frames}",
+        f"env steps per second{last}": f"{rate:,.0f}{frames}" if rate else "-",
         f"lag, median (largest){last}": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
-        "trajectories dropped": sum(summary["dropped"].values()),
-        "trajectories refused": summary["rejected"],
+        "trajectories dropped": _dropped(summary["dropped"]),
+        "trajectories refused": f"{summary['rejected']:,}",
         f"what limits it{last}": summary["bottleneck"],
     }
     if (best := summary["best_eval_return"]) is not None:
@@ -130,6 +130,13 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
     return "\n".join([f"{summary['env_id']}: ended ({summary['exit_reason']})", *lines])
 
 
+def _dropped(counts: Mapping[str, int]) -> str:
+    """How many, and of each reason: those of a shutdown had only come too late."""
+    found = {reason: count for reason, count in counts.items() if count}
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.items())
+    return f"{sum(found.values()):,}" + (f" ({reasons})" if found else "")
+
+
 def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None) -> str:
     """Where the picture of a run is, or why there is none."""
     title = str(summary["env_id"])
@@ -140,7 +147,7 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     try:
         reports = [each for each in read_reports(folder.metrics, DRAWN) if INTERVAL_RETURN in each]
         if not reports:
-            return "no report to draw"
+            return "none, as no report had an episode that ended"
         with told_of("ending: drawing the learning curve, with matplotlib", logger.info):
             drawn = draw_learning_curve(reports, title, goal)
         write_whole(folder.absolute / picture, drawn)

@@ -179,6 +179,8 @@ class ActorSide(Generic[Item]):
         self.named = NO_VERSION
         """The newest that was heard of in this session."""
         self.settled: list[Item] = []
+        self.num_nonfinite = 0
+        """Messages refused as such since the last one that was taken."""
         """The learner is done with these: for the shell to take away."""
         self.last_heard = self.told_at = self.tell_again_at = 0.0
         """The last is for Spec, over a new connection: what only hangs up is not hammered at."""
@@ -273,6 +275,12 @@ class ActorSide(Generic[Item]):
         if settled:
             self.pauses = new_pauses()
         self.settled += settled
+        # Each verdict is said once.
+        refused = [wire.VERDICTS[verdict] for _, verdict in grant.verdicts]
+        if len(settled) > len(refused):
+            self.num_nonfinite = 0
+        # A learner that refuses what was never sent means nothing by it.
+        self.num_nonfinite += min(refused.count("nonfinite"), len(settled))
         self.named = max(self.named, Version(grant.epoch, grant.update))
         return grant
 

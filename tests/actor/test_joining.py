@@ -9,7 +9,7 @@ import pytest
 
 from impala_async.actor import joining
 from impala_async.actor.joining import Inquiry, best_urls, find_learner, say_goodbye
-from impala_async.errors import MismatchError, UnreachableError
+from impala_async.errors import EnvError, MismatchError, UnreachableError
 from impala_async.output import SeldomLog, Wait
 from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import Handshake
@@ -245,3 +245,14 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
     ):
         monkeypatch.setattr(socket, "create_connection", Mock(side_effect=error))
         assert Inquiry("tcp://no-such-host:5555").why(WITHIN_S) == f"it cannot be reached ({says})"
+
+
+def test_an_actor_whose_messages_are_never_finite_ends_and_names_its_environment(caplog):
+    log = SeldomLog(joining.logger)
+    joining.check_finite(["stale"], 0, "my:Env", log)
+    assert caplog.messages == []
+    joining.check_finite(["nonfinite"], joining.MOST_NONFINITE - 1, "my:Env", log)
+    assert caplog.messages[0].startswith("the learner refuses trajectories of my:Env: an obs")
+    told = rf"^my:Env: the learner refused {joining.MOST_NONFINITE} messages in a row: an observ"
+    with pytest.raises(EnvError, match=told):
+        joining.check_finite(["nonfinite"], joining.MOST_NONFINITE, "my:Env", log)

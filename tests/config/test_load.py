@@ -39,6 +39,9 @@ def test_a_file_that_is_not_there_and_one_with_a_byte_order_mark(tmp_path):
     for name in ("x.toml", "x.json"):
         path = tmp_path / name
         assert mistakes(path) == [f"{path}: cannot read this config file: {missing}"]
+    # A word may be meant as the name of a config.
+    (told,) = mistakes(Path("nope"))
+    assert told.startswith(f"nope: cannot read this config file: {missing}; configs by name are at")
     # A pipe would be waited for, and a device read without end.
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):

@@ -23,6 +23,14 @@ def test_the_table_has_a_line_for_each_seed_and_their_means():
     ]
 
 
+def test_means_are_of_those_that_were_not_cut_short():
+    cut = SUMMARY | {"exit_reason": "interrupted", "mean_return": -90.0}
+    *_, cut_line, mean = describe_seeds([SUMMARY, SUMMARY, cut]).splitlines()
+    assert cut_line.split()[1:3] == ["interrupted", "-90.0"]
+    assert mean.split()[:4] == ["mean", "of", "2", "20.0"]
+    assert "mean of" not in describe_seeds([cut])
+
+
 def test_a_band_lies_where_all_have_a_curve():
     steps, mean, low, high = band([[(0, 0.0), (100, 100.0)], [(50, 0.0), (80, 30.0), (200, 30.0)]])
     assert (steps[0], steps[-1]) == (50, 100)

@@ -79,7 +79,7 @@ def test_a_run_that_is_over_is_resumed_only_for_more(run_dir, reached, says, mor
     with pytest.raises(RunOver) as over:
         resume(run_dir, "stop.mean_return=none", reached)
     key = reached.partition("=")[0]
-    told = f"the run is over: {key} is {says}; to go on set more or none of it by --set, a later "
+    told = f"the run is over: {key} is {says}; to go on, add --set {key}=none or a larger number, "
     assert str(over.value).startswith(told)
     resume(run_dir, "stop.mean_return=none", more)
 

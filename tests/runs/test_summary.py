@@ -109,11 +109,15 @@ def test_a_summary_as_a_table():
         "  seconds of training         4.0",
         "  env steps per second        150",
         "  lag, median (largest)       2 (9) updates",
-        "  trajectories dropped        3",
+        "  trajectories dropped        3 (1 nonfinite_update, 2 shutdown)",
         "  trajectories refused        3",
         "  what limits it              learner: busy",
         f"  what may help               {ADVICE['copy']}",
     ]
+    # A run that was over at once has no rate.
+    at_once = table_of(whole | {"env_steps_per_s": 0.0, "rejected": 12345})
+    assert "  env steps per second        -\n" in at_once
+    assert "  trajectories refused        12,345\n" in at_once
     # Figures of a resumed run that are of this start alone say so.
     resumed = table_of(whole, is_resumed=True).splitlines()
     marked = [line.split()[0] for line in resumed if ", this start " in line]
@@ -237,7 +241,10 @@ def test_without_episodes_there_is_no_picture_and_a_pipe_is_not_waited_for(tmp_p
     metrics = tmp_path / "metrics.jsonl"
 
     def check():
-        assert draw_at_end(ENDED, RunFolder(tmp_path), None) == "no report to draw"
+        assert (
+            draw_at_end(ENDED, RunFolder(tmp_path), None)
+            == "none, as no report had an episode that ended"
+        )
 
     for lines in ([], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]):
         write(tmp_path, *lines)

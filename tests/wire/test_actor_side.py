@@ -58,6 +58,24 @@ def test_who_is_told_that_more_is_settled_than_it_sent_goes_on_under_another_id(
     assert hello.lowest_unsettled == 8
 
 
+def test_messages_that_are_refused_as_not_finite_are_counted_until_one_is_taken():
+    side = side_of()
+    bad, stale = (wire.VERDICTS.index(name) for name in ("nonfinite", "stale"))
+
+    def count(settled, *verdicts):
+        side.put("a")
+        side.take(grant_of(9), 0.0)
+        send_all(side.outbox)
+        grant = grant_of(9, settled)
+        side.take(grant._replace(verdicts=[[settled - 1, verdict] for verdict in verdicts]), 0.0)
+        return side.num_nonfinite
+
+    assert [count(1, bad), count(2, bad), count(3, stale), count(4, bad)] == [1, 2, 2, 3]
+    assert [count(5), count(6, bad)] == [0, 1]
+    # Nothing was settled by this one.
+    assert count(6, bad, bad) == 1
+
+
 def test_weights_that_this_learner_never_published_are_not_kept():
     side = side_of()
     for version, kept in ((Version(3, 5), NO_VERSION), (Version(2, 5), Version(2, 5))):
