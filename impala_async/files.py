@@ -47,6 +47,13 @@ def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
     sync(path.parent)
 
 
+def path_of(what: str, given: object) -> Path:
+    """A path that a program has given; ConfigError for anything else."""
+    if not (isinstance(given, str | os.PathLike) and os.fspath(given)):
+        raise ConfigError(f"{what}: wants a path, got {given!r}")
+    return Path(given)
+
+
 def sync(folder: Path) -> None:
     """Make the names in a folder as durable as the files behind them."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -21,6 +21,7 @@ from impala_async.envs.saved_spaces import load_spaces
 from impala_async.envs.spaces import Spaces
 from impala_async.envs.vector import LAST_REWARD, history_leaves, shown_parts
 from impala_async.errors import CheckpointError, ConfigError, EnvError, SpacesError
+from impala_async.files import path_of
 from impala_async.models.actor_critic import shape_of
 from impala_async.models.torso import device_of
 from impala_async.policy import Policy, build_policy
@@ -173,7 +174,7 @@ def load_policy(
     """
     if type(seed) is not int or not 0 <= seed < 1 << 63:
         raise ConfigError(f"seed: wants a whole number from 0 up, got {seed!r}")
-    return LoadedPolicy(open_policy(Path(path), policy, device), seed=seed)
+    return LoadedPolicy(open_policy(path_of("path", path), policy, device), seed=seed)
 
 
 def open_policy(path: Path, member: str | None = None, device: str = "cpu") -> OpenedPolicy:

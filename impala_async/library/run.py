@@ -33,6 +33,7 @@ from impala_async.errors import (
     ServiceError,
     how_it_ended,
 )
+from impala_async.files import path_of
 from impala_async.launch.children import end_in_time, exit_code, spawn
 from impala_async.launch.local import LEARNER_END_S
 from impala_async.processes import Lifeline
@@ -53,7 +54,7 @@ class Run:
     """A run by its folder, whoever started it; all is read when it is asked for."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._files = find_run(Path(folder))[0]
+        self._files = find_run(path_of("folder", folder))[0]
         self.folder = self._files.path
 
     def __repr__(self) -> str:
@@ -90,7 +91,8 @@ def run(
     dotted keys, as {"stop.env_steps": 20_000}; `run_dir` is the run folder. Ctrl-C, or the
     interrupt of a notebook, saves and ends the run, and is raised here as KeyboardInterrupt.
     """
-    if isinstance(config, Mapping) or not isinstance(overrides, Mapping | None):
+    is_named = isinstance(config, str | os.PathLike | None)
+    if not is_named or not isinstance(overrides, Mapping | None):
         wants = 'a file or a name, and overrides by their keys, like {"stop.env_steps": 20_000}'
         raise ConfigError(f"config: wants {wants}; got {config!r} and {overrides!r}")
     settings = [f"{key}={_as_toml(key, value)}" for key, value in (overrides or {}).items()]
@@ -101,7 +103,8 @@ def run(
     if path is None and not names_an_env(settings):
         path = packaged_configs()["cartpole"]
     checked = load_config(path, settings)
-    folder = RunFolder(Path(os.path.expanduser(run_dir or default_run_path(checked))))
+    where = default_run_path(checked) if run_dir is None else path_of("run_dir", run_dir)
+    folder = RunFolder(Path(os.path.expanduser(where)))
     flags = ["--run-dir", str(folder.path), *(["--config", str(path)] if path else [])]
     code, said = _train([*flags, *(word for each in settings for word in ("--set", each))])
     if code != Exit.DONE:

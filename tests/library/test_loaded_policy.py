@@ -340,6 +340,7 @@ def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
     for given, reward, says in (
         ({}, 0, "state: wants hidden, cell, last_action, got none"),
         ({**state, "more": 0}, 0, "got hidden, cell, last_action, more"),
+        (3, 0, "state: wants that of the step before, or None, got int"),
         ({**state, "cell": state["cell"][:3]}, 0, "state: cell: wants shape (9,), got (3,)"),
         (state, None, "last_reward: this run sees it (env.last_reward): wants it, got none"),
         (state, [1, 2], "last_reward: wants 1 of them, got 2"),
@@ -381,6 +382,7 @@ def test_what_holds_no_policy_is_told(tmp_path, caplog):
             ConfigError, load_policy, folder.path, device=device
         )
     assert load_policy(folder.path, device="auto").act(np.zeros(4, np.float32))
+    assert refused(ConfigError, load_policy, None) == "path: wants a path, got None"
     for seed in (None, -1, True, 1 << 63):
         says = f"seed: wants a whole number from 0 up, got {seed!r}"
         assert refused(ConfigError, load_policy, folder.path, seed=seed) == says

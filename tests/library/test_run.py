@@ -151,6 +151,7 @@ def test_a_wrong_setting_starts_nothing(tmp_path, train):
         ("no_such", None, "no_such: cannot read this config file"),
         ("cartpol", None, "config: there is no file cartpol; did you mean cartpole?"),
         ({"algorithm.lr": 1}, None, "config: wants a file or a name, and overrides by their keys"),
+        (3, None, "config: wants a file or a name, and overrides by their keys"),
         (None, ["algorithm.lr=1"], "config: wants a file or a name, and overrides by their keys"),
         (None, {"algorithm": {"lr": 1}}, "algorithm: wants dotted keys, like algorithm.lr, got {"),
         (None, {"env.kwargs": {"a": None}}, "env.kwargs: wants a value as TOML has it"),
@@ -161,6 +162,11 @@ def test_a_wrong_setting_starts_nothing(tmp_path, train):
             run(config, overrides, run_dir=tmp_path / "run")
         assert says in str(caught.value)
         assert "\n" not in str(caught.value)
+    for path in (3, "", b"x"):
+        with pytest.raises(ConfigError, match=f"^run_dir: wants a path, got {path!r}$"):
+            run(run_dir=path)
+        with pytest.raises(ConfigError, match=f"^folder: wants a path, got {path!r}$"):
+            Run(path)
     assert door.flags is None
 
 
