@@ -14,11 +14,13 @@ import msgpack
 from impala_async.errors import ProtocolError, RecordingError, SpacesError
 from impala_async.files import open_regular
 from impala_async.schema import Schema
-from impala_async.wire.messages import Data, Frame, pack, unpack
+from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Frame, pack, unpack
 
 MAGIC = b"IMPALA-REC\r\n"
 FORMAT = 1
 MAX_HEAD_BYTES = 1 << 24
+# Both frames of the largest message.
+MAX_BODY_BYTES = 2 * MAX_MESSAGE_BYTES
 _SIZES = struct.Struct("<IQI")
 _CHECK = struct.Struct("<I")
 OPENING = struct.pack("<12sI", MAGIC, FORMAT)
@@ -111,6 +113,8 @@ class Reader:
                 raise ValueError("its sizes do not match their checksum")
             if head_bytes > MAX_HEAD_BYTES:
                 raise ValueError(f"a head of {head_bytes} bytes")
+            if body_bytes > MAX_BODY_BYTES:  # of a file with a hole, which takes no disk
+                raise ValueError(f"a body of {body_bytes} bytes")
             if end > self.num_bytes:
                 return None
             parts = self._bytes(begin, end)

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import zlib
 from pathlib import Path
 
 import msgpack
@@ -14,6 +15,7 @@ from impala_async.wire.messages import Data, pack
 from impala_async.wire.recording import (
     FORMAT,
     MAGIC,
+    MAX_BODY_BYTES,
     OPENING,
     End,
     Reader,
@@ -106,6 +108,18 @@ def test_what_is_no_recording_of_this_format_is_refused():
         reader_of(MAGIC + struct.pack("<I", FORMAT + 1))
     # An opening that was cut is an empty recording.
     assert [read(OPENING[:size]) for size in range(len(OPENING) + 1)] == [[]] * (len(OPENING) + 1)
+
+
+def test_no_memory_is_taken_for_a_body_that_no_message_has():
+    """A hole in a file takes no disk."""
+    sizes = struct.pack("<IQI", 0, MAX_BODY_BYTES + 1, 0)
+    fd = os.memfd_create("recording")
+    os.write(fd, OPENING + sizes + struct.pack("<I", zlib.crc32(sizes)))
+    os.truncate(fd, 2 * MAX_BODY_BYTES)
+    reader = Reader(Path(f"/proc/self/fd/{fd}"))
+    os.close(fd)
+    with pytest.raises(RecordingError, match=f"is damaged: a body of {MAX_BODY_BYTES + 1} bytes"):
+        reader.read(len(OPENING))
 
 
 PACKED, INLINE = pack(DATA), pack(DATA._replace(body=b"body"))
