@@ -49,9 +49,10 @@ def write_whole(path: Path, data: bytes, mode: int = PUBLIC) -> None:
 
 def path_of(what: str, given: object) -> Path:
     """A path that a program has given; ConfigError for anything else."""
-    if not (isinstance(given, str | os.PathLike) and os.fspath(given)):
+    text = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
         raise ConfigError(f"{what}: wants a path, got {given!r}")
-    return Path(given)
+    return Path(text)
 
 
 def sync(folder: Path) -> None:

@@ -4,6 +4,7 @@ Modules that are being imported answer an exception from nowhere with long trace
 behind a door a signal ends the process at once, with one word, until a service takes it over.
 """
 
+import atexit
 import ctypes
 import math
 import os
@@ -303,9 +304,16 @@ def end_at_signal(code: int) -> None:
 def leave(code: int) -> NoReturn:
     """End this process within `GRACE_S`: many a simulator leaves what Python would wait for."""
     end_at_signal(code)
+    # Python takes its handlers away before the process is gone.
+    atexit.register(_pass_over_requests)
     if _left():
         threading.Thread(target=_insist, args=(code,), name="leave", daemon=True).start()
     sys.exit(code)
+
+
+def _pass_over_requests() -> None:
+    for number in REQUESTS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _insist(code: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from impala_async import doors
 from impala_async.config.packaged import packaged_configs
-from impala_async.errors import ConfigError, Exit, RunOver
+from impala_async.errors import CheckpointError, ConfigError, Exit, RunOver
 from impala_async.launch.local import LocalRun
 from impala_async.output import told_of
 from impala_async.processes import hold, last_word, leave
@@ -55,6 +55,7 @@ def _train_each(flags: "RunFlags", seeds: Sequence[int]) -> int:
     from impala_async.config.load import load_config
     from impala_async.config.ranks import place_in
     from impala_async.runs.folder import RunFolder, default_run_path
+    from impala_async.runs.seeds import read_ended
     from impala_async.runs.start import RunFlags, check_run, settle
 
     if (count := place_in().count) > 1:
@@ -65,21 +66,26 @@ def _train_each(flags: "RunFlags", seeds: Sequence[int]) -> int:
     if flags.is_auto and flags.run_dir is None:
         raise ConfigError("--resume auto needs --run-dir, the folder of all seeds")
     if given := [each for each in flags.overrides if each.partition("=")[0].strip() == "seed"]:
-        raise ConfigError(f"--set: {given[-1]}: --seeds says which ones: drop one of both")
-    words = [] if (config := _choose_config(flags)) is None else ["--config", str(config)]
+        raise ConfigError(f"--set: {given[-1]}: --seeds names the seeds: drop either")
+    words = [] if flags.config is None else ["--config", str(flags.config)]
     words += [part for override in flags.overrides for part in ("--set", override)]
-    base = flags.run_dir or default_run_path(load_config(config, flags.overrides))
+    base = flags.run_dir or default_run_path(load_config(_choose_config(flags), flags.overrides))
     if (there := RunFolder(base)).exists():  # its picture would be lost
         there.check_new("name another folder for several seeds")
     runs = {
         seed: RunFlags(
-            config, (*flags.overrides, f"seed={seed}"), _folder(base, seed), is_auto=flags.is_auto
+            flags.config,
+            (*flags.overrides, f"seed={seed}"),
+            _folder(base, seed),
+            is_auto=flags.is_auto,
         )
         for seed in seeds
     }
-    for one in runs.values():
+    for seed, one in runs.items():
         with suppress(RunOver):
-            check_run(settle(one))
+            settled = settle(one)
+            check_run(settled._replace(config=_choose_config(settled)))
+        read_ended(RunFolder(_folder(base, seed)))
     ended_seeds = set[int]()
     try:
         return _train_these(base, runs, words, ended_seeds)
@@ -92,6 +98,7 @@ def _train_these(
 ) -> int:
     """Train them in turn, and note in `ended_seeds` those that have come to their end."""
     from impala_async.runs.folder import RunFolder
+    from impala_async.runs.seeds import read_ended
 
     code: int = Exit.DONE
     ended, heard = dict[Path, dict[str, Any]](), list[int]()
@@ -104,19 +111,33 @@ def _train_these(
         own = [*words, "--set", f"seed={seed}", "--run-dir", str(where)]
         own += ["--resume", doors.AUTO] if flags.is_auto else []
         try:
+            _check_wall(RunFolder(where))
             code, heard = _train(flags, own)
+            is_over = False
         except RunOver as over:
-            code, told = Exit.DONE, str(over).partition(";")[0]
-            print(told, flush=True)
-        summary = RunFolder(where).peek_json("summary.json")
-        if summary is not None:
-            ended[where] = summary
-        if code != Exit.DONE or summary is None or summary["exit_reason"] == "terminated":
+            code, is_over = Exit.DONE, True
+            print(str(over).partition(";")[0], flush=True)
+        try:
+            summary = read_ended(RunFolder(where))
+        except CheckpointError as error:
+            logger.error("%s", error)
+            summary = None
+        if summary is None:  # it is not told that this one is done
+            code = code or Exit.TRY_AGAIN
+            break
+        ended[where] = summary
+        if not is_over and (code != Exit.DONE or summary["exit_reason"] == "terminated"):
             break
         ended_seeds.add(seed)
     if ended:
         _tell_seeds(base, ended)
     return code
+
+
+def _check_wall(folder: "RunFolder") -> None:
+    """Raise RunOver for a seed that has had its time: each start of a single run has it anew."""
+    if (folder.peek_json("summary.json") or {}).get("exit_reason") == "wall_s":
+        raise RunOver("the run is over: it had the seconds of stop.wall_s")
 
 
 def _tell_rest(base: Path, seeds: Sequence[int], words: list[str], ended_seeds: set[int]) -> None:
@@ -136,16 +157,25 @@ def _folder(base: Path, seed: int) -> Path:
 
 def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
     from impala_async.files import write_whole
-    from impala_async.runs.seeds import describe_seeds, draw_seeds, is_whole
+    from impala_async.runs.folder import RunFolder
+    from impala_async.runs.seeds import describe_seeds, differing, draw_seeds, is_whole
+    from impala_async.runs.summary import NO_CURVE
 
     # Those that were cut short would cut the picture short.
     whole = [where for where, summary in ended.items() if is_whole(summary)] or [*ended]
     first, *_ = summaries = [*ended.values()]
     print(f"\n{describe_seeds(summaries)}\nrun folders: {base}", flush=True)
+    if keys := differing([RunFolder(each) for each in ended]):
+        logger.warning("the seeds do not have the same settings: %s", ", ".join(keys))
     where = str(base / "learning_curve.png")
     try:
         with told_of("ending: drawing the curves of all seeds, with matplotlib", logger.info):
-            write_whole(Path(where), draw_seeds(whole, str(first["env_id"])))
+            if (drawn := draw_seeds(whole, first["env_id"])) is not None:
+                write_whole(Path(where), drawn)
+            else:
+                where = NO_CURVE
+    except OSError as error:
+        where = f"cannot be written: {error.strerror or error}"
     # matplotlib fails in its own ways, and the runs are over.
     except Exception as error:
         where = f"cannot be drawn: {one_line(error)}"
@@ -161,7 +191,7 @@ def _choose_config(flags: "RunFlags") -> Path | None:
 
 
 def _train(flags: "RunFlags", words: list[str]) -> _Ended:
-    """Run a learner and its actors; `flags` are what the words say to it, parsed."""
+    """Run a learner and its actors; `words` are its flags, and `flags` the same, parsed."""
     from impala_async.config.ranks import place_in, share_of
     from impala_async.learner.meeting import Meeting
     from impala_async.runs.start import check_run, settle
@@ -195,7 +225,7 @@ def _code_of_end(
     before: dict[str, Any] | None,
     is_resumed: bool,
 ) -> int:
-    """The exit code of this door, where the learner's is `code`; `before` is the summary that lay
+    """The exit code of this door, where that of the run is `code`; `before` is the summary that lay
     there at its start. Tells of a death of which nothing else tells, and withdraws a run that has
     not begun."""
     is_refused = code in (Exit.CONFIG, Exit.TRY_AGAIN)

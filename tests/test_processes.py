@@ -384,6 +384,13 @@ def test_what_never_ends_is_left_where_nobody_reads_its_name():
     assert leave(3, 0.05, f"{gone}\n{stays}") == (3, "", "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_while_python_takes_itself_down_changes_no_exit_code(number):
+    """Its own handlers are gone by then."""
+    late = f"class Late:\n    def __del__(self, kill=os.kill, me=os.getpid()): kill(me, {number:d})"
+    assert leave(3, 0.05, f"{late}\nlate = Late()") == (3, "", "")
+
+
 def test_what_ends_by_itself_gets_the_time():
     body = (
         "from concurrent.futures import ThreadPoolExecutor\n"

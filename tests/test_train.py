@@ -136,7 +136,7 @@ def test_each_seed_is_trained_in_a_folder_of_its_own_and_told_in_one_table(monke
         number = len(FakeRun.made)
         write_down(folder, f"seed={number}")
         folder.write_json("summary.json", {**WHOLE, "seed": number, "mean_return": 10.0 * number})
-        line = {"env_steps_trained": 5, "mean_return_100": number, "episodes/return_mean": 1.0}
+        line = {"env_steps_trained": 5, "mean_return": number, "episodes/return_mean": 1.0}
         lines = [line, line | {"env_steps_trained": 9}]
         folder.metrics.write_text("".join(f"{json.dumps(each)}\n" for each in lines))
 
@@ -186,6 +186,63 @@ def test_ranks_do_not_train_several_seeds(monkeypatch, capsys):
     assert train.main(["--seeds", "0,5", "--run-dir", "all"]) == 2
     assert "--seeds: does not go with 2 ranks" in capsys.readouterr().err
     assert not FakeRun.made
+
+
+def test_a_seed_of_which_nothing_can_be_read_is_no_success(monkeypatch, caplog):
+    monkeypatch.setattr(FakeRun, "during", staticmethod(write_down))
+    monkeypatch.setattr(FakeRun, "has_begun", True)
+    assert train.main(["--seeds", "0,5"]) == 75
+    assert len(FakeRun.made) == 1
+    assert caplog.messages[-1].startswith("to go on with the seeds that are left: ")
+
+
+def test_a_damaged_summary_of_one_seed_is_told_before_another_is_trained(capsys):
+    folder = RunFolder(Path("all/seed-2"))
+    write_down(folder, "seed=2", "stop.updates=9")
+    auto = ["--seeds", "1-2", "--resume", "auto", "--run-dir", "all", "--set", "stop.updates=9"]
+    for change in ({"exit_reason": None}, {"seed": "x"}, {"mean_return": "x"}, {"wall_s": None}):
+        folder.write_json("summary.json", {**WHOLE, **change})
+        assert train.main(auto) == 2
+        (name,) = change
+        assert f"error: all/seed-2/summary.json: {name} is odd: " in capsys.readouterr().err
+    assert FakeRun.made == []
+
+
+def test_seeds_of_other_settings_in_one_table_are_told_of(monkeypatch, caplog):
+    def during(folder):
+        number = len(FakeRun.made)
+        write_down(
+            folder, f"seed={number}", f"algorithm.lr={number}e-3", "bind.data=tcp://127.0.0.1:7"
+        )
+        folder.write_json("summary.json", {**WHOLE, "seed": number})
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    assert train.main(["--seeds", "1-2"]) == 0
+    assert "the seeds do not have the same settings: algorithm.lr" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("summary", "settings"),
+    [
+        ({"exit_reason": "terminated", "updates": 9}, ["stop.updates=9"]),
+        ({"exit_reason": "wall_s"}, ["stop.wall_s=5"]),
+    ],
+)
+def test_seeds_that_are_over_are_passed_over(summary, settings, monkeypatch, capsys):
+    folder = RunFolder(Path("all/seed-1"))
+    write_down(folder, "seed=1", *settings)
+    folder.write_json("summary.json", {**WHOLE, **summary})
+
+    def during(folder):
+        write_down(folder, "seed=2", *settings)
+        folder.write_json("summary.json", {**WHOLE, "seed": 2})
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    sets = [word for each in settings for word in ("--set", each)]
+    auto = ["--seeds", "1-2", "--resume", "auto", "--run-dir", "all", *sets]
+    assert train.main(auto) == 0
+    assert [run.run_dir for run in FakeRun.made] == [Path("all/seed-2")]
+    assert "the run is over: " in capsys.readouterr().out
 
 
 MINE = ("stop.updates=9",)
@@ -265,12 +322,12 @@ def test_seeds_that_go_on_want_a_folder(capsys):
     assert "--resume auto needs --run-dir, the folder of all seeds" in capsys.readouterr().err
 
 
-def test_seeds_want_new_runs(capsys):
+def test_seeds_are_refused_where_they_are_not_what_is_asked_for(capsys):
     write_down(RunFolder(Path("all/seed-2")))
     for flags, says in (
         (["--resume"], "--seeds: wants no single run to resume and no recording: say --resume au"),
         (["--record", "x"], "--seeds: wants no single run to resume and no recording"),
-        (["--set", "seed=3"], "--set: seed=3: --seeds says which ones: drop one of both"),
+        (["--set", "seed=3"], "--set: seed=3: --seeds names the seeds: drop either"),
         ([], "all/seed-2 already holds a run"),
         (["--run-dir", "all/seed-2"], "all/seed-2 already holds a run: name another folder"),
     ):

@@ -374,8 +374,8 @@ class Client:
         if isinstance(message, wire.Grant):
             refused = [wire.VERDICTS[verdict] for _, verdict in message.verdicts]
             self.refused.update(refused)
-            num_bad, env_id = self.side.num_nonfinite, self.settings.env.id
-            joining.check_finite(refused, num_bad, env_id, self._log)
+            is_never, env_id = self.side.is_never_finite, self.settings.env.id
+            joining.check_finite(refused, env_id, self._log, is_never_finite=is_never)
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)

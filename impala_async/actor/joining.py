@@ -59,8 +59,6 @@ OUTDATED = (
     "be alive"
 )
 MAX_FAULT_CHARS = 200
-# So many messages in a row that are not finite are no accident.
-MOST_NONFINITE = 50
 
 
 class Inquiry:
@@ -229,11 +227,13 @@ def _read_settings(frames: Sequence[wire.Frame]) -> ActorSettings:
     )
 
 
-def check_finite(refused: Sequence[str], num_bad: int, env_id: str, log: SeldomLog) -> None:
-    """Tell of messages that were refused as not finite; EnvError after so many without a good one.
-    Any other refusal is mostly nobody's fault."""
-    what = "an observation, a reward, an action or its log-probability in each is not finite"
-    if num_bad >= MOST_NONFINITE:
-        raise EnvError(f"{env_id}: the learner refused {num_bad} messages in a row: {what}")
+def check_finite(
+    refused: Sequence[str], env_id: str, log: SeldomLog, *, is_never_finite: bool
+) -> None:
+    """Tell of messages that were refused as not finite; EnvError where nearly all of them are. Any
+    other refusal is mostly nobody's fault."""
+    what = "an observation, a reward, an action or its log-probability in them is not finite"
+    if is_never_finite:
+        raise EnvError(f"{env_id}: the learner refuses nearly all that this actor sends: {what}")
     if "nonfinite" in refused:
         log.warning("the learner refuses trajectories of %s: %s", env_id, what)

@@ -287,7 +287,7 @@ def _count_worthwhile(found: Measured, actor: ActorSection, num_envs: int, told:
         return 0
     at_best_s = max(found.act_s, found.env_s / num_workers) + num_workers * HAND_OVER_S
     if at_best_s >= PROMISE * found.round_s:
-        share = f"under {PROMISE:g} of that is worth a try"
-        told.append(f"workers not tried, at best {1000 * at_best_s:.3g}, where {share}")
+        wants = f"and under {1000 * PROMISE * found.round_s:.3g} is worth a try"
+        told.append(f"workers not tried, at best {1000 * at_best_s:.3g}, {wants}")
         return 0
     return num_workers

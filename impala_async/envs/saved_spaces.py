@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from impala_async.envs.spaces import Spaces
 from impala_async.errors import SpacesError
+from impala_async.schema import MAX_COLUMN_BYTES
 
 Saved = dict[str, Any]
-# No trajectory has room for a row of so many, and a few words of a file would take all memory.
-MOST_NUMBERS = 1 << 26
+# A column has two rows at least. A few words of a file would take all memory.
+MOST_BYTES = MAX_COLUMN_BYTES // 2
 BAD = (
     *(LookupError, TypeError, ValueError, AttributeError, AssertionError),
     *(OverflowError, MemoryError, RecursionError),
@@ -72,10 +73,10 @@ def save_space(space: Space[Any]) -> Saved:
 
 
 def load_space(saved: Any) -> Space[Any]:
-    """The space again; SpacesError for what is none, or for more numbers than any row has."""
+    """The space again; SpacesError for what is none, or larger than a row can be."""
     try:
-        if (size := _size_of(saved)) > MOST_NUMBERS:
-            raise SpacesError(f"has {size} numbers, more than {MOST_NUMBERS}")
+        if (size := _size_of(saved)) > MOST_BYTES:
+            raise SpacesError(f"takes {size} bytes, more than {MOST_BYTES}")
         return _load(saved)
     except BAD as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
@@ -83,11 +84,11 @@ def load_space(saved: Any) -> Space[Any]:
 
 
 def _size_of(saved: Saved) -> int:
-    """How many numbers it says that it has, before memory is taken for any."""
-    parts = saved.get("parts", ())
-    # A Dict has pairs of a key and its part.
-    inner = [part[1] if isinstance(part, list) else part for part in parts]
-    return sum(map(_size_of, inner)) if inner else math.prod(saved.get("shape", ()))
+    """The bytes of a row of it, before memory is taken for any."""
+    if (kind := saved["kind"]) in ("Dict", "Tuple"):
+        # A Dict has pairs of a key and its part.
+        return sum(_size_of(part[1] if kind == "Dict" else part) for part in saved["parts"])
+    return math.prod(saved["shape"]) * np.dtype(saved.get("dtype", "int8")).itemsize
 
 
 def _load(saved: Saved) -> Space[Any]:

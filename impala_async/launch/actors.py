@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 HOPELESS = (Exit.NOT_ALLOWED, Exit.MISMATCH)
 RESTART_AFTER_S = 1.0
 MAX_QUICK_DEATHS = 5
+# An actor whose environment holds the interpreter's lock is ended with this.
+BY_FAULTHANDLER = 1
 QUICK_DEATH_S = 10.0
 # A run that is over has told all of them, but one may be in a step.
 GOODBYE_S = 3.0
@@ -56,8 +58,7 @@ class _Actor:
         self.process = None
         lived_s = 0.0 if self.spoke_at is None else time.monotonic() - self.spoke_at
         self.was_quick = lived_s < QUICK_DEATH_S
-        if code != Exit.DONE:
-            self.num_quick_deaths = self.num_quick_deaths + 1 if self.was_quick else 0
+        self.num_quick_deaths = self.num_quick_deaths + 1 if self.was_quick else 0
         return code
 
     def start(self, flags: Sequence[str], lifeline: Lifeline, over_fd: int) -> None:
@@ -149,7 +150,7 @@ class Actors:
         if actor.num_quick_deaths > MAX_QUICK_DEATHS or is_hopeless:
             reason = f"actor {actor.number} cannot run: it {how}; {actor.log.where}"
             # Code of the user's own may have ended it with a number that says nothing here.
-            is_ours = code < 0 or code in {*Exit}
+            is_ours = code < 0 or code in {BY_FAULTHANDLER, *Exit} - {Exit.DONE}
             self.verdict = exit_code(code) if is_ours else Exit.CONFIG, reason
         goes_on = f"{how_it_ended(code)}, though the run goes on"
         actor.how_it_was_lost = goes_on if code == Exit.DONE else how

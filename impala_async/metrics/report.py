@@ -24,8 +24,8 @@ WAIT_SHARE_THAT_LIMITS = 0.2
 # A loop that is later than this on average has more to do than it can.
 LATE_LOOP_MS = 5.0
 ADVICE = {
-    "rejections": "the learner logs each reason; nonfinite is a NaN or an infinity among the "
-    "observations, rewards and actions of an environment",
+    "rejections": "the learner logs each reason; nonfinite is a NaN, an infinity or an absurd "
+    "number among the observations, rewards and actions of an environment",
     "learner": "a faster device, a smaller model, fewer learner.num_passes, or fewer and larger "
     "minibatches (algorithm.num_minibatches)",
     "ranks": "see which rank is late by the lists under ranks/; its host, actors and cores decide",

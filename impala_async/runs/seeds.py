@@ -3,12 +3,16 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from types import NoneType
 from typing import Any
 
 import numpy as np
 
+from impala_async.config.load import by_key
 from impala_async.config.run import StopSection
+from impala_async.errors import CheckpointError
 from impala_async.metrics.report import format_return
+from impala_async.runs.folder import RunFolder
 from impala_async.runs.summary import ENV_STEPS, as_png, load_pyplot, read_reports
 
 NUM_POINTS = 200
@@ -17,6 +21,13 @@ CURVES = {
     "evaluate/greedy_return": "evaluation, greedy",
     "evaluate/sampled_return": "evaluation, sampled",
 }
+_NUMBER = (int, float)
+KINDS: dict[str, Any] = {
+    **{"seed": int, "exit_reason": str, "env_steps_trained": int, "wall_s": _NUMBER},
+    **{"env_id": str, "mean_return": (*_NUMBER, NoneType)},
+    "best_eval_return": (*_NUMBER, NoneType),
+}
+"""The kinds of all in a summary that a table makes use of."""
 HEAD = ("seed", "ended", "mean return", "best evaluation", "env steps", "seconds")
 
 
@@ -33,6 +44,25 @@ def describe_seeds(summaries: Sequence[dict[str, Any]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
+
+
+def read_ended(folder: RunFolder) -> dict[str, Any] | None:
+    """The summary of a run, None before there is one; CheckpointError if it was damaged."""
+    summary = folder.read_json("summary.json")
+    if summary is None:
+        return None
+    for name, kinds in KINDS.items():
+        if not isinstance(summary.get(name), kinds):
+            where = folder.path / "summary.json"
+            raise CheckpointError(f"{where}: {name} is odd: {summary.get(name)!r:.80}")
+    return summary
+
+
+def differing(folders: Sequence[RunFolder]) -> list[str]:
+    """The settings in which these runs differ, besides the seed and what says where they are."""
+    found = [by_key(folder.load_config()) for folder in folders]
+    keys = (key for key in found[0] if key != "seed" and not key.startswith("bind."))
+    return [key for key in keys if any(each[key] != found[0][key] for each in found)]
 
 
 def is_whole(summary: Mapping[str, Any]) -> bool:
@@ -71,11 +101,14 @@ def band(curves: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray[Any, Any
     return np.stack([steps, values.mean(0), values.min(0), values.max(0)])
 
 
-def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
-    """The mean return over env steps, between the smallest and the largest of all runs, as PNG;
-    each run by itself where short ones share no stretch."""
+def draw_seeds(folders: Sequence[Path], title: str) -> bytes | None:
+    """The mean return over env steps, between the smallest and the largest of all runs that have
+    one, as PNG; each run by itself where short ones share no stretch. None if no run has one."""
     drawn = {*CURVES, ENV_STEPS, "evaluate/env_steps"}
-    runs = [read_reports(folder / "metrics.jsonl", drawn) for folder in folders]
+    found = [read_reports(folder / "metrics.jsonl", drawn) for folder in folders]
+    runs = [reports for reports in found if any("mean_return" in each for each in reports)]
+    if not runs:
+        return None
     figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")
     # As text: a pair of dollar signs in a name is no formula.
     axes.set_title(title, parse_math=False)
@@ -90,7 +123,8 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes:
                 axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: run {number}")
             continue
         steps, mean, low, high = band(curves)
-        (line,) = axes.plot(steps, mean, label=f"{label}: mean of {len(runs)} seeds")
+        many = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+        (line,) = axes.plot(steps, mean, label=f"{label}: mean of {many}")
         axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color(), label="range")
     axes.set_xlabel("env steps trained")
     axes.set_ylabel("episode return")

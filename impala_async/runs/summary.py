@@ -41,6 +41,7 @@ MOST_WIDE = 66
 ENV_STEPS, INTERVAL_RETURN = "env_steps_trained", "episodes/return_mean"
 DRAWN = {ENV_STEPS, INTERVAL_RETURN, "mean_return_100", "lag/mean", "evaluate/env_steps"}
 DRAWN |= {f"evaluate/{kind}_return" for kind in ("greedy", "sampled")}
+NO_CURVE = "none, as no report had an episode that ended"
 # A report has some kilobytes.
 MOST_LINE = 1 << 20
 
@@ -131,7 +132,7 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
 
 
 def _dropped(counts: Mapping[str, int]) -> str:
-    """How many, and of each reason: those of a shutdown had only come too late."""
+    """Their number, and that of each reason: what a shutdown drops is no loss to training."""
     found = {reason: count for reason, count in counts.items() if count}
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.items())
     return f"{sum(found.values()):,}" + (f" ({reasons})" if found else "")
@@ -147,7 +148,7 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     try:
         reports = [each for each in read_reports(folder.metrics, DRAWN) if INTERVAL_RETURN in each]
         if not reports:
-            return "none, as no report had an episode that ended"
+            return NO_CURVE if folder.metrics.is_file() else f"none, as {folder.metrics} is gone"
         with told_of("ending: drawing the learning curve, with matplotlib", logger.info):
             drawn = draw_learning_curve(reports, title, goal)
         write_whole(folder.absolute / picture, drawn)

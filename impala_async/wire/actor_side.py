@@ -8,7 +8,7 @@ hello ─► Welcome ─► Spec ─► Grant ─► Data ... ─► goodbye
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -23,6 +23,8 @@ HELLO_EVERY_S = 1.0
 FIRST_S, LONGEST_S = 0.1, 5.0
 NO_RUN = bytes(16)
 # An actor that begins anew counts from what it held. Nobody settles so much beyond that.
+# So many messages are looked at, and such a share of them is no accident.
+MESSAGES_LOOKED_AT, NEARLY_ALL = 100, 0.9
 MOST_SETTLED_AHEAD = 1 << 20
 
 Item = TypeVar("Item")
@@ -179,9 +181,10 @@ class ActorSide(Generic[Item]):
         self.named = NO_VERSION
         """The newest that was heard of in this session."""
         self.settled: list[Item] = []
-        self.num_nonfinite = 0
-        """Messages refused as such since the last one that was taken."""
         """The learner is done with these: for the shell to take away."""
+        self.is_never_finite = False
+        """Whether nearly all messages of late were refused as not finite."""
+        self._num_settled = self._num_nonfinite = 0
         self.last_heard = self.told_at = self.tell_again_at = 0.0
         """The last is for Spec, over a new connection: what only hangs up is not hammered at."""
         self._unanswered_since: float | None = None
@@ -217,6 +220,8 @@ class ActorSide(Generic[Item]):
             # It has never published that.
             self.version = NO_VERSION
         self.last_heard, self._unanswered_since = now, None
+        # Settings, and the environment with them, may be others.
+        self._num_settled = self._num_nonfinite = 0
         self.outbox.resend_all(is_new_session=True)
         return is_same_run
 
@@ -275,14 +280,18 @@ class ActorSide(Generic[Item]):
         if settled:
             self.pauses = new_pauses()
         self.settled += settled
-        # Each verdict is said once.
-        refused = [wire.VERDICTS[verdict] for _, verdict in grant.verdicts]
-        if len(settled) > len(refused):
-            self.num_nonfinite = 0
-        # A learner that refuses what was never sent means nothing by it.
-        self.num_nonfinite += min(refused.count("nonfinite"), len(settled))
+        self._count(len(settled), grant.verdicts)
         self.named = max(self.named, Version(grant.epoch, grant.update))
         return grant
+
+    def _count(self, num_settled: int, verdicts: Sequence[Sequence[int]]) -> None:
+        """Verdicts are said once, at either port: some come behind what they are of, or never."""
+        kinds = [wire.VERDICTS[verdict] for _, verdict in verdicts]
+        self._num_settled += num_settled
+        self._num_nonfinite += kinds.count("nonfinite")
+        if self._num_settled >= MESSAGES_LOOKED_AT:
+            self.is_never_finite = self._num_nonfinite >= NEARLY_ALL * self._num_settled
+            self._num_settled = self._num_nonfinite = 0
 
     def _take_another_id(self) -> wire.Reject:
         """Somebody has spoken in our name, or is no learner of ours: nothing sent by the old id

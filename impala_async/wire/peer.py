@@ -173,7 +173,7 @@ class Peer:
 
     def grant(self, version: Version) -> Grant:
         """Tell what this peer may do now, and what became of what it sent. Verdicts and a call are
-        said once: verdicts are for people, and what is overdue comes again by itself."""
+        said once: nothing hangs on a verdict, and what is overdue comes again by itself."""
         verdicts, self.verdicts = self.verdicts, []
         again = self.called_back if self.is_called else NO_SEQ
         self.is_called = False

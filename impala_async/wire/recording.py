@@ -14,13 +14,13 @@ import msgpack
 from impala_async.errors import ProtocolError, RecordingError, SpacesError
 from impala_async.files import open_regular
 from impala_async.schema import Schema
-from impala_async.wire.messages import MAX_MESSAGE_BYTES, Data, Frame, pack, unpack
+from impala_async.wire.messages import Data, Frame, pack, unpack
 
 MAGIC = b"IMPALA-REC\r\n"
 FORMAT = 1
 MAX_HEAD_BYTES = 1 << 24
-# Both frames of the largest message.
-MAX_BODY_BYTES = 2 * MAX_MESSAGE_BYTES
+# The system reads no more at once.
+MAX_BODY_BYTES = (1 << 31) - 4096
 _SIZES = struct.Struct("<IQI")
 _CHECK = struct.Struct("<I")
 OPENING = struct.pack("<12sI", MAGIC, FORMAT)

@@ -248,11 +248,12 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
 
 
 def test_an_actor_whose_messages_are_never_finite_ends_and_names_its_environment(caplog):
-    log = SeldomLog(joining.logger)
-    joining.check_finite(["stale"], 0, "my:Env", log)
+    def check(*refused, is_never_finite=False):
+        joining.check_finite(refused, "my:Env", seldom(), is_never_finite=is_never_finite)
+
+    check("stale")
     assert caplog.messages == []
-    joining.check_finite(["nonfinite"], joining.MOST_NONFINITE - 1, "my:Env", log)
+    check("nonfinite")
     assert caplog.messages[0].startswith("the learner refuses trajectories of my:Env: an obs")
-    told = rf"^my:Env: the learner refused {joining.MOST_NONFINITE} messages in a row: an observ"
-    with pytest.raises(EnvError, match=told):
-        joining.check_finite(["nonfinite"], joining.MOST_NONFINITE, "my:Env", log)
+    with pytest.raises(EnvError, match=r"^my:Env: the learner refuses nearly all that this actor"):
+        check("nonfinite", is_never_finite=True)

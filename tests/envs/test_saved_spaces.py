@@ -76,11 +76,14 @@ def test_what_is_no_space_is_refused_and_says_which():
 def test_no_memory_is_taken_for_more_numbers_than_a_row_has():
     large = {**save_space(Box(0, 1, (2,))), "shape": [1 << 25]}
     bits = {"kind": "MultiBinary", "dtype": "int8", "shape": [1 << 40, 1 << 40]}
-    for saved in (bits, {"kind": "Dict", "parts": [[key, large] for key in "abc"]}):
-        with pytest.raises(SpacesError, match="numbers, more than 67108864"):
+    texts = {**save_space(MultiDiscrete([2, 3])), "dtype": "S1000000000"}
+    odd = {**large, "shape": [1 << 28], "parts": [save_space(Discrete(2))]}
+    in_all = {"kind": "Dict", "parts": [[key, large] for key in "abcde"]}
+    for saved in (bits, texts, odd, in_all):
+        with pytest.raises(SpacesError, match=r"takes \d+ bytes, more than 536870912"):
             load_space(saved)
     with pytest.raises(SpacesError, match="more than"):
-        load_space({"kind": "Tuple", "parts": [{"kind": "Tuple", "parts": [large] * 3}]})
+        load_space({"kind": "Tuple", "parts": [{"kind": "Tuple", "parts": [large] * 5}]})
 
 
 def test_both_of_an_environment_are_saved():

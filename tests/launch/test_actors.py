@@ -101,7 +101,9 @@ def test_one_that_does_not_fit_at_its_first_start_is_the_verdict(begin):
     assert len(events("actor")) == 1
 
 
-@pytest.mark.parametrize(("ends", "code"), [("os._exit(3)", 2), ("sys.exit(75)", 75)])
+@pytest.mark.parametrize(
+    ("ends", "code"), [("os._exit(3)", 2), ("os._exit(0)", 2), ("sys.exit(75)", 75)]
+)
 def test_a_code_of_an_environment_s_own_is_none_of_ours(begin, monkeypatch, ends, code):
     monkeypatch.setattr("impala_async.launch.actors.MAX_QUICK_DEATHS", 0)
     actors = begin(f"note()\n{ends}", num=1)

@@ -138,7 +138,6 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_an_actor_that_was_ended_by_somebody_is_started_again_after_a_while(monkeypatch, caplog):
     monkeypatch.setattr(actors, "RESTART_AFTER_S", 0.2)
-    monkeypatch.setattr(actors, "MAX_QUICK_DEATHS", 0)
     assert run("wait_for(lambda: count('actor') == 3)", "note()") == 0
     first, second, third = (e["at"] for e in events("actor"))
     assert min(second - first, third - second) >= 0.2

@@ -74,6 +74,20 @@ def test_the_picture_has_the_curves_that_all_runs_have(folders, monkeypatch):
     plt.close("all")
 
 
+def test_runs_without_a_curve_are_left_out_and_without_any_there_is_no_picture(
+    folders, monkeypatch
+):
+    (folders[0] / "metrics.jsonl").unlink()
+    kept = []
+    monkeypatch.setattr(plt, "close", kept.append)
+    assert draw_seeds(folders, "").startswith(b"\x89PNG")
+    assert kept[0].axes[0].lines[0].get_label() == "last 100 episodes: mean of 1 seed"
+    monkeypatch.undo()
+    plt.close("all")
+    (folders[1] / "metrics.jsonl").write_text('{"env_steps_trained": 9}\n')
+    assert draw_seeds(folders, "") is None
+
+
 def test_runs_without_a_stretch_in_common_are_drawn_one_by_one(folders, monkeypatch):
     later = folders[1] / "metrics.jsonl"
     later.write_text(json.dumps({"env_steps_trained": 90, "mean_return": 1.0}) + "\n")

@@ -58,22 +58,27 @@ def test_who_is_told_that_more_is_settled_than_it_sent_goes_on_under_another_id(
     assert hello.lowest_unsettled == 8
 
 
-def test_messages_that_are_refused_as_not_finite_are_counted_until_one_is_taken():
-    side = side_of()
-    bad, stale = (wire.VERDICTS.index(name) for name in ("nonfinite", "stale"))
-
-    def count(settled, *verdicts):
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("num_bad", [89, 90, 100])
+def test_an_actor_of_which_nearly_all_is_not_finite_knows_it(num_bad, is_late):
+    """Verdicts may come over the other port, behind what they are of."""
+    side, bad = side_of(), wire.VERDICTS.index("nonfinite")
+    for seq in range(100):
+        assert not side.is_never_finite
         side.put("a")
-        side.take(grant_of(9), 0.0)
+        side.take(grant_of(seq + 1, seq), 0.0)
         send_all(side.outbox)
-        grant = grant_of(9, settled)
-        side.take(grant._replace(verdicts=[[settled - 1, verdict] for verdict in verdicts]), 0.0)
-        return side.num_nonfinite
-
-    assert [count(1, bad), count(2, bad), count(3, stale), count(4, bad)] == [1, 2, 2, 3]
-    assert [count(5), count(6, bad)] == [0, 1]
-    # Nothing was settled by this one.
-    assert count(6, bad, bad) == 1
+        verdicts = [[seq, bad]] if seq < num_bad else []
+        settled = grant_of(seq + 1, seq + 1)
+        if is_late and seq < 99:
+            side.take_grant(settled)
+        side.take_grant(settled._replace(verdicts=verdicts))
+    assert side.is_never_finite == (num_bad >= 90)
+    # A new session may be of another environment: it begins to count anew.
+    side.put("a")
+    side.take(grant_of(101, 100), 0.0)
+    assert side.accept(welcome_of(), 0.0)
+    assert (side._num_settled, side._num_nonfinite) == (0, 0)
 
 
 def test_weights_that_this_learner_never_published_are_not_kept():
