@@ -11,6 +11,7 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -494,14 +495,15 @@ def test_both_thresholds_or_none(largest, options, monkeypatch):
 
 
 def test_growth_is_seen_for_a_while_and_not_for_ever(monkeypatch):
-    monkeypatch.setattr(processes, "GROWTH_OVER_S", 0.2)
+    now = 0.0
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))
     growth = processes.Growth()
     assert not growth.is_seen()
     held = bytearray(processes.GROWTH_BYTES + (16 << 20))
     held[::4096] = b"x" * len(held[::4096])
     assert growth.is_seen()
     assert not growth.is_seen(expected_bytes=len(held))
-    time.sleep(0.25)
+    now = processes.GROWTH_OVER_S + 1.0
     assert not growth.is_seen()
 
 
