@@ -82,10 +82,13 @@ def _train_each(flags: "RunFlags", seeds: Sequence[int]) -> int:
         for seed in seeds
     }
     for seed, one in runs.items():
+        folder = RunFolder(_folder(base, seed))
         with suppress(RunOver):
             settled = settle(one)
             check_run(settled._replace(config=_choose_config(settled)))
-        read_ended(RunFolder(_folder(base, seed)))
+        if folder.exists() and (other := folder.load_config().seed) != seed:
+            raise ConfigError(f"{folder.path} holds a run of seed {other}: name another folder")
+        read_ended(folder)
     ended_seeds = set[int]()
     try:
         return _train_these(base, runs, words, ended_seeds)

@@ -208,6 +208,13 @@ def test_a_damaged_summary_of_one_seed_is_told_before_another_is_trained(capsys)
     assert FakeRun.made == []
 
 
+def test_a_folder_that_holds_a_run_of_another_seed_is_not_gone_on_with(capsys):
+    write_down(RunFolder(Path("all/seed-2")), "seed=0")
+    assert train.main(["--seeds", "1-2", "--resume", "auto", "--run-dir", "all"]) == 2
+    assert "all/seed-2 holds a run of seed 0: name another folder" in capsys.readouterr().err
+    assert FakeRun.made == []
+
+
 def test_seeds_of_other_settings_in_one_table_are_told_of(monkeypatch, caplog):
     def during(folder):
         number = len(FakeRun.made)
