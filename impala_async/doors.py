@@ -233,7 +233,8 @@ def tell_death(code: int, folder: "RunFolder", door: str) -> None:
     resume = f"{command_of(door)} --resume --run-dir {run}"
     if place.count > 1:
         resume = f"torchrun as before, with --resume --run-dir {run}"
-    lost = "what it trained since its last checkpoint is lost"
+    since = " since its last checkpoint" if folder.has_checkpoint() else ""
+    lost = f"what it trained{since} is lost"
     go_on = f"; {lost}; to go on: {resume}" if folder.exists() else ""
     logger.error("the learner %s%s", errors.how_it_ended(code), go_on)
 

@@ -23,7 +23,7 @@ WHOLE = {
     "wall_s": 1.5,
     "seed": 0,
 }
-LOST = "; what it trained since its last checkpoint is lost"
+LOST = "; what it trained is lost"
 
 
 class FakeRun:
@@ -499,3 +499,14 @@ def test_an_end_without_a_summary_is_told_with_the_command_that_resumes(
     if resume:
         ends(0)
         started(*shlex.split(resume)[-3:])
+
+
+def test_a_death_behind_a_checkpoint_has_lost_less(ends, monkeypatch, caplog):
+    def during(folder):
+        write_down(folder)
+        (folder.checkpoints / "ckpt-1-5").mkdir()
+
+    ends(137, during)
+    monkeypatch.setattr(FakeRun, "has_begun", True)
+    started("--run-dir", "here", code=137)
+    assert "; what it trained since its last checkpoint is lost; to go on: " in caplog.text

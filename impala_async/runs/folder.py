@@ -168,11 +168,15 @@ class RunFolder:
             logger.error(told, self.path)
         return self._is_gone
 
+    def has_checkpoint(self) -> bool:
+        """Whether there is one, damaged or whole."""
+        return any(self.checkpoints.glob("ckpt-*"))
+
     def withdraw(self, *, with_logs: bool = False) -> None:
         """The run never began: leave nothing that would stand in the way of the next try. A run of
         an earlier start stays, one with a result, and, but `with_logs`, logs that say something."""
         is_summed_up = (self.absolute / "summary.json").exists()
-        has_result = is_summed_up or any(self.checkpoints.glob("ckpt-*"))
+        has_result = is_summed_up or self.has_checkpoint()
         if self._is_new and not has_result and not self.is_gone():
             names = ["config.json", "epoch", "metrics.jsonl", "updates.jsonl", "service.json"]
             for name in (*names, SPACES, KEY_FILE):
@@ -251,7 +255,7 @@ class RunFolder:
             raise CheckpointError(f"--run-dir: {why}")
         _ = self.last_epoch
         had_some = self.last_saved() is not None or not self.checkpoints.is_dir()
-        if had_some and not any(self.checkpoints.glob("ckpt-*")):
+        if had_some and not self.has_checkpoint():
             raise CheckpointError(
                 f"{self.checkpoints}: the checkpoints of this run are gone, or cannot be read: put "
                 "them back, or start a new run in another folder, without --resume"
