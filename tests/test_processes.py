@@ -1,6 +1,7 @@
 """Real processes: none outlives its parent, and each that is told to end does, with a word."""
 
 import errno
+import mmap
 import os
 import platform
 import re
@@ -499,8 +500,10 @@ def test_growth_is_seen_for_a_while_and_not_for_ever(monkeypatch):
     monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now))
     growth = processes.Growth()
     assert not growth.is_seen()
-    held = bytearray(processes.GROWTH_BYTES + (16 << 20))
-    held[::4096] = b"x" * len(held[::4096])
+    # Memory that an earlier test has given back may be used again, and that is no growth.
+    held = mmap.mmap(-1, processes.GROWTH_BYTES + (16 << 20))
+    for page in range(0, len(held), mmap.PAGESIZE):
+        held[page] = 1
     assert growth.is_seen()
     assert not growth.is_seen(expected_bytes=len(held))
     now = processes.GROWTH_OVER_S + 1.0
