@@ -12,9 +12,7 @@ from impala_async import doors
 from impala_async.config.packaged import packaged_configs
 from impala_async.errors import CheckpointError, ConfigError, Exit, RunOver
 from impala_async.launch.local import LocalRun
-from impala_async.output import told_of
 from impala_async.processes import hold, last_word, leave
-from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
     from impala_async.runs.folder import RunFolder
@@ -159,10 +157,9 @@ def _folder(base: Path, seed: int) -> Path:
 
 
 def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
-    from impala_async.files import write_whole
     from impala_async.runs.folder import RunFolder
     from impala_async.runs.seeds import describe_seeds, differing, draw_seeds, is_whole
-    from impala_async.runs.summary import NO_CURVE
+    from impala_async.runs.summary import PICTURE, save_picture
 
     # Those that were cut short would cut the picture short.
     whole = [where for where, summary in ended.items() if is_whole(summary)] or [*ended]
@@ -170,19 +167,11 @@ def _tell_seeds(base: Path, ended: dict[Path, dict[str, Any]]) -> None:
     print(f"\n{describe_seeds(summaries)}\nrun folders: {base}", flush=True)
     if keys := differing([RunFolder(each) for each in ended]):
         logger.warning("the seeds do not have the same settings: %s", ", ".join(keys))
-    where = str(base / "learning_curve.png")
-    try:
-        with told_of("ending: drawing the curves of all seeds, with matplotlib", logger.info):
-            if (drawn := draw_seeds(whole, first["env_id"])) is not None:
-                write_whole(Path(where), drawn)
-            else:
-                where = NO_CURVE
-    except OSError as error:
-        where = f"cannot be written: {error.strerror or error}"
-    # matplotlib fails in its own ways, and the runs are over.
-    except Exception as error:
-        where = f"cannot be drawn: {one_line(error)}"
-    print(f"learning curves: {where}", flush=True)
+    picture = base / PICTURE
+    why_not = save_picture(
+        picture, "the curves of all seeds", lambda: draw_seeds(whole, first["env_id"])
+    )
+    print(f"learning curves: {why_not or picture}", flush=True)
 
 
 def _choose_config(flags: "RunFlags") -> Path | None:

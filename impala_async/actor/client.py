@@ -372,10 +372,9 @@ class Client:
 
     def _follow(self, message: wire.Grant | wire.Reject | wire.Bye | None) -> None:
         if isinstance(message, wire.Grant):
-            refused = [wire.VERDICTS[verdict] for _, verdict in message.verdicts]
-            self.refused.update(refused)
+            self.refused.update(message.refused)
             is_never, env_id = self.side.is_never_finite, self.settings.env.id
-            joining.check_finite(refused, env_id, self._log, is_never_finite=is_never)
+            joining.check_finite(message.refused, env_id, self._log, is_never_finite=is_never)
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)

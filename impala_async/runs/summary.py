@@ -7,7 +7,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ MOST_WIDE = 66
 ENV_STEPS, INTERVAL_RETURN = "env_steps_trained", "episodes/return_mean"
 DRAWN = {ENV_STEPS, INTERVAL_RETURN, "mean_return_100", "lag/mean", "evaluate/env_steps"}
 DRAWN |= {f"evaluate/{kind}_return" for kind in ("greedy", "sampled")}
-NO_CURVE = "none, as no report had an episode that ended"
+PICTURE = "learning_curve.png"
 # A report has some kilobytes.
 MOST_LINE = 1 << 20
 
@@ -144,20 +144,31 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
     if summary["mean_return"] is not None:
         mean_return = format_mean_return(summary["mean_return"], summary["episodes"])
         title += f": mean return {mean_return}"
-    picture = "learning_curve.png"
-    try:
+
+    def draw() -> bytes | None:
         reports = [each for each in read_reports(folder.metrics, DRAWN) if INTERVAL_RETURN in each]
-        if not reports:
-            return NO_CURVE if folder.metrics.is_file() else f"none, as {folder.metrics} is gone"
-        with told_of("ending: drawing the learning curve, with matplotlib", logger.info):
-            drawn = draw_learning_curve(reports, title, goal)
-        write_whole(folder.absolute / picture, drawn)
+        return draw_learning_curve(reports, title, goal) if reports else None
+
+    if not os.path.isfile(folder.metrics):
+        return f"none, as {folder.metrics} is gone"
+    why_not = save_picture(folder.absolute / PICTURE, "the learning curve", draw)
+    return why_not or str(folder.path / PICTURE)
+
+
+def save_picture(path: Path, what: str, draw: Callable[[], bytes | None]) -> str:
+    """Draw, and write it down: why there is no picture, or nothing."""
+    try:
+        with told_of(f"ending: drawing {what}, with matplotlib", logger.info):
+            drawn = draw()
+        if drawn is None:
+            return "none, as no report had an episode that ended"
+        write_whole(path, drawn)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"
     # matplotlib reads files and variables of the user's, and fails in its own ways.
     except Exception as error:
         return f"cannot be drawn: {one_line(error)}"
-    return str(folder.path / picture)
+    return ""
 
 
 def read_reports(path: Path, only: Container[str] | None = None) -> list[dict[str, float]]:

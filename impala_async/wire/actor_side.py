@@ -22,9 +22,9 @@ from impala_async.wire.pulls import Pulls, doubling
 HELLO_EVERY_S = 1.0
 FIRST_S, LONGEST_S = 0.1, 5.0
 NO_RUN = bytes(16)
-# An actor that begins anew counts from what it held. Nobody settles so much beyond that.
 # So many messages are looked at, and such a share of them is no accident.
 MESSAGES_LOOKED_AT, NEARLY_ALL = 100, 0.9
+# An actor that begins anew counts from what it held. Nobody settles so much beyond that.
 MOST_SETTLED_AHEAD = 1 << 20
 
 Item = TypeVar("Item")
@@ -280,15 +280,14 @@ class ActorSide(Generic[Item]):
         if settled:
             self.pauses = new_pauses()
         self.settled += settled
-        self._count(len(settled), grant.verdicts)
+        self._count(len(settled), grant.refused)
         self.named = max(self.named, Version(grant.epoch, grant.update))
         return grant
 
-    def _count(self, num_settled: int, verdicts: Sequence[Sequence[int]]) -> None:
+    def _count(self, num_settled: int, refused: Sequence[str]) -> None:
         """Verdicts are said once, at either port: some come behind what they are of, or never."""
-        kinds = [wire.VERDICTS[verdict] for _, verdict in verdicts]
         self._num_settled += num_settled
-        self._num_nonfinite += kinds.count("nonfinite")
+        self._num_nonfinite += refused.count("nonfinite")
         if self._num_settled >= MESSAGES_LOOKED_AT:
             self.is_never_finite = self._num_nonfinite >= NEARLY_ALL * self._num_settled
             self._num_settled = self._num_nonfinite = 0

@@ -153,6 +153,11 @@ class Grant(NamedTuple):
     again: Annotated[int, _uint(2**62, NO_SEQ)] = NO_SEQ
     cut: Annotated[int, _uint(2**62, NO_SEQ)] = NO_SEQ
 
+    @property
+    def refused(self) -> list[str]:
+        """The verdict on each message that it tells of."""
+        return [VERDICTS[verdict] for _, verdict in self.verdicts]
+
 
 class Reject(NamedTuple):
     """The learner refuses. The actor may try again after `retry_after_s`; below zero, never."""
