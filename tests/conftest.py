@@ -35,6 +35,17 @@ def forks(fork_children, monkeypatch):
     fork_children(monkeypatch)
 
 
+@pytest.fixture
+def fake_run(monkeypatch, tmp_path):
+    """The train door starts no process, and writes to a folder of this test."""
+    from impala_async import train
+    from tests.fake_run import FakeRun
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FakeRun, "made", [], raising=False)
+    monkeypatch.setattr(train, "LocalRun", FakeRun)
+
+
 class FilesAndProcesses(LoadScopeScheduling):
     """A file goes to one worker as a whole. So does `tests/e2e`: its many processes have time
     limits, and do not run beside one another."""

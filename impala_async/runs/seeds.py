@@ -31,11 +31,11 @@ KINDS: dict[str, Any] = {
 HEAD = ("seed", "ended", "mean return", "best evaluation", "env steps", "seconds")
 
 
-def describe_seeds(summaries: Sequence[dict[str, Any]]) -> str:
+def describe_seeds(summaries: Sequence[dict[str, Any]], whole: Sequence[dict[str, Any]]) -> str:
     """A table: a line for each seed, and one with the means of those that were not cut short."""
     rows = [HEAD, *map(_row, summaries)]
     names = "mean_return", "best_eval_return", "env_steps_trained", "wall_s"
-    if whole := [each for each in summaries if is_whole(each)]:
+    if whole:
         means = {name: _mean([each[name] for each in whole]) for name in names}
         number = "" if len(whole) == len(summaries) else f" of {len(whole)}"
         rows.append(_row({**means, "seed": f"mean{number}", "exit_reason": ""}))

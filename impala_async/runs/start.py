@@ -5,8 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from impala_async.config.load import by_key, load_config, merge_overrides, validate_config
+from impala_async.config.load import (
+    by_key,
+    load_config,
+    merge_overrides,
+    names_an_env,
+    validate_config,
+)
 from impala_async.config.mistakes import shown
+from impala_async.config.packaged import packaged_configs
 from impala_async.config.ranks import place_in
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError, InUseError, RunOver
@@ -79,6 +86,12 @@ def _of_rank(flags: RunFlags) -> RunFlags:
     if flags.record is not None:
         raise ConfigError(f"--record: does not go with {place.count} ranks")
     return flags._replace(run_dir=place.folder(flags.run_dir))
+
+
+def chosen_config(flags: RunFlags) -> Path | None:
+    """The file of settings of `train`: CartPole's, where nothing says what is to be trained."""
+    is_open = not (flags.is_resumed or flags.config or names_an_env(flags.overrides))
+    return packaged_configs()["cartpole"] if is_open else flags.config
 
 
 def check_run(flags: RunFlags) -> tuple[RunConfig, RunFolder]:

@@ -15,7 +15,7 @@ SUMMARY = {
 
 def test_the_table_has_a_line_for_each_seed_and_their_means():
     other = SUMMARY | {"seed": 11, "mean_return": 40.0, "best_eval_return": 7.5, "wall_s": 3.0}
-    assert describe_seeds([SUMMARY, other]).splitlines() == [
+    assert describe_seeds([SUMMARY, other], [SUMMARY, other]).splitlines() == [
         "seed  ended    mean return  best evaluation  env steps  seconds",
         "3     updates  20.0         -                1,000      2.0",
         "11    updates  40.0         7.50             1,000      3.0",
@@ -25,10 +25,10 @@ def test_the_table_has_a_line_for_each_seed_and_their_means():
 
 def test_means_are_of_those_that_were_not_cut_short():
     cut = SUMMARY | {"exit_reason": "interrupted", "mean_return": -90.0}
-    *_, cut_line, mean = describe_seeds([SUMMARY, SUMMARY, cut]).splitlines()
+    *_, cut_line, mean = describe_seeds([SUMMARY, SUMMARY, cut], [SUMMARY, SUMMARY]).splitlines()
     assert cut_line.split()[1:3] == ["interrupted", "-90.0"]
     assert mean.split()[:4] == ["mean", "of", "2", "20.0"]
-    assert "mean of" not in describe_seeds([cut])
+    assert "mean of" not in describe_seeds([cut], [])
 
 
 def test_a_band_lies_where_all_have_a_curve():
