@@ -152,6 +152,7 @@ def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypat
         ("xyzzy", "unrecognized arguments: xyzzy"),
         # argparse would drop the first value.
         ("--record a --record=b", "argument --record: takes one value, and has 2"),
+        ("--run-dir=", "argument --run-dir: wants a path, got nothing"),
     ):
         with pytest.raises(SystemExit) as end:
             parser.parse_args(flags.split())

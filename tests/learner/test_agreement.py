@@ -170,6 +170,19 @@ def test_a_key_that_other_users_can_read_is_told(folders, caplog):
     assert said == f"{kept}: {told}: chmod o= it"
 
 
+def test_a_key_that_is_made_anew_at_a_later_start_is_told(folders, caplog):
+    caplog.set_level("INFO")
+    kept, told = folders[0].path / "key", "is new: actors of an earlier start that were given"
+    keys(OPEN, folders)
+    assert told not in caplog.text
+    folders[0].next_epoch()
+    keys(OPEN, folders)
+    assert told not in caplog.text
+    kept.unlink()
+    keys(OPEN, folders)
+    assert f"{kept} {told} another key want this one" in caplog.messages
+
+
 def test_a_file_that_is_no_key_is_told_with_its_path(folders):
     (folders[0].path / "key").write_text("secret")
     with pytest.raises(

@@ -19,14 +19,17 @@ from gymnasium.spaces import Discrete
 
 from bench.probes import Counting
 from impala_async.envs.saved_spaces import load_spaces
-from impala_async.errors import ConfigError, EnvError
+from impala_async.errors import ConfigError, EnvError, Exit
 from impala_async.learner import __main__ as door
+from impala_async.runs.folder import RunFolder
+from impala_async.runs.summary import summarise
 from impala_async.schema import policy_leaf, recurrent_state
 from impala_async.wire import connections
 from tests.columns import flat_schema
 from tests.e2e.harness import is_alive, wait_until
 from tests.learner.columns import small_schema
 from tests.learner.server_harness import config_of
+from tests.runs.test_summary import REPORT
 
 ROOT = Path(door.__file__).parents[2]
 # An interpreter that ends beneath such a thread is aborted by torch.
@@ -277,3 +280,16 @@ def test_a_rate_that_goes_on_elsewhere_is_told(caplog):
         (None, None, None),
     ):
         assert told(before, now) == ([f"algorithm.lr {says}"] if says else [])
+
+
+@pytest.mark.parametrize("env_steps", [0, 900])
+def test_a_run_that_an_actor_ended_shows_what_it_came_to(env_steps, tmp_path, capsys):
+    config = config_of(small_schema(), env={"id": "E"})
+    how = {"exit_reason": "actor_failed", "wall_s": 4.0, "env_steps_since": env_steps}
+    more = {"lag_histogram": [1], "mean_return": None, "best_evaluated": None, "verdict": "none"}
+    summary = summarise(config, REPORT | {"env_steps_trained": env_steps}, **how, **more)
+    door._show(summary, RunFolder(tmp_path), config.stop, Exit.CONFIG, is_resumed=False)
+    said = capsys.readouterr().out
+    # Whoever gave it up says why; where nothing was trained there is no more to say.
+    assert said.startswith("E: ended (actor_failed)\n") == bool(env_steps)
+    assert (f"run folder: {tmp_path}" in said) == bool(env_steps)
