@@ -30,6 +30,20 @@ EXTRAS = {
     "wandb": "wandb",
 }
 
+# No environment and no network comes with Python, with pip, or with what we need. A learner may
+# name one of their functions, and some of these run any text that they get.
+NOT_A_USERS = sys.stdlib_module_names | frozenset(
+    [
+        *("numpy", "torch", "functorch", "torchgen", "uvloop", "msgpack", "zmq", "safetensors"),
+        *("pydantic", "pydantic_core", "rich", "matplotlib", "mpl_toolkits", "pylab", "psutil"),
+        *("zstandard", "annotated_types", "typing_extensions", "typing_inspection", "cffi"),
+        *("cloudpickle", "farama_notifications", "filelock", "fsspec", "jinja2", "markupsafe"),
+        *("networkx", "sympy", "isympy", "mpmath", "pygments", "markdown_it", "mdurl", "PIL"),
+        *("contourpy", "cycler", "dateutil", "fontTools", "kiwisolver", "packaging", "pyparsing"),
+        *("pip", "setuptools", "pkg_resources", "_distutils_hack", "wheel"),
+    ]
+)
+
 # An exception's text is shortened to so many characters.
 MOST_TEXT = 2000
 # Besides all packages that lie in a folder of their kind.
@@ -47,12 +61,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def is_of_python(found: Any) -> bool:
-    """Whether a class or function comes with Python, as no environment and no network does."""
+def is_of_no_user(found: Any) -> bool:
+    """Whether a class or function comes with Python, or with a package that we need."""
     while isinstance(found, partial):
         found = found.func
     module = getattr(found, "__module__", None) or type(found).__module__
-    return str(module).partition(".")[0] in sys.stdlib_module_names
+    return str(module).partition(".")[0] in NOT_A_USERS
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +116,7 @@ def _place_in(name: str, error: BaseException) -> str:
 def import_callable(
     what: str, name: str, kind: type[ImpalaAsyncError] = ConfigError
 ) -> Callable[..., Any]:
-    """The class or function of a package.module:Name, which Python itself has not brought.
+    """The class or function of a package.module:Name, unless it is one of `NOT_A_USERS`.
 
     An error of that `kind` begins with `what`, the setting and its value.
     """
@@ -113,8 +127,11 @@ def import_callable(
         raise kind(f"{what}: {module_name} has no {attribute!r}.{close_name(attribute, module)}")
     if not callable(found):
         raise kind(f"{what} is of type {type(found).__name__}, and cannot be called")
-    if is_of_python(found):
-        raise kind(f"{what} comes with Python, and is not called: name one of your own")
+    if is_of_no_user(found):
+        raise kind(
+            f"{what} comes with Python, or with what impala-async needs, and is not called: name "
+            "one of your own"
+        )
     return found  # type: ignore[no-any-return]
 
 

@@ -13,12 +13,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import psutil
-
 from impala_async.actor import joining
 from impala_async.actor.address import Address, check_address
 from impala_async.actor.link import Link
-from impala_async.actor.unroll import Finished, MessageBuffer
+from impala_async.actor.unroll import Finished, MessageBuffer, plan_buffers
 from impala_async.config.run import ActorSettings
 from impala_async.errors import MismatchError
 from impala_async.output import AFTER_S, EVERY_S, SeldomLog
@@ -26,7 +24,6 @@ from impala_async.schema import Schema
 from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire import messages as wire
 from impala_async.wire.actor_side import NO_RUN, ActorSide, Handshake
-from impala_async.wire.peer import WINDOW
 from impala_async.wire.sockets import Context, Dealer
 
 logger = logging.getLogger(__name__)
@@ -43,7 +40,6 @@ TICK_S = 0.001
 SPEC_POLL_S = 0.005
 # Messages between two looks at everything else.
 MAX_AT_ONCE = 100
-GIB = 1 << 30
 # A rank to which we were sent may have ended since: then its first one knows another.
 SENT_S = AFTER_S + 1.0
 NO_CONNECTION = "there is no connection"
@@ -191,18 +187,8 @@ class Client:
         """
         self._schema, self._layouts = schema, layouts
         self.side.set_spec(schema, layouts[0].digest, columns, streams, gives_way)
-        # For each stream a window under way, and one that is being written.
-        num_buffers = streams * (WINDOW + 1)
-        wants_bytes = num_buffers * columns * schema.layout.column_bytes
-        self._data_s = wants_bytes / wire.SLOWEST_BYTES_PER_S
-        memory = psutil.virtual_memory()
-        if wants_bytes > memory.available:
-            # Memory that others hold may be free again soon.
-            raise (MismatchError if wants_bytes > memory.total else MemoryError)(
-                f"what this actor has under way wants {wants_bytes / GIB:.1f} GiB of memory, and "
-                f"{memory.available / GIB:.1f} GiB are free here: lower trajectory.rows, "
-                "actor.num_envs, or the actor's own --num-envs"
-            )
+        num_buffers, num_bytes = plan_buffers(schema, columns, streams)
+        self._data_s = num_bytes / wire.SLOWEST_BYTES_PER_S
         self._free = deque(MessageBuffer(schema, columns) for _ in range(num_buffers))
         if not self._open_session():
             self._come_back(NO_CONNECTION)

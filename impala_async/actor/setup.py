@@ -21,7 +21,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from impala_async.actor.sampler import sampler_for
-from impala_async.actor.unroll import MessageBuffer
+from impala_async.actor.unroll import MessageBuffer, plan_buffers
 from impala_async.actor.workers import LookUp, WorkerEnvs
 from impala_async.config.actor import ActorSection, SamplerName
 from impala_async.config.env import EnvSection
@@ -211,8 +211,9 @@ class Trials:
             if self.settings.actor.sampler == "auto":
                 self.enter_others(num_envs)
             is_chosen = True
-        except (EnvError, MismatchError) as error:
-            if isinstance(error, MismatchError) and not self.told:  # no policy can be built here
+        except (EnvError, MismatchError, MemoryError) as error:
+            # No policy can be built here, or the memory is short.
+            if not isinstance(error, EnvError) and not self.told:
                 raise
             # A fault of the setup that is taken is met again by the sampler, which tells it.
             logger.warning("no other setup is tried: %s", error)
@@ -233,6 +234,8 @@ class Trials:
         if (setup.envs.obs_spec, setup.envs.action_spec) != (self.schema.obs, self.schema.action):
             self.told.append(f"{setup} looks other")
             return False
+        width = setup.columns_per_message
+        plan_buffers(self.schema, width, setup.envs.num_envs // width)
         found = measure(setup, self.schema, self.make_policy(setup.device), self.look_up)
         num_columns, num_before = setup.envs.num_envs, self.best.envs.num_envs
         of = f" of {num_columns} columns" if self.most else ""

@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from impala_async.errors import EnvError
+from impala_async.errors import EnvError, MismatchError
 from impala_async.schema import ArraySpec, Schema
 from impala_async.trajectory import columns_over
 from impala_async.weights import NO_VERSION, Version
+from impala_async.wire.peer import WINDOW
 
 Obs = Mapping[str, NDArray[Any]]
 EMPTY = 0
+GIB = 1 << 30
 # A trajectory is cut when it has this share of its rows: with fewer it would not be worth a batch.
 LEAST_SHARE = 0.25
 
@@ -43,6 +46,21 @@ class MessageBuffer:
         self.terminated_TC = columns.terminated_CT.T
         self.truncated_TC = columns.truncated_CT.T
         self.mask_TC = columns.mask_CT.T
+
+
+def plan_buffers(schema: Schema, columns: int, streams: int) -> tuple[int, int]:
+    """How many buffers an actor has, and their bytes: for each stream a window under way, and one
+    that is being written. Raises where this host has not the memory."""
+    num = streams * (WINDOW + 1)
+    wanted, memory = num * columns * schema.layout.column_bytes, psutil.virtual_memory()
+    if wanted > memory.available:
+        # Memory that others hold may be free again soon.
+        raise (MismatchError if wanted > memory.total else MemoryError)(
+            f"what this actor has under way wants {wanted / GIB:.1f} GiB of memory, and "
+            f"{memory.available / GIB:.1f} GiB are free here: lower trajectory.rows, "
+            "actor.num_envs, or the actor's own --num-envs"
+        )
+    return num, wanted
 
 
 class Finished(NamedTuple):

@@ -103,16 +103,17 @@ class Worker:
         spaces = read_answer(json.dumps(look["spaces"]).encode())
         return look["name"], AutoresetMode(look["autoreset"]), spaces
 
-    def end(self, deadline: float) -> EnvError | None:
-        """Wait, then kill; what its environments had to say to being closed."""
-        try:
+    def closes_until(self, deadline: float) -> bool:
+        """Wait for its end; whether it has closed its environments at least, as an interpreter may
+        take longer to end."""
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            # Environments are closed when it hangs up; an interpreter may take longer to end.
-            if all(events != select.POLLHUP for _, events in self._waiter.poll(0)):
-                logger.warning("%s does not end, and is killed", self)
-            self.process.kill()
-            self.process.wait()
+            return True
+        return any(events == select.POLLHUP for _, events in self._waiter.poll(0))
+
+    def end(self) -> EnvError | None:
+        """Once its process ends: what its environments had to say to being closed."""
+        self.process.wait()
         fault = self._last_words()
         os.close(self._replies)
         self._lifeline.close()
@@ -212,6 +213,7 @@ class WorkerEnvs:
                     "num_envs": len(share),
                     "first_env": int(share[0]),
                 }
+                look_up()
                 try:
                     self._workers.append(Worker(order, memory, look_up))
                 except OSError as error:  # too many files or processes, for now perhaps
@@ -244,7 +246,13 @@ class WorkerEnvs:
         for worker in workers:
             os.close(worker.commands)
         deadline = time.monotonic() + CLOSE_S
-        faults = [worker.end(deadline) for worker in workers]
+        if slow := [worker for worker in workers if not worker.closes_until(deadline)]:
+            more = f", nor do {len(slow) - 1} more" if len(slow) > 1 else ""
+            logger.warning("%s does not end%s: killed", slow[0], more)
+        # All at once: those that go on would take the processor from those that end.
+        for worker in workers:
+            worker.process.kill()
+        faults = [worker.end() for worker in workers]
         return [fault for fault in faults if fault is not None]
 
     def _lay_out(self, memory: int) -> None:

@@ -106,6 +106,11 @@ class Blame(UserCode):
                 return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")
         return super().blame(error)
 
+    def is_followed_by(self, other: "Blame") -> bool:
+        """Whether another call does the same for the next environment: each may be quick, where to
+        make all of them is not."""
+        return self.where not in WAITED_FOR and (self.name, self.where) == (other.name, other.where)
+
     def environments(self) -> tuple[int, int]:
         """The numbers of the first and the last environment that it may be in."""
         if number := RUNNING.place[0]:
@@ -203,7 +208,7 @@ class Watch:
         self._limit_s: float | None = None
         self._why = TOO_LONG
         self._call: tuple[Blame, float] | None = None
-        self._seen_s, self._looked_at = 0.0, self.clock()
+        self._seen_s, self._seen_at, self._looked_at = 0.0, -math.inf, self.clock()
         self._has_stepped = False
         self._is_closed = threading.Event()
 
@@ -232,9 +237,12 @@ class Watch:
         blame, since = call
         self._has_stepped |= blame.where == "in step"
         if call is not self._call:
+            is_next = self._call is not None and self._call[0].is_followed_by(blame)
             self._call, self._seen_s = call, 0.0
-            after_s = HANGS_AFTER_S if self._has_stepped else AFTER_S
-            self._wait = Wait(self.tell, after_s=after_s, since=since, clock=self.clock)
+            if not is_next or now - self._seen_at > 2 * LOOK_EVERY_S:
+                after_s = HANGS_AFTER_S if self._has_stepped else AFTER_S
+                self._wait = Wait(self.tell, after_s=after_s, since=since, clock=self.clock)
+        self._seen_at = now
         self._wait.look(lambda s: blame.describe(s, self.whose()))
         self._seen_s += passed_s
         limit_s = self._limit_s

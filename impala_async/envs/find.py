@@ -34,7 +34,7 @@ def find_env(env_id: str) -> str | Factory:
     if module is not None and callable(entry) and name not in registration.registry:
         has_both = all(callable(getattr(entry, each, None)) for each in ("reset", "step"))
         # A learner may have sent the name: what cannot make an environment is not called.
-        if not has_both and (isinstance(entry, type) or user_code.is_of_python(entry)):
+        if not has_both and (isinstance(entry, type) or user_code.is_of_no_user(entry)):
             raise EnvError(
                 f"env.id {env_id!r} is no environment: name a subclass of gymnasium.Env, or a "
                 "function of your own that makes one"

@@ -79,7 +79,8 @@ class SessionTable:
             )
         known = self._known.get(hello.actor)
         limit = self.num_actors or MAX_SESSIONS
-        if not self.is_here(hello.actor) and len(self._peers) >= limit:
+        is_full = not self.is_here(hello.actor) and len(self._peers) >= limit
+        if is_full and not self._end_one_of_no_use(now):
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
         if known is not None and known.session in self._strangers:
             # The same hello again, because our answer was slow: one session is enough.
@@ -241,6 +242,20 @@ class SessionTable:
         if former is not None:
             self.end(former)
             self.num_given_way += 1
+
+    def _end_one_of_no_use(self, now: float) -> bool:
+        """Where all places are taken: that of who has had one for a while and sent nothing that
+        was any use. In lockstep each is waited for."""
+        if self.num_actors is not None:
+            return False
+        at_most = now - FULL_RETRY_S
+        idle = (each for each in self._peers.values() if each.is_newcomer)
+        former = next((each for each in idle if each.opened_at <= at_most), None)
+        if former is None:
+            return False
+        self.end(former)
+        self.num_given_way += 1
+        return True
 
     def _remember(self, peer: Peer) -> None:
         self._known[peer.actor] = peer

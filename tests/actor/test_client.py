@@ -7,13 +7,14 @@ import time
 import numpy as np
 import pytest
 
-from impala_async.actor.client import WINDOW, RunFinished
+from impala_async.actor.client import RunFinished
 from impala_async.actor.joining import is_compressed
 from impala_async.actor.unroll import Finished
 from impala_async.config.run import PaceSection, TrainSection
 from impala_async.errors import MismatchError
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire import messages as wire
+from impala_async.wire.peer import WINDOW
 from tests.actor.fakes import schema_of
 from tests.actor.scripted import (
     LAYOUT,

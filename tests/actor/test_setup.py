@@ -1,12 +1,14 @@
 """The parts of each sampler, and the settings that do not fit it."""
 
 import os
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
 from impala_async.actor import setup as making
+from impala_async.actor import unroll
 from impala_async.actor.setup import (
     Measured,
     Trials,
@@ -181,6 +183,23 @@ def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):
     assert "wait more than they compute" not in told()
 
 
+def test_no_buffer_is_made_where_all_do_not_fit_into_memory(choose, caplog, monkeypatch):
+    def has(total, *free):
+        left = [*free]
+        found = lambda: SimpleNamespace(total=total, available=left.pop(0))  # noqa: E731
+        monkeypatch.setattr(unroll.psutil, "virtual_memory", found)
+
+    monkeypatch.setattr(making, "measure", lambda *_: Measured(1e-3, 1e-4, 1e-4))
+    for total, error in ((0, MismatchError), (1 << 40, MemoryError)):
+        has(total, 0)
+        with pytest.raises(error, match=r"wants 0\.0 GiB of memory"):
+            choose(POLE)
+    # More columns may want too much, where fewer do not.
+    has(1 << 40, 1 << 40, 0)
+    assert choose(POLE, most=64).envs.num_envs == 4
+    assert "no other setup is tried: what this actor has under way wants" in caplog.text
+
+
 class FakeWorkers:
     num_open, num_envs = 0, 4
 
@@ -188,6 +207,7 @@ class FakeWorkers:
         FakeWorkers.num_open += 1
         alike = build_envs("serial", env, 1)
         self.obs_spec, self.action_spec = alike.obs_spec, alike.action_spec
+        self.autoreset = alike.autoreset
 
     def close(self):
         FakeWorkers.num_open -= 1

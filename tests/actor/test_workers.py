@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -148,6 +149,34 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
     assert time.monotonic() - before < CLOSE_S + 2
 
 
+def test_many_that_do_not_end_are_one_line(caplog):
+    envs = WorkerEnvs(section("Hanging", kwargs={"after": 0}), 3, 3)
+    envs.reset(0)
+    for worker in envs._workers:
+        worker.tell(STEP, "in step")
+    envs.close()
+    (line,) = caplog.messages
+    assert re.fullmatch(
+        "the env worker of environment 0 of .* does not end, nor do 2 more: killed", line
+    )
+
+
+def test_an_end_that_comes_while_they_start_is_heeded_at_once(monkeypatch):
+    started, start = [], subprocess.Popen
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *a, **k: started.append(start(*a, **k)) or started[-1]
+    )
+
+    def look_up():
+        if started:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        WorkerEnvs(section("Counting"), 9, 9, look_up=look_up)
+    assert len(started) == 1
+    assert started[0].poll() is not None
+
+
 def test_what_an_environment_starts_holds_nobody_up():
     envs = WorkerEnvs(section("Parent"), 2, 2)
     envs.reset(0)
@@ -187,7 +216,9 @@ def working(env, look_up=lambda: None):
     finally:
         os.close(memory)
         os.close(worker.commands)
-        worker.end(time.monotonic() + CLOSE_S)
+        worker.closes_until(time.monotonic() + CLOSE_S)
+        worker.process.kill()
+        worker.end()
 
 
 def test_one_that_takes_too_long_tells_its_stack(capfd):

@@ -260,6 +260,18 @@ def test_what_lasts_is_told_of_by_environment_actor_and_seconds():
     assert watched.told[2:] == ["one of environments 8 to 11 of actor 2 has been in step for 10 s"]
 
 
+def test_many_that_are_made_quickly_are_told_of_together():
+    watched = Watched()
+    for end in range(1, 15):
+        watched.look_until(end, Blame("Some-v1", "to be made"))
+    assert watched.told == [f"Some-v1 has taken {s} s so far to be made" for s in (3, 13)]
+    # A later making of others begins anew.
+    RUNNING.call = None
+    watched.look_until(60)
+    watched.look_until(62, Blame("Some-v1", "to be made"))
+    assert len(watched.told) == 2
+
+
 def test_a_line_that_the_disk_does_not_take_is_lost(monkeypatch):
     with open("/dev/full", "wb") as full:
         monkeypatch.setattr(faults, "STDERR", full.fileno())

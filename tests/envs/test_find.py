@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint
 import gymnasium as gym
 import pytest
 from gymnasium.envs.registration import registry
+from numpy.testing import runstring
 
 from bench.probes import Counting, CountingVector
 from impala_async.envs import find
@@ -107,14 +108,16 @@ def test_what_is_no_environment_or_no_wrapper_is_not_called(module):
         (f"{PROBES}:Countig", "Did you mean: `Counting`"),
         ("math:pi", r"^env.wrappers: math:pi is of type float, and cannot be called"),
         ("os:system", "comes with Python"),
+        ("numpy.testing:runstring", "or with what impala-async needs"),
     ):
         with pytest.raises(EnvError, match=text):
             find_callable("env.wrappers", name)
     # By way of a module of one's own.
     module.run = os.system
     module.later = partial(partial(subprocess.run), "true")
+    module.text = runstring
     module.Thing = type("Thing", (), {"step": print})
-    for name in ("run", "later", "Thing"):
+    for name in ("run", "later", "text", "Thing"):
         with pytest.raises(EnvError, match="no environment"):
             find_env(f"{MODULE}:{name}")
 

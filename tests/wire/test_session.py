@@ -20,6 +20,7 @@ from tests.wire.tables import (
     hello_of,
     join,
     new_table,
+    newcomer,
     send,
 )
 
@@ -91,6 +92,23 @@ def test_too_many_actors_are_asked_to_wait(table, monkeypatch):
     assert isinstance(table.hello(hello_of(1), b"r", 0.0), Peer)
     table.end(first)
     assert len(table) == 2
+
+
+def test_where_all_places_are_taken_who_sent_nothing_of_use_gives_way(table, monkeypatch):
+    monkeypatch.setattr(session, "MAX_SESSIONS", 3)
+    idle, working, refused = newcomer(table, 0), work(table, 1), newcomer(table, 2)
+    table.deal(9, now=0.0)
+    assert send(table, refused, 0, version=Version(9, 9)) == "invalid"
+    # For a while they may be about to send something.
+    assert refusal_of(table, 3)[0] == "full"
+    late = session.FULL_RETRY_S
+    for actor, gone in ((3, idle), (4, refused)):
+        comes = newcomer(table, actor, now=late)
+        assert table.peer_of(comes.session) is comes
+        assert table.peer_of(gone.session) is None
+    assert table.num_given_way == 2
+    assert table.peer_of(working.session) is working
+    assert isinstance(table.hello(hello_of(5), b"route", late), wire.Reject)
 
 
 def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_zero(table):
