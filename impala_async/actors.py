@@ -64,6 +64,7 @@ def _watch(args: argparse.Namespace) -> int:
     try:
         while not (heard or actors.verdict or actors.is_over or is_abandoned()):
             actors.look()
+            actors.tell_starts()
             time.sleep(POLL_S)
     finally:
         actors.end(GOODBYE_S if actors.is_over else 0.0, is_hurried=lambda: len(heard) > 1)

@@ -37,6 +37,7 @@ AUTO = "auto"
 MOST_SEEDS = 1000
 # The system has no more disk, open files or memory. ZeroMQ has errors of its own.
 SCARCE = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+PACKAGE = __name__.partition(".")[0]
 OUR_BUG = "error: this is a bug of impala-async; please report it with the lines above\n"
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class DoorParser(argparse.ArgumentParser):
         for flag in given:
             # argparse would drop the first value without a word.
             if flag.startswith("--") and flag != "--set" and given.count(flag) > 1:
-                self.error(f"argument {flag}: takes one value, and has {given.count(flag)}")
+                self.error(f"argument {flag}: is given {given.count(flag)} times")
         return parsed
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
@@ -278,7 +279,7 @@ def run_door(body: Callable[[], int]) -> int:
             said, code = "", errors.Exit.DONE
         elif is_scarce or str(error) == "can't start new thread":
             said, code = f"error: {str(error) or 'no memory is left'}\n", errors.Exit.TRY_AGAIN
-        elif isinstance(error, ImportError) and "impala_async" not in str(error):
+        elif isinstance(error, ImportError) and (error.name or "").split(".")[0] != PACKAGE:
             # A user's own code has said so before. Under a small ulimit -v torch fails like this.
             said = f"error: a package that this needs cannot be loaded: {one_line(error)}\n"
             code = errors.Exit.CONFIG

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from weakref import WeakSet
 
 from impala_async.errors import ConfigError, Exit
-from impala_async.output import flush_output, write_last
+from impala_async.output import WRITER, flush_output, write_last
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
 # A child that has not ended in good order by then ends anyway.
@@ -47,6 +47,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 TERM_PATIENCE_S = 8.0
 _undoings: list[Callable[[], object]] = []
 _is_orphaned = threading.Event()
+_leaves_threads = threading.Event()
 _SIGEV_THREAD = 2
 GROWTH_BYTES, GROWTH_OVER_S = 64 << 20, 10.0
 # These are options of mallopt, from malloc.h.
@@ -301,8 +302,18 @@ def end_at_signal(code: int) -> None:
     answer_requests(lambda *_: os._exit(code))
 
 
+def leave_threads() -> None:
+    """From now on Python tears nothing down beneath a thread that is left: torch would abort the
+    process, whatever its exit code was."""
+    _leaves_threads.set()
+
+
 def leave(code: int) -> NoReturn:
     """End this process within `GRACE_S`: many a simulator leaves what Python would wait for."""
+    is_left = any(each.daemon and each.name != WRITER for each in threading.enumerate())
+    if _leaves_threads.is_set() and is_left:
+        flush_output()
+        os._exit(code)
     end_at_signal(code)
     # Python takes its handlers away before the process is gone.
     atexit.register(_pass_over_requests)

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(flags: "RunFlags", words: Sequence[str]) -> tuple[int, Sequence[int]]:
     """Run a learner and its actors; `words` are its flags, and `flags` the same, parsed. Returns
     the exit code, and the signals that asked for an end."""
+    from impala_async.config.learner import ANY_PORT_HERE
     from impala_async.config.ranks import place_in, share_of
     from impala_async.learner.meeting import Meeting
     from impala_async.runs.start import check_run, chosen_config, settle
@@ -61,7 +62,7 @@ def _train(flags: "RunFlags", words: Sequence[str]) -> tuple[int, Sequence[int]]
     # Where the settings name no port any will do, at a later resume too.
     for key in ("data", "weights"):
         if key not in config.bind.model_fields_set:
-            words += ["--set", f"bind.{key}=tcp://127.0.0.1:*"]
+            words += ["--set", f"bind.{key}={ANY_PORT_HERE}"]
     before = folder.read_json("summary.json")
     run = LocalRun(words, folder.path)
     code = run.run(num_actors)
@@ -89,6 +90,7 @@ def _code_of_end(
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing,
     # and withdrawn a new run. Code of one's own may have ended it on the spot (os._exit).
     is_left = folder.exists() and not (is_resumed or run.has_begun)
+    is_left |= is_resumed and not (run.has_begun or run.heard)
     is_cut = code == Exit.DONE and (is_left or folder.peek_json("service.json") is not None)
     is_told = code in (Exit.CONFIG, Exit.INTERRUPTED) and not (run.has_begun or is_left)
     if is_cut or not (is_told or code == Exit.DONE):

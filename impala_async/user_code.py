@@ -130,7 +130,7 @@ def import_callable(
     if is_of_no_user(found):
         raise kind(
             f"{what} comes with Python, or with what impala-async needs, and is not called: name "
-            "one of your own"
+            "one of your own, in a module that has no name of theirs"
         )
     return found  # type: ignore[no-any-return]
 

@@ -151,7 +151,7 @@ def test_a_setting_as_a_flag_and_a_flag_given_twice_are_told(tmp_path, monkeypat
         ("--xyzzy 7", "unrecognized arguments: --xyzzy 7"),
         ("xyzzy", "unrecognized arguments: xyzzy"),
         # argparse would drop the first value.
-        ("--record a --record=b", "argument --record: takes one value, and has 2"),
+        ("--record a --record=b", "argument --record: is given 2 times"),
         ("--run-dir=", "argument --run-dir: wants a path, got nothing"),
     ):
         with pytest.raises(SystemExit) as end:
@@ -206,7 +206,11 @@ ENDS = [
     (ImportError("libtorch_cpu.so: failed to\nmap segment"), 2,
      ["error: a package that this needs cannot be loaded: ImportError: libtorch_cpu.so: failed to "
       "map segment"]),
-    (ImportError("cannot import name 'x' from 'impala_async.policy'"), 70, [BUG]),
+    (ImportError("cannot import name 'x' from 'impala_async.policy'", name="impala_async.policy"),
+     70, [BUG]),
+    (ImportError("no 'x' in 'numpy' (/impala_async/.venv/x.py)", name="numpy"), 2,
+     ["error: a package that this needs cannot be loaded: ImportError: no 'x' in 'numpy' "
+      "(/impala_async/.venv/x.py)"]),
     (KeyError("x"), 70, [BUG]),
     # As the name of a tensor in somebody else's checkpoint may have it.
     (errors.CheckpointError("x.pt: '\x1b[2J\x07'"), 2, [r"error: x.pt: '\x1b[2J\x07'"]),

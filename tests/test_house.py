@@ -88,6 +88,7 @@ BROAD_EXCEPT_FILES = {  # "room/module.py": reason. The doors need no entry.
     "envs/faults.py": "environments are closed behind any fault, which is raised again",
     "actor/link.py": "a thread body: what ends the link is raised on the sampler thread",
     "envs/spares.py": "a thread body: what a call raised is raised where it is waited for",
+    "learner/meeting.py": "a thread body: what it raised is raised where it is waited for",
     "learner/handoff.py": "the thread-body helper: a thread has no caller to raise to",
     "runs/summary.py": "no fault of matplotlib, or of its files, may fail a run that is over",
 }

@@ -60,12 +60,13 @@ def test_what_is_trained_is_named_by_a_setting_or_a_file(tmp_path):
         assert (started("--set", setting).values("--config") == []) == is_named, setting
 
 
-def test_ports_that_are_named_are_kept():
+def test_ports_that_are_named_are_kept(ends):
     # The default one, too, is one that is named.
     for data in ("tcp://0.0.0.0:7001", "tcp://127.0.0.1:5555"):
         run = started("--set", f"bind.data={data}")
         assert run.settings == {"bind.data": data, "bind.weights": ANY}
     begin(*run.values("--set"), "train.num_actors=4")
+    ends(0, write_summary)
     run = started("--resume", "--run-dir", "here")
     assert run.num_actors == 4
     assert "--resume" in run.flags
@@ -73,11 +74,12 @@ def test_ports_that_are_named_are_kept():
     assert run.values("--config") == run.values("--set") == []
 
 
-def test_a_command_that_is_run_again_trains_what_it_began_with():
+def test_a_command_that_is_run_again_trains_what_it_began_with(ends):
     auto = ("--resume", "auto", "--run-dir", "here")
     run = started(*auto)
     assert run.values("--config") == [str(packaged_configs()["cartpole"])]
     begin("train.num_actors=5", "env.id=Acrobot-v1")
+    ends(0, write_summary)
     run = started(*auto)
     assert run.values("--config") == []
     assert (run.values("--resume"), run.num_actors) == (["auto"], 5)
@@ -184,6 +186,20 @@ def test_the_summary_of_an_earlier_start_is_none(ends, caplog):
     ends(70)
     started("--resume", "--run-dir", "here", "--set", "stop.mean_return=none", code=70)
     assert "the learner ended with exit code 70" in caplog.text
+
+
+def test_a_resumed_learner_that_ended_on_the_spot_is_no_success(ends, caplog, monkeypatch):
+    begin()
+    write_summary(RunFolder(Path("here")))
+    ends(0)
+    flags = ("--resume", "--run-dir", "here", "--set", "stop.mean_return=none")
+    started(*flags, code=2)
+    assert "the learner ended with exit code 0" in caplog.text
+    # One that was told to has lost nothing.
+    caplog.clear()
+    ends(0, lambda folder: FakeRun.made[-1].heard.append(signal.SIGTERM))
+    started(*flags)
+    assert caplog.messages == []
 
 
 def test_without_a_summary_to_read_a_code_is_kept_but_an_end_on_the_spot_is_no_success(

@@ -54,10 +54,12 @@ def merge_overrides(
     return merged, sources, mistakes
 
 
-def names_an_env(overrides: Iterable[str]) -> bool:
-    """Whether these say by themselves what is trained on."""
-    env = merge_overrides({}, overrides)[0].get("env")
-    return isinstance(env, dict) and "id" in env
+def sets(overrides: Iterable[str], key: str) -> bool:
+    """Whether these set this key by themselves, or the whole of its section with it."""
+    section, _, name = key.partition(".")
+    found = merge_overrides({}, overrides)[0]
+    keys = found.get(section)
+    return section in found if not name else isinstance(keys, dict) and name in keys
 
 
 def validate_config(
@@ -148,6 +150,7 @@ def _parse_value(key: str, text: str) -> Any:
         return None
     with contextlib.suppress(ValueError, RecursionError):
         parsed = tomllib.loads(f"value = {text}")
+        tomllib.loads(f"value = [{text}]")  # a comment would lose what is behind its sign
         if len(parsed) == 1:
             return parsed["value"]
     try:

@@ -13,7 +13,7 @@ from impala_async.config.actor import MAX_COLUMNS, ActorSection
 from impala_async.config.algorithm import ALGORITHM_KEYS, ALGORITHMS, AlgorithmSection
 from impala_async.config.env import EnvSection
 from impala_async.config.evaluate import EvaluateSection
-from impala_async.config.learner import BindSection, LearnerSection
+from impala_async.config.learner import ANY_PORT_HERE, BindSection, LearnerSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.section import MOST_S, Named, Section, unknown_name
@@ -24,6 +24,7 @@ DECIDED = (
     "algorithm.num_minibatches",
 )
 """The keys that follow from others where nobody sets them."""
+ADDRESSES = ("bind.data", "bind.weights")
 SINKS = {
     "tensorboard": "impala_async.metrics.sinks:TensorBoardSink",
     "wandb": "impala_async.metrics.sinks:WandbSink",
@@ -186,14 +187,15 @@ class RunConfig(Section):
         owner.model_fields_set.difference_update(unset)
 
     @property
-    def decided(self) -> dict[str, int]:
-        """Those of `DECIDED` that nobody has set, and their values."""
+    def decided(self) -> dict[str, Any]:
+        """Those of `DECIDED`, and of the addresses, that nobody has set, and their values."""
         found = {}
-        for key in DECIDED:
+        for key in (*DECIDED, *ADDRESSES):
             section, _, name = key.partition(".")
             owner = getattr(self, section)
-            if name not in owner.model_fields_set:
-                found[key] = getattr(owner, name)
+            value = getattr(owner, name)
+            if name not in owner.model_fields_set or value == ANY_PORT_HERE:
+                found[key] = value
         return found
 
     def broken_rules(self) -> Iterator[str]:

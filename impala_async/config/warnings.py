@@ -95,7 +95,7 @@ def _schedule_warnings(config: RunConfig, env_steps: int) -> Iterator[str]:
             "none for a flat one, or below"
         )
     # A goal may be reached before.
-    has_goal = stop.mean_return is not None or stop.updates is not None
+    has_goal = any(each is not None for each in (stop.mean_return, stop.eval_return, stop.updates))
     if horizon is not None and env_steps >= horizon:
         idle = "" if zero_at is None else "; algorithm.lr is 0, so nothing is learned"
         yield (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from impala_async import doors
 from impala_async.config.learner import is_loopback
+from impala_async.config.load import sets
 from impala_async.errors import ConfigError, Exit
 from impala_async.launch import slurm
 from impala_async.processes import leave
@@ -130,8 +131,7 @@ def _binds(args: argparse.Namespace, config: "RunConfig", is_resumed: bool) -> d
     binds = {}
     for key in _PORTS:
         url = getattr(config.bind, key)
-        is_named = any(each.startswith(f"bind.{key}=") for each in args.overrides)
-        is_own = is_resumed and is_loopback(url) and not is_named
+        is_own = is_resumed and is_loopback(url) and not sets(args.overrides, f"bind.{key}")
         is_set = key in config.bind.model_fields_set and not is_own
         binds[key] = url if is_set else "tcp://0.0.0.0:*"
     return binds

@@ -116,6 +116,7 @@ class Actors:
         self.is_over = False
         """Whether the learner has told one of them that the run is over."""
         self.is_ending = False
+        self._start_wait = Wait(logger.info)
 
     def look(self) -> None:
         with suppress(BlockingIOError):
@@ -128,6 +129,16 @@ class Actors:
                     self._start(actor)
             elif (code := actor.poll()) is not None:
                 self._lose(actor, code)
+
+    def tell_starts(self) -> None:
+        """Tell of those that take long to say a first word: nobody else does."""
+        silent = [each.number for each in self._actors if each.process and each.spoke_at is None]
+        if not silent:
+            self._start_wait = Wait(logger.info)
+            return
+        more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+        told = f"starting: waiting for actor {silent[0]}{more}, which loads torch"
+        self._start_wait.look(lambda s: f"{told} ({s:.0f} s)")
 
     def end(self, grace_s: float, is_hurried: Callable[[], bool]) -> None:
         wait = Wait(logger.info)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Protocol
 
+from impala_async.errors import StartError
 from impala_async.files import MOST_LAST_BYTES, last_words, open_regular, reason_in, writing
 
 CHUNK_BYTES = 1 << 16
@@ -77,7 +78,10 @@ class EchoedLog:
 
     def open(self) -> IO[bytes]:
         self.close()
-        self._fd, written = os.pipe()
+        try:
+            self._fd, written = os.pipe()
+        except OSError as error:
+            raise StartError(f"no pipe can be had for its words: {error.strerror}") from None
         os.set_blocking(self._fd, False)
         self._last = b""
         return os.fdopen(written, "wb", buffering=0)

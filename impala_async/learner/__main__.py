@@ -10,14 +10,13 @@ import os
 import resource
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from impala_async import doors, processes
 from impala_async.errors import ConfigError, EnvError, SpacesError, how_it_ended
-from impala_async.output import WRITER, flush_output, write_unhurried
+from impala_async.output import flush_output, write_unhurried
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +45,8 @@ DESCRIBE = (sys.executable, "-m", "impala_async.envs.describe")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # A run that dies may leave one that computes.
+    processes.leave_threads()
     parser = doors.new_parser("learner", "Train from the trajectories of any number of actors.")
     doors.add_run_flags(parser)
     args = parser.parse_args(argv)
@@ -299,14 +300,5 @@ def _show(
             print(f"learning curve: {curve}", flush=True)
 
 
-def _leave(code: int) -> NoReturn:
-    """End with this code. A run that dies may leave a thread that computes; if the interpreter
-    ended beneath it, torch would abort the process, whatever its exit code was."""
-    if any(each.daemon and each.name != WRITER for each in threading.enumerate()):
-        flush_output()
-        os._exit(code)
-    processes.leave(code)
-
-
 if __name__ == "__main__":
-    _leave(main())
+    processes.leave(main())

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from impala_async.config.learner import KEY_FILE, BindSection
 from impala_async.config.ranks import check_alike, risks
 from impala_async.config.run import StopSection
+from impala_async.errors import ConfigError
 from impala_async.files import find_bytes
 from impala_async.learner.handoff import ACTOR_LOST, NOT_FINITE
 from impala_async.metrics.report import RETURN_EPISODES
@@ -118,6 +119,11 @@ def join_run(
     first = said[0]
     folder.join_run(first[:16], max(int.from_bytes(each[32:40]) for each in said))
     key = Key(first[40:].decode(), "the key of rank 0") if first[40:] else None
+    if key is None and (others := [n for n, each in enumerate(said) if each[40:]]):
+        raise ConfigError(
+            f"bind: rank {others[0]} would be encrypted, and rank 0 has no key: let the same hosts "
+            "reach all of them, and give all the same bind.encrypt and IMPALA_ASYNC_KEY"
+        )
     if key and ranks.place.is_first:
         _keep(key, folder, is_first_start=last_epoch == 0)
     return Start(first[16:32], key)

@@ -153,7 +153,7 @@ def _beside(
     def body() -> None:
         try:
             work()
-        except (RuntimeError, OSError, ValueError, ImpalaAsyncError) as error:
+        except Exception as error:
             found.append(error)
 
     thread = threading.Thread(target=body, name="meeting", daemon=True)

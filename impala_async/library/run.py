@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from impala_async.config.load import load_config, names_an_env
+from impala_async.config.load import load_config, sets
 from impala_async.config.packaged import find_config, packaged_configs
 from impala_async.errors import (
     CheckpointError,
@@ -100,7 +100,7 @@ def run(
         path = None if config is None else find_config(config)
     except ConfigError as error:
         raise ConfigError(f"config: {error}") from None
-    if path is None and not names_an_env(settings):
+    if path is None and not sets(settings, "env.id"):
         path = packaged_configs()["cartpole"]
     checked = load_config(path, settings)
     where = default_run_path(checked) if run_dir is None else path_of("run_dir", run_dir)

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from impala_async.config.load import load_config
+from impala_async.config.load import load_config, sets
 from impala_async.config.ranks import place_in
+from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError, Exit, RunOver
-from impala_async.processes import last_word
+from impala_async.processes import last_word, undone
 from impala_async.runs.folder import RunFolder, default_run_path
 from impala_async.runs.seeds import describe_seeds, differing, draw_seeds, is_whole, read_ended
 from impala_async.runs.start import RunFlags, check_run, chosen_config, settle
@@ -57,7 +58,9 @@ class SeedRuns:
         try:
             code = self._train_each(train_one)
             if self._summaries:
-                self._tell_table()
+                # Another Ctrl-C may end this process while the picture is drawn.
+                with undone(self._tell_rest):
+                    self._tell_table()
             return code
         finally:
             self._tell_rest()
@@ -71,8 +74,9 @@ class SeedRuns:
             folder = _folder_of(flags)
             own = [*self._words, "--set", f"seed={seed}", "--run-dir", str(folder.path)]
             own += ["--resume", "auto"] if flags.is_auto else []
+            before = folder.peek_json("summary.json")
             try:
-                _check_wall(folder)
+                _check_wall(flags)
                 code, heard = train_one(flags, own)
                 is_over = False
             except RunOver as over:
@@ -83,9 +87,11 @@ class SeedRuns:
             except CheckpointError as error:
                 logger.error("%s", error)
                 summary = None
-            if summary is None:  # it is not told that this one is done
-                return code or Exit.TRY_AGAIN
-            self._summaries[folder.path] = summary
+            if summary is not None:
+                self._summaries[folder.path] = summary
+            if summary is None or (summary == before and not is_over):
+                # Nothing says that this one is done.
+                return code or (last_word(*heard)[1] if heard else Exit.TRY_AGAIN)
             if not is_over and (code != Exit.DONE or summary["exit_reason"] == "terminated"):
                 return code
             self._over.add(folder.path)
@@ -125,25 +131,37 @@ def _check_flags(flags: RunFlags) -> None:
         raise ConfigError(f"--seeds: wants no single run to resume and no recording: {fix}")
     if flags.is_auto and flags.run_dir is None:
         raise ConfigError("--resume auto needs --run-dir, the folder of all seeds")
-    if given := [each for each in flags.overrides if each.partition("=")[0].strip() == "seed"]:
-        raise ConfigError(f"--set: {given[-1]}: --seeds names the seeds: drop either")
+    if sets(flags.overrides, "seed"):
+        raise ConfigError("--set: seed: --seeds names the seeds: drop either")
 
 
 def _check_one(seed: int, flags: RunFlags) -> None:
     """Raise for a run that could neither begin nor go on, unless it is over."""
     with suppress(RunOver):
-        settled = settle(flags)
-        check_run(settled._replace(config=chosen_config(settled)))
+        _settings_of(flags)
     folder = _folder_of(flags)
     if folder.exists() and (other := folder.load_config().seed) != seed:
         raise ConfigError(f"{folder.path} holds a run of seed {other}: name another folder")
     read_ended(folder)
 
 
-def _check_wall(folder: RunFolder) -> None:
+def _check_wall(flags: RunFlags) -> None:
     """Raise RunOver for a seed that has had its time: each start of a single run has it anew."""
-    if (folder.peek_json("summary.json") or {}).get("exit_reason") == "wall_s":
-        raise RunOver("the run is over: it had the seconds of stop.wall_s")
+    folder = _folder_of(flags)
+    if (folder.peek_json("summary.json") or {}).get("exit_reason") != "wall_s":
+        return
+    had_s, has_s = folder.load_config().stop.wall_s, _settings_of(flags).stop.wall_s
+    if had_s is not None and has_s is not None and has_s <= had_s:
+        raise RunOver(
+            f"the run is over: it had the {had_s:g} seconds of stop.wall_s, and goes on with more, "
+            "or with none"
+        )
+
+
+def _settings_of(flags: RunFlags) -> RunConfig:
+    settled = settle(flags)
+    config, _ = check_run(settled._replace(config=chosen_config(settled)))
+    return config
 
 
 def _folder_of(flags: RunFlags) -> RunFolder:

@@ -9,7 +9,7 @@ from impala_async.config.load import (
     by_key,
     load_config,
     merge_overrides,
-    names_an_env,
+    sets,
     validate_config,
 )
 from impala_async.config.mistakes import shown
@@ -90,7 +90,7 @@ def _of_rank(flags: RunFlags) -> RunFlags:
 
 def chosen_config(flags: RunFlags) -> Path | None:
     """The file of settings of `train`: CartPole's, where nothing says what is to be trained."""
-    is_open = not (flags.is_resumed or flags.config or names_an_env(flags.overrides))
+    is_open = not (flags.is_resumed or flags.config or sets(flags.overrides, "env.id"))
     return packaged_configs()["cartpole"] if is_open else flags.config
 
 

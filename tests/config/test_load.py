@@ -78,6 +78,7 @@ def test_values_are_read_as_toml_or_are_text():
         *(("CartPole-v1", "CartPole-v1"), ("my.envs:Maze", "my.envs:Maze"), ("a=b", "a=b")),
         *(('"with space"', "with space"), ("with space", "with space"), ("", ""), ("''", "")),
         *(("[]", []), ("[1, 'a', 2.5]", [1, "a", 2.5]), ("{a = 1}", {"a": 1})),
+        *(("1#hard", "1#hard"), ("#ff0000", "#ff0000"), ("[1, 2]  ", [1, 2])),
         *(("a\nb = 2", "a\nb = 2"), ("1\nb = 2", "1\nb = 2"), ('"', '"'), ("\0", "\0")),
     ):
         merged, sources, wrong = merge_overrides({}, [f" env.kwargs.x ={text}"])

@@ -21,6 +21,7 @@ def test_a_rate_of_0_before_the_end_and_a_schedule_that_is_over_are_told():
         ("stop.mean_return=5", 1000, "is over at env step 1,000: raise it to go on from there; al"),
         ("algorithm.lr_end=1e-4", 1000, "(1,000) is over at env step 1,000: raise it to go on f"),
         ("stop.updates=5", 0, None),
+        ("stop.eval_return=5 evaluate.every_s=9", 0, None),
         ("stop.mean_return=5 stop.env_steps=2000", 0, "to stop.env_steps (2,000)"),
         ("algorithm.lr_end=1e-4", 0, None),
         ("algorithm.lr_end=none algorithm.entropy_cost_end=0", 0, None),

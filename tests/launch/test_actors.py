@@ -2,12 +2,14 @@
 tells."""
 
 import time
+from pathlib import Path
 
 import pytest
 
 from impala_async.errors import how_it_ended
-from impala_async.launch.actors import Actors, _Actor
+from impala_async.launch.actors import Actors, _Actor, logger
 from impala_async.launch.logs import EchoedLog, LogFile
+from impala_async.output import Wait
 from impala_async.processes import Lifeline
 from tests.e2e.zygote import children
 from tests.launch.fake_doors import events, make_doors
@@ -40,6 +42,24 @@ def look_until(actors, is_so):
         assert time.monotonic() < give_up_at
         actors.look()
         time.sleep(0.005)
+
+
+def test_those_that_say_nothing_yet_are_told_of(begin, caplog):
+    caplog.set_level("INFO")
+    actors = begin(
+        'wait_for(Path("speak").exists)\nprint("a word", flush=True)\nwait_for(lambda: 0)'
+    )
+    actors._start_wait = Wait(logger.info, after_s=0.0)
+    look_until(actors, lambda: all(each.process for each in actors._actors))
+    actors.tell_starts()
+    assert caplog.messages[-1] == (
+        "starting: waiting for actor 0 and 1 more, which loads torch (0 s)"
+    )
+    Path("speak").touch()
+    look_until(actors, lambda: all(each.spoke_at for each in actors._actors))
+    caplog.clear()
+    actors.tell_starts()
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("has_numbers", [True, False])

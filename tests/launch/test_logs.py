@@ -1,12 +1,14 @@
 """The words of a process: in its file, and told here behind its name."""
 
+import errno
 import io
 import os
 import subprocess
+from unittest.mock import Mock
 
 import pytest
 
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, StartError
 from impala_async.launch import logs
 from impala_async.launch.logs import EchoedLog, LogFile
 
@@ -80,6 +82,12 @@ def test_a_line_without_end_is_told_in_pieces_and_not_kept(capsys):
         assert len(log._begun) <= logs.CHUNK_BYTES
     log.close()
     assert capsys.readouterr().err.count("x") == size
+
+
+def test_one_for_which_there_is_no_pipe_is_a_start_that_fails(monkeypatch):
+    monkeypatch.setattr(os, "pipe", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+    with pytest.raises(StartError, match="no pipe can be had for its words: Too many open files"):
+        EchoedLog("actor 0").open()
 
 
 class Gone(io.StringIO):

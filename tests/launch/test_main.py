@@ -52,6 +52,35 @@ def test_a_run_that_only_its_own_host_could_reach_is_open_to_all(capsys):
     assert (script.count("tcp://0.0.0.0:*"), script.count("tcp://127.0.0.1:*")) == (1, 1)
 
 
+def test_the_settings_of_a_run_are_those_of_another_one_but_for_where_it_was(capsys):
+    """Nobody had set an address there, or `train` had, which lets nobody else in."""
+    for name, overrides in (
+        ("by-learner", ()),
+        ("by-train", [f"bind.{key}=tcp://127.0.0.1:*" for key in ("data", "weights")]),
+        (
+            "by-hand",
+            [f"bind.{key}=tcp://127.0.0.1:70{key == 'data':02}" for key in ("data", "weights")],
+        ),
+    ):
+        folder = RunFolder(Path(name))
+        folder.begin(load_config(CARTPOLE, overrides))
+        folder.let_go()
+        assert door.main(["slurm", "--config", f"{name}/config.json", "--print"]) == 0
+        assert capsys.readouterr().out.count("tcp://0.0.0.0:*") == 2 * (name != "by-hand")
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["bind.data =tcp://127.0.0.1:7001", 'bind={data="tcp://127.0.0.1:7001"}'],
+)
+def test_a_port_that_is_set_in_another_form_is_kept_too(own, capsys):
+    folder = RunFolder(Path("run"))
+    folder.begin(load_config(CARTPOLE))
+    folder.let_go()
+    assert door.main(["slurm", *RUN, "--run-dir", "run", "--set", own, "--print"]) == 0
+    assert "bind.data=tcp://0.0.0.0" not in capsys.readouterr().out
+
+
 def test_a_run_that_another_job_works_at_gets_one_more_and_one_that_is_over_none(capsys):
     folder = RunFolder(Path("run"))
     config = load_config(CARTPOLE, ["stop.updates=10"])

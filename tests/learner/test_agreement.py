@@ -183,6 +183,15 @@ def test_a_key_that_is_made_anew_at_a_later_start_is_told(folders, caplog):
     assert f"{kept} {told} another key want this one" in caplog.messages
 
 
+def test_a_rank_that_alone_would_be_encrypted_is_told_by_all(folders):
+    def each(ranks, folder):
+        with pytest.raises(ConfigError, match="rank 1 would be encrypted, and rank 0 has no key"):
+            join(ranks, folder, LOCAL if ranks.place.is_first else OPEN)
+
+    at_once(each, *folders)
+    assert not (folders[0].path / "key").exists()
+
+
 def test_a_file_that_is_no_key_is_told_with_its_path(folders):
     (folders[0].path / "key").write_text("secret")
     with pytest.raises(

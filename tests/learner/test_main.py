@@ -34,8 +34,9 @@ from tests.runs.test_summary import REPORT
 ROOT = Path(door.__file__).parents[2]
 # An interpreter that ends beneath such a thread is aborted by torch.
 DIES_AT_WORK = """
-import runpy, threading, time, torch
+import runpy, sys, threading, time, torch
 from impala_async import doors
+from impala_async.__main__ import console
 
 def compute():
     weights = torch.ones(800, 800, requires_grad=True)
@@ -49,8 +50,11 @@ def run_door(body):
     return 70
 
 doors.run_door = run_door
-runpy.run_module("impala_async.learner", run_name="__main__")
 """
+DOORS = (
+    'runpy.run_module("impala_async.learner", run_name="__main__")',
+    "sys.argv[1:] = ['learner']\nconsole()",
+)
 NEEDS = "a learner needs 64 and two for each actor: raise ulimit -n"
 WIDE = "a learner and each actor need 1048576: raise ulimit -v"
 
@@ -98,8 +102,9 @@ def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descrip
         assert os.listdir(tmp_path) == []
 
 
-def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code():
-    assert ended(sys.executable, "-c", DIES_AT_WORK) == (70, "last words", "")
+@pytest.mark.parametrize("door", DOORS)
+def test_a_run_that_dies_in_the_middle_of_an_update_keeps_its_exit_code(door):
+    assert ended(sys.executable, "-c", DIES_AT_WORK + door) == (70, "last words", "")
 
 
 PROBES = "bench.probes"

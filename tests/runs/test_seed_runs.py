@@ -104,6 +104,42 @@ def test_a_damaged_summary_of_one_seed_is_told_before_another_is_trained(capsys)
     assert FakeRun.made == []
 
 
+@pytest.mark.parametrize("number", [None, signal.SIGTERM])
+def test_a_seed_that_was_ended_before_it_went_on_is_not_over(number, monkeypatch, caplog, capsys):
+    """The summary there is of an earlier start."""
+    write_down(folder := RunFolder(Path("all/seed-1")), "seed=1", "stop.updates=9")
+    folder.write_json("summary.json", {**WHOLE, "exit_reason": "interrupted"})
+
+    def during(folder):
+        FakeRun.made[-1].heard += [number] if number else []
+
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    auto = ["--seeds", "1-2", "--resume", "auto", "--run-dir", "all"]
+    assert train.main(auto) == (0 if number else 2)
+    assert len(FakeRun.made) == 1
+    assert "mean" not in capsys.readouterr().out.partition("best evaluation")[2]
+    assert caplog.messages[-1].startswith("to go on with the seeds that are left")
+
+
+def test_a_seed_that_had_its_time_goes_on_with_more(monkeypatch, capsys):
+    write_down(folder := RunFolder(Path("all/seed-1")), "seed=1", "stop.wall_s=5")
+    folder.write_json("summary.json", {**WHOLE, "exit_reason": "wall_s"})
+    auto = ["--seeds", "1", "--resume", "auto", "--run-dir", "all", "--set"]
+    assert train.main([*auto, "stop.wall_s=4"]) == 0
+    assert "it had the 5 seconds of stop.wall_s, and goes on with more" in capsys.readouterr().out
+    assert not FakeRun.made
+    for more in ("6", "none"):
+        monkeypatch.setattr(
+            FakeRun,
+            "during",
+            staticmethod(lambda f: f.write_json("summary.json", {**WHOLE, "wall_s": 2.0})),
+        )
+        folder.write_json("summary.json", {**WHOLE, "exit_reason": "wall_s"})
+        FakeRun.made.clear()
+        assert train.main([*auto, f"stop.wall_s={more}"]) == 0
+        assert len(FakeRun.made) == 1
+
+
 def test_a_folder_that_holds_a_run_of_another_seed_is_not_gone_on_with(capsys):
     write_down(RunFolder(Path("all/seed-2")), "seed=0")
     assert train.main(["--seeds", "1-2", "--resume", "auto", "--run-dir", "all"]) == 2
@@ -243,7 +279,7 @@ def test_seeds_are_refused_where_they_are_not_what_is_asked_for(capsys):
     for flags, says in (
         (["--resume"], "--seeds: wants no single run to resume and no recording: say --resume au"),
         (["--record", "x"], "--seeds: wants no single run to resume and no recording"),
-        (["--set", "seed=3"], "--set: seed=3: --seeds names the seeds: drop either"),
+        (["--set", "seed=3"], "--set: seed: --seeds names the seeds: drop either"),
         ([], "all/seed-2 already holds a run"),
         (["--run-dir", "all/seed-2"], "all/seed-2 already holds a run: name another folder"),
     ):
