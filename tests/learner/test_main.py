@@ -295,6 +295,6 @@ def test_a_run_that_an_actor_ended_shows_what_it_came_to(env_steps, tmp_path, ca
     summary = summarise(config, REPORT | {"env_steps_trained": env_steps}, **how, **more)
     door._show(summary, RunFolder(tmp_path), config.stop, Exit.CONFIG, is_resumed=False)
     said = capsys.readouterr().out
-    # Whoever gave it up says why; where nothing was trained there is no more to say.
+    # Its supervisor says why it was given up; where nothing was trained there is no more to say.
     assert said.startswith("E: ended (actor_failed)\n") == bool(env_steps)
     assert (f"run folder: {tmp_path}" in said) == bool(env_steps)
