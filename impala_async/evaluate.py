@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from impala_async.actor.stopping import Stopper
@@ -164,8 +165,11 @@ def _film(
     draw = frames_of(env, config.env.id)
     with closed_after(envs), film(args.video, frames_per_s(env)) as opened:
         seed = args.seeds[0]
-        first = play(policy, envs, 1, seed=seed, look=lambda: opened.add(draw()), **how)[0]
-    return {"file": str(args.video), "return": first.total, "length": first.length}
+        played = play(policy, envs, 1, seed=seed, look=lambda: opened.add(draw()), **how)
+    # An agent of several may have ended before the film does.
+    length = max(each.length for each in played)
+    mean_return = fmean(each.total for each in played)
+    return {"file": str(args.video), "return": mean_return, "length": length}
 
 
 if __name__ == "__main__":

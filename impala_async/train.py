@@ -42,7 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(flags: "RunFlags", words: Sequence[str]) -> tuple[int, Sequence[int]]:
     """Run a learner and its actors; `words` are its flags, and `flags` the same, parsed. Returns
     the exit code, and the signals that asked for an end."""
-    from impala_async.config.learner import ANY_PORT_HERE
     from impala_async.config.ranks import place_in, share_of
     from impala_async.learner.meeting import Meeting
     from impala_async.runs.start import check_run, chosen_config, settle
@@ -62,7 +61,7 @@ def _train(flags: "RunFlags", words: Sequence[str]) -> tuple[int, Sequence[int]]
     # Where the settings name no port any will do, at a later resume too.
     for key in ("data", "weights"):
         if key not in config.bind.model_fields_set:
-            words += ["--set", f"bind.{key}={ANY_PORT_HERE}"]
+            words += ["--set", f"bind.{key}=tcp://127.0.0.1:*"]
     before = folder.read_json("summary.json")
     run = LocalRun(words, folder.path)
     code = run.run(num_actors)

@@ -24,10 +24,6 @@ MOST_PASSES = 16
 AUTO_STOP_KL = 0.1
 
 
-# Where nobody else is to come in, any port will do.
-ANY_PORT_HERE = "tcp://127.0.0.1:*"
-
-
 def is_loopback(url: str) -> bool:
     """Whether only processes of this host can reach a tcp url."""
     host = url.removeprefix("tcp://").rpartition(":")[0]

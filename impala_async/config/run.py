@@ -13,7 +13,7 @@ from impala_async.config.actor import MAX_COLUMNS, ActorSection
 from impala_async.config.algorithm import ALGORITHM_KEYS, ALGORITHMS, AlgorithmSection
 from impala_async.config.env import EnvSection
 from impala_async.config.evaluate import EvaluateSection
-from impala_async.config.learner import ANY_PORT_HERE, BindSection, LearnerSection
+from impala_async.config.learner import BindSection, LearnerSection
 from impala_async.config.model import ModelSection
 from impala_async.config.policies import PoliciesSection
 from impala_async.config.section import MOST_S, Named, Section, unknown_name
@@ -193,9 +193,8 @@ class RunConfig(Section):
         for key in (*DECIDED, *ADDRESSES):
             section, _, name = key.partition(".")
             owner = getattr(self, section)
-            value = getattr(owner, name)
-            if name not in owner.model_fields_set or value == ANY_PORT_HERE:
-                found[key] = value
+            if name not in owner.model_fields_set:
+                found[key] = getattr(owner, name)
         return found
 
     def broken_rules(self) -> Iterator[str]:

@@ -99,6 +99,10 @@ def build_drawn(
     with warnings.catch_warnings():
         # One that does not know the mode is told of by what it gives instead of a picture.
         warnings.simplefilter("ignore", UserWarning)
+        if makes_vectors(find_env(section.id)):
+            raise EnvError(
+                f"{section.id} makes a whole vector of environments: one cannot be drawn"
+            )
         envs = _build(section, 1, policies, is_vector=False, has_spares=False, made=made)
     return envs, made[0]
 

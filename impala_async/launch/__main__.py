@@ -127,11 +127,12 @@ def _settings(args: argparse.Namespace, binds: list[str]) -> list[str]:
 
 def _binds(args: argparse.Namespace, config: "RunConfig", is_resumed: bool) -> dict[str, str]:
     """Where the learner listens: for all hosts at any ports, unless the settings say otherwise. A
-    run that `train` began has it in its folder that only this host reaches it."""
+    run that `train` began has it in its config.json that only its own host reaches it."""
     binds = {}
+    is_of_run = is_resumed or (args.config is not None and args.config.suffix == ".json")
     for key in _PORTS:
         url = getattr(config.bind, key)
-        is_own = is_resumed and is_loopback(url) and not sets(args.overrides, f"bind.{key}")
+        is_own = is_of_run and is_loopback(url) and not sets(args.overrides, f"bind.{key}")
         is_set = key in config.bind.model_fields_set and not is_own
         binds[key] = url if is_set else "tcp://0.0.0.0:*"
     return binds

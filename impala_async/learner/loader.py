@@ -34,6 +34,7 @@ class IndexQueue:
         self._changed = threading.Condition()
         self._is_closed = self.is_drained = False
         self._get_wait = WindowStat("get_wait")
+        self._waited_s = 0.0
         self._depth = WindowStat("depth")
 
     def __len__(self) -> int:
@@ -53,9 +54,12 @@ class IndexQueue:
             self._changed.wait_for(lambda: self._items or self._is_closed, timeout)
             if self._is_closed and not (self.is_drained and self._items):
                 raise ClosedError(self.name)
+            self._waited_s += time.monotonic() - started
             if not self._items:
                 raise queue.Empty
-            self._get_wait.push((time.monotonic() - started) * 1000)
+            # It may have been asked for in pieces.
+            self._get_wait.push(1000 * self._waited_s)
+            self._waited_s = 0.0
             return self._items.popleft()
 
     def take_all(self) -> list[int]:

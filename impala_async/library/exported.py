@@ -93,7 +93,8 @@ def check_onnx() -> None:
 def as_onnx(graph: Graph) -> bytes:
     # It tells of packages that it could use, and uses functions that torch itself calls old.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    failed = UserCode("the network", "to be written as ONNX", ConfigError)
+    with warnings.catch_warnings(), failed:
         warnings.simplefilter("ignore", FutureWarning)
         program = torch.onnx.export(
             graph.program,
@@ -102,8 +103,8 @@ def as_onnx(graph: Graph) -> bytes:
             output_names=[each.name for each in graph.outputs],
             verbose=False,
         )
-    assert program is not None, "the exporter gives none only where it writes a file itself"
-    return bytes(program.model_proto.SerializeToString())
+        assert program is not None, "the exporter gives none only where it writes a file itself"
+        return bytes(program.model_proto.SerializeToString())
 
 
 def as_torch(graph: Graph) -> bytes:

@@ -70,7 +70,8 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, NDArray[np.float64]]:
-        """Every metric that is a number, by its name: one per report, NaN where it has none."""
+        """Every metric that is a number, by each of its names: one per report, NaN where it has
+        none."""
         reports = read_reports(self._files.metrics)
         names = dict.fromkeys(name for report in reports for name in report)
         return {
@@ -159,8 +160,9 @@ class _Echo:
                 data = os.read(self._fd, CHUNK_BYTES)
                 text = self._decoder.decode(data)
                 self.last = (self.last + text)[-MOST_LAST:]
-                # A disk that is full ends no run, nor does a stderr that was closed from the start.
-                with suppress(OSError, AttributeError):
+                # A disk that is full ends no run, nor does a stderr that is closed, or that has not
+                # got a character.
+                with suppress(OSError, AttributeError, ValueError):
                     sys.stderr.write(text)
                     sys.stderr.flush()
                 if not data:

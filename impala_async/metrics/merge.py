@@ -7,11 +7,17 @@ the run: times are its.
 from collections.abc import Mapping, Sequence
 
 from impala_async.metrics.names import SECTIONS, Value
-from impala_async.metrics.report import BATCH_WAIT_MS, TIMES, advice_on, judge
+from impala_async.metrics.report import (
+    BATCH_WAIT_MS,
+    RETURN_EPISODES,
+    TIMES,
+    advice_on,
+    judge,
+)
 
-FIRST, SUM, MEAN, MOST, LEAST, SLOWEST, ANY, JUDGED, EACH = (
+FIRST, SUM, MEAN, MOST, LEAST, SLOWEST, ANY, JUDGED, EACH, BY_EPISODES = (
     *("rank 0's", "sum", "mean", "largest", "smallest", "the slowest rank's", "the first there is"),
-    *("judged anew", "a list of all"),
+    *("judged anew", "a list of all", "mean, by episodes"),
 )
 OF_SECTIONS = {
     "Run": FIRST,
@@ -21,7 +27,7 @@ OF_SECTIONS = {
     "Learner": MOST,
     "Queues": SLOWEST,
     "Update": FIRST,
-    "Episodes": MEAN,
+    "Episodes": BY_EPISODES,
     "Evaluation": FIRST,
     "Weights": SUM,
     "Wire": SUM,
@@ -31,8 +37,8 @@ OF_SECTIONS = {
     "Process": MOST,
 }
 EXCEPTIONS = {
-    "mean_return": MEAN,
-    "mean_return_100": MEAN,
+    "mean_return": BY_EPISODES,
+    "mean_return_100": BY_EPISODES,
     "bottleneck": JUDGED,
     "advice": JUDGED,
     "ranks/num_actors": EACH,
@@ -76,6 +82,8 @@ def merge_ranks(
         found = [value for each in reports if (value := each.get(name)) is not None]
         if rule == SLOWEST:
             merged[name] = reports[slowest].get(name)
+        elif rule == BY_EPISODES and found:
+            merged[name] = _by_episodes(reports, name)
         elif rule in (SUM, MEAN, MOST, LEAST, ANY) and found:
             merged[name] = _merged(rule, found)
     merged["ranks/num_actors"] = _of_each(reports, "num_actors")
@@ -102,6 +110,18 @@ def _merged(rule: str, found: Sequence[Value]) -> Value:
     if rule == MEAN:
         return sum(numbers) / len(numbers)
     return max(numbers) if rule == MOST else min(numbers)
+
+
+def _by_episodes(reports: Sequence[Mapping[str, Value]], name: str) -> Value:
+    """The mean over ranks that have one, by how many of the last episodes are theirs."""
+    pairs = [
+        (min(count, RETURN_EPISODES), value)
+        for each in reports
+        if isinstance(value := each.get(name), int | float)
+        and isinstance(count := each.get("episodes/count"), int)
+    ]
+    number = sum(count for count, _ in pairs)
+    return sum(count * value for count, value in pairs) / number if number else None
 
 
 def _of_each(reports: Sequence[Mapping[str, Value]], name: str) -> list[float | None]:

@@ -73,7 +73,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("learner/building", "1", "1: it builds what it trains and hears nobody; else 0"),
         ("learner/wall_s", "s", "since this start's first update; stop.wall_s ends it"),
         ("learner/starved_total_s", "s", "starved so far, the present wait included"),
-        ("learner/skipped_updates", "updates", "not taken: no valid row, or not finite"),
+        ("learner/skipped_updates", "updates", "not taken, or not with columns at fault"),
         ("timing_breakdown/learner_grad_time_ms", "ms", "one pass over a batch, mean"),
         ("timing_breakdown/learner_load_time_ms", "ms", "loader: one copy to the device"),
         ("timing_breakdown/learner_load_wait_time_ms", "ms", "wait for it, mean of all passes"),

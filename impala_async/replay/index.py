@@ -72,6 +72,8 @@ def settings_for(index: RecordingIndex, overrides: Sequence[str], *, is_exact: b
         "env": {**settings.get("env", {}), "probe": "actor"},
         "bind": {"data": ANY_PORT, "weights": ANY_PORT},
         "evaluate": {},
+        # Others saw it when it was recorded, and packages for that may not be installed here.
+        "report": {**settings.get("report", {}), "sinks": []},
         # Schedules end with it.
         "stop": {"env_steps": settings.get("stop", {}).get("env_steps")},
     }
@@ -98,6 +100,11 @@ def check_exact(index: RecordingIndex) -> None:
     if start.settings.get("pace", {}).get("mode") == "lockstep":
         fix = "train again with its settings"
         raise RecordingError(f"--exact: {index.path} was recorded in lockstep: {fix}")
+    if start.settings.get("learner", {}).get("num_passes") == "auto":
+        why = "with learner.num_passes auto, which goes by the time"
+        raise RecordingError(
+            f"--exact: {index.path} was recorded {why}: set a number, and train again"
+        )
     if start.update != 0:
         begins = f"begins at update {start.update}: record a run from its start"
         raise RecordingError(f"--exact: {index.path} {begins}")

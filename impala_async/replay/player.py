@@ -127,7 +127,8 @@ class Player:
             self._pump()
         since = time.monotonic()
         # The learner may have a goal, and say goodbye; else until it has made all that it can.
-        while self.is_exact and self._still_s(since) < STILL_S:
+        patience_s = STILL_S if self.index.end is None else STUCK_S
+        while self.is_exact and self._still_s(since) < patience_s:
             self._pump()
 
     def _await_version(self, update: int) -> None:

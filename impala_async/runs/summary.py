@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 # A value in the table that is wider goes on in the next line.
 MOST_WIDE = 66
 ENV_STEPS, INTERVAL_RETURN = "env_steps_trained", "episodes/return_mean"
-DRAWN = {ENV_STEPS, INTERVAL_RETURN, "mean_return_100", "lag/mean", "evaluate/env_steps"}
-DRAWN |= {f"evaluate/{kind}_return" for kind in ("greedy", "sampled")}
+RETURNS = {INTERVAL_RETURN, *(f"evaluate/{kind}_return" for kind in ("greedy", "sampled"))}
+DRAWN = {*RETURNS, ENV_STEPS, "mean_return_100", "lag/mean", "evaluate/env_steps"}
 PICTURE = "learning_curve.png"
 # A report has some kilobytes.
 MOST_LINE = 1 << 20
@@ -146,8 +146,9 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
         title += f": mean return {mean_return}"
 
     def draw() -> bytes | None:
-        reports = [each for each in read_reports(folder.metrics, DRAWN) if INTERVAL_RETURN in each]
-        return draw_learning_curve(reports, title, goal) if reports else None
+        reports = read_reports(folder.metrics, DRAWN)
+        has_return = any(name in each for each in reports for name in RETURNS)
+        return draw_learning_curve(reports, title, goal) if has_return else None
 
     if not os.path.isfile(folder.metrics):
         return f"none, as {folder.metrics} is gone"

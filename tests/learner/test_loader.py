@@ -270,3 +270,23 @@ def test_a_queue_reports_its_three_numbers():
     assert report["queue/ready_capacity"] == 4
     assert report["queue/ready_depth_quantiles"] == [1.0, 1.2, 2.0, 2.8, 3.0]
     assert 0 <= report["queue/ready_get_wait_ms"] < 1000
+
+
+def test_a_wait_in_pieces_is_one_wait(monkeypatch):
+    indices, now = loader.IndexQueue("full", 4), [0.0]
+    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def wait_for(is_so, timeout):
+        now[0] += timeout
+        return is_so()
+
+    monkeypatch.setattr(indices._changed, "wait_for", wait_for, raising=False)
+    for _ in range(3):
+        with pytest.raises(queue.Empty):
+            indices.get(0.25)
+    indices.put(0)
+    indices.get(0.25)
+    assert indices.report()["queue/full_get_wait_ms"] == 1000
+    indices.put(1)
+    indices.get(0.5)
+    assert indices.report()["queue/full_get_wait_ms"] == 750

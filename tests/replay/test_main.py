@@ -89,6 +89,7 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
         stop={"mean_return": 3.0, "env_steps": 5},
         bind={"data": "tcp://0.0.0.0:7"},
         algorithm={"lr": 0.5},
+        report={"sinks": ["wandb"]},
     )
     assert replay.main([recording(recorded, message(0)), "--run-dir", "here"]) == 0
     (learner,), (player,) = FakeLearner.made, FakePlayer.made
@@ -97,6 +98,7 @@ def test_it_starts_a_learner_with_the_recorded_settings_and_no_goal_and_says_how
     assert config.algorithm.lr == 0.5
     assert config.env.id == recorded.settings["env"]["id"]
     assert config.env.probe == "actor"
+    assert config.report.sinks == ()
     assert set(config.stop.model_dump().values()) == {None}
     assert config.bind.data == config.bind.weights == "tcp://127.0.0.1:*"
     assert player.learner == "here"
@@ -118,6 +120,12 @@ def test_what_cannot_be_replayed_so_is_told_before_anything_starts(capsys):
         (start(), end(7), ["--exact", "--loop"], "--exact: it ends, with the recorded settings"),
         (start(), end(7), ["--exact", "--set", "seed=1"], "--exact: it ends, with the recorded"),
         (start(**LOCKSTEP), end(7), ["--exact"], "was recorded in lockstep"),
+        (
+            start(learner={"num_passes": "auto"}),
+            end(7),
+            ["--exact"],
+            "auto, which goes by the time",
+        ),
         (start(2, 5), end(7), ["--exact"], "begins at update 5: record a run from its start"),
         (start(), end(0), ["--exact"], "ended before the first update"),
         (start(), end(7), ["--run-dir", "held"], "already holds a run: name another folder"),

@@ -208,6 +208,16 @@ def test_evaluations_are_drawn_at_the_steps_of_their_weights(lines_of):
     assert "evaluation, sampled" not in drawn
 
 
+def test_evaluations_are_drawn_where_no_episode_ended(lines_of):
+    def evaluated(steps):
+        values = {"env_steps_trained": steps, "lag/mean": 0.5}
+        return json.dumps(values | {"evaluate/greedy_return": 7.0, "evaluate/env_steps": steps})
+
+    drawn = lines_of(evaluated(100), evaluated(200))
+    assert drawn["evaluation, greedy"] == [(100, 7), (200, 7)]
+    assert "interval" not in drawn
+
+
 def test_what_is_not_known_yet_damage_and_what_a_resumed_run_did_again_are_passed_over(lines_of):
     damage = ["[1]", "\udcff", "[" * 100_000, report(1)[:9]]
     steps = [report(2, env_steps_trained=wrong) for wrong in ("x", 10**400)]
@@ -216,8 +226,9 @@ def test_what_is_not_known_yet_damage_and_what_a_resumed_run_did_again_are_passe
     early = report(1, mean_return_100=None)
     drawn = lines_of(early, *damage, *steps, *others, *lost, report(4), report(4), report(8))
     assert [step for step, _ in drawn["interval"]] == [1, 2, 4, 4, 8]
-    assert [step for step, _ in drawn["last 100 episodes"]] == [2, 4, 4, 8]
-    assert [step for step, _ in drawn["lag"]] == [1, 4, 4, 8]
+    # The rest of a damaged report is drawn.
+    assert [step for step, _ in drawn["last 100 episodes"]] == [2, 2, 4, 4, 8]
+    assert [step for step, _ in drawn["lag"]] == [1, 2, 4, 4, 8]
     assert "goal" not in drawn
 
 

@@ -185,10 +185,10 @@ class Evaluations:
                 self._evaluator = _Evaluator(self._saver.folder.absolute)
             answer = await self._evaluator.evaluate(captured)
         except _DiedError as error:
-            self._tell_death(f"{error}")
+            await self._tell_death(f"{error}")
             return
         except OSError as error:  # to the kernel that memory is a file, which `ulimit -f` limits
-            self._tell_death(f"cannot be given weights: {error}")
+            await self._tell_death(f"cannot be given weights: {error}")
             return
         self._num_deaths = 0
         self._num_done += 1
@@ -204,18 +204,21 @@ class Evaluations:
             self.saving.result()
         self._on_return(score)
 
-    def _tell_death(self, how: str) -> None:
+    async def _tell_death(self, how: str) -> None:
         self._num_deaths += 1
-        self.close()
+        try:  # it may live, and take its time
+            await on_thread("evaluate", self.close)
+        except OSError:  # the system has no thread left
+            self.close()
         then = "another one is started for the next evaluation"
         if self._num_deaths >= MOST_DEATHS:
             then = f"after {MOST_DEATHS} in a row there are no further evaluations"
         logger.error("the process that evaluates %s: training goes on, and %s", how, then)
 
     def close(self) -> None:
-        if self._evaluator is not None:
-            self._evaluator.close()
-            self._evaluator = None
+        evaluator, self._evaluator = self._evaluator, None
+        if evaluator is not None:
+            evaluator.close()
 
     def report(self) -> dict[str, object]:
         best = self._saver.best_evaluated
