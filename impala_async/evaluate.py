@@ -16,7 +16,7 @@ from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, ty
 from impala_async.envs.faults import Watch, closed_after, tell_stderr
 from impala_async.errors import ConfigError
 from impala_async.evaluation import MAX_STEPS, SEED
-from impala_async.processes import answer_requests, interrupt, leave, without_echo
+from impala_async.processes import answer_requests, interrupt, leave, result_wanted, without_echo
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--video", type=typed_path, metavar="FILE", help=told)
     parser.set_defaults(actions="greedy")
     args = parser.parse_args(argv)
-    return run_door(lambda: _evaluate(args))
+    with result_wanted():
+        return run_door(lambda: _evaluate(args))
 
 
 def _evaluate(args: argparse.Namespace) -> int:

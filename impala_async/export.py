@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from impala_async.doors import new_parser, run_door, start_told_of, typed_path
 from impala_async.envs.faults import tell_stderr
 from impala_async.files import unwritten, write_whole
-from impala_async.processes import leave
+from impala_async.processes import leave, result_wanted
 
 if TYPE_CHECKING:
     from impala_async.schema import ArraySpec
@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     kinds.add_argument("--torch", type=typed_path, metavar="FILE", help="as torch.export saves it")
     parser.add_argument("--policy", metavar="NAME", help="the member of a team")
     args = parser.parse_args(argv)
-    return run_door(lambda: _export(args))
+    with result_wanted():
+        return run_door(lambda: _export(args))
 
 
 def _export(args: argparse.Namespace) -> int:

@@ -46,6 +46,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THRE
 # So long a process that was asked to end goes on with a start for which others wait.
 TERM_PATIENCE_S = 8.0
 _undoings: list[Callable[[], object]] = []
+# A service that was told to end has done what it was for.
+_code_of_term: list[int] = [Exit.DONE]
 _is_orphaned = threading.Event()
 _leaves_threads = threading.Event()
 _SIGEV_THREAD = 2
@@ -207,7 +209,7 @@ def answer_requests(handler: Callable[..., object] | signal.Handlers) -> None:
 def last_word(*numbers: int) -> tuple[str, int]:
     """The last word and the exit code of a process that such signals have ended."""
     if numbers and signal.SIGINT not in numbers:
-        return "terminated\n", Exit.DONE
+        return "terminated\n", _code_of_term[-1]
     return "interrupted\n", Exit.INTERRUPTED
 
 
@@ -235,6 +237,16 @@ def quit_at_once() -> Iterator[None]:
         answer_requests(_quit)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, CTRL_C)
         yield
+
+
+@contextmanager
+def result_wanted() -> Iterator[None]:
+    """A context in which a request to end is none that can be met: there is no result then."""
+    _code_of_term.append(Exit.TRY_AGAIN)
+    try:
+        yield
+    finally:
+        _code_of_term.pop()
 
 
 @contextmanager

@@ -189,6 +189,11 @@ def test_a_film_of_an_episode_lies_where_it_was_wanted(tmp_path, capsys):
     ("env", "kwargs", "says"),
     [
         (f"{PROBES}:ActionReward", None, "ActionReward failed to be made with kwargs {'render_"),
+        (
+            f"{PROBES}:CountingVector",
+            {},
+            "CountingVector makes a whole vector of",
+        ),
         ("tests.evaluation.test_video:Drawn", {"picture": None}, "Drawn: --video: wants a pict"),
     ],
 )
@@ -304,7 +309,7 @@ def test_an_environment_that_breaks_in_a_later_step_is_no_mean(kwargs, says, tmp
 
 @pytest.mark.parametrize(
     ("number", "code", "word"),
-    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 0, "terminated\n")],
+    [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 75, "terminated\n")],
 )
 def test_a_signal_ends_it_with_a_word_while_it_plays(number, code, word, tmp_path, capsys):
     kwargs = {"value": "signal", "place": int(number)}

@@ -2,9 +2,9 @@
 
 import argparse
 import logging
-import signal
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,16 @@ from impala_async.errors import ConfigError, Exit
 from impala_async.launch.children import end_in_time, exit_code, spawn
 from impala_async.launch.local import LEARNER_END_S
 from impala_async.output import told_of
-from impala_async.processes import Lifeline, answer_requests, interrupt, leave, undone, without_echo
+from impala_async.processes import (
+    Lifeline,
+    answer_requests,
+    interrupt,
+    last_word,
+    leave,
+    result_wanted,
+    undone,
+    without_echo,
+)
 
 if TYPE_CHECKING:
     from impala_async.replay.index import RecordingIndex
@@ -44,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     change = "change a recorded setting of the learner; may be repeated"
     doors.add_common_flags(parser, change, "its run folder")
     args = parser.parse_args(argv)
-    return doors.run_door(lambda: _replay(args))
+    with result_wanted() if args.exact else nullcontext():
+        return doors.run_door(lambda: _replay(args))
 
 
 def _replay(args: argparse.Namespace) -> int:
@@ -118,7 +128,7 @@ def _start_and_play(
         print(player.describe())
         if args.exact and not told:
             print(compare(folder, index, is_finished=player.is_finished))
-    return Exit.INTERRUPTED if signal.SIGINT in told else Exit.DONE
+    return last_word(*told)[1] if told else Exit.DONE
 
 
 if __name__ == "__main__":

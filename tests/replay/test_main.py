@@ -73,7 +73,7 @@ def fakes(monkeypatch, tmp_path):
     monkeypatch.setattr(replay, "spawn", FakeLearner)
     monkeypatch.setattr(replay, "end_in_time", FakeLearner.end)
     monkeypatch.setattr(player_module, "Player", FakePlayer)
-    monkeypatch.setattr(replay.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 
 def recording(*records):
@@ -192,7 +192,7 @@ def test_an_echo_of_ctrl_c_is_no_second_one(monkeypatch, capsys):
         for _ in range(2):
             handlers[signal.SIGINT](signal.SIGINT, None)
 
-    monkeypatch.setattr(replay.signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(FakePlayer, "run", press)
     assert replay.main([recording()]) == 130
     assert "interrupted" not in capsys.readouterr().err
