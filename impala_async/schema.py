@@ -114,7 +114,7 @@ class ArraySpec:
     def __post_init__(self) -> None:
         why = ""
         if self.dtype not in DTYPES:
-            why = f"unsupported dtype {self.dtype}"
+            why = f"unsupported dtype {self.dtype}: {', '.join(sorted(DTYPES))} are supported"
         elif any(size < 1 for size in self.shape):
             why = f"empty shape {self.shape}"
         elif len(self.choices) not in (0, self.num_items):

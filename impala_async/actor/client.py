@@ -189,6 +189,7 @@ class Client:
         self.side.set_spec(schema, layouts[0].digest, columns, streams, gives_way)
         num_buffers, num_bytes = plan_buffers(schema, columns, streams)
         self._data_s = num_bytes / wire.SLOWEST_BYTES_PER_S
+        self.side.settled.clear()  # whose buffers may be of another run
         self._free = deque(MessageBuffer(schema, columns) for _ in range(num_buffers))
         if not self._open_session():
             self._come_back(NO_CONNECTION)

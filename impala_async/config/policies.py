@@ -52,6 +52,9 @@ class PoliciesSection(Section):
                 f"train must name each policy that learns once, of those that are no copies "
                 f"({', '.join(free)}), got {json.dumps(self.train)}"
             )
+        if not free:
+            yield "copies: all policies are copies, and one at least must learn"
+            return
         for name, source in self.copies.items():
             if name not in names or source not in self.trained:
                 yield (

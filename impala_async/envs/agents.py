@@ -58,9 +58,9 @@ def make_deal(section: PoliciesSection, agents: Sequence[Any]) -> Deal:
 
 
 def is_parallel(env: Any) -> bool:
-    """Whether all agents of an environment act at once (those that take turns have `last`)."""
+    """Whether all agents of an environment act at once: others have `agent_iter`."""
     has_agents = not isinstance(env, gym.Env) and hasattr(env, "possible_agents")
-    return has_agents and not hasattr(env, "last")
+    return has_agents and not hasattr(env, "agent_iter")
 
 
 @dataclass
@@ -152,7 +152,7 @@ class AgentEnvs(OwnEnvs):
             step.truncated[column] = as_numbers(truncated[agent], "truncated", BOOL)
             is_over = step.terminated[column] or step.truncated[column]
             # An agent that is gone may show nothing more: then its last observation stays.
-            if agent in obs or not is_over:
+            if not is_over or obs.get(agent) is not None:
                 self._rows.write(column, obs[agent], " in step")
             if is_over:
                 continue

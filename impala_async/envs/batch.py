@@ -119,6 +119,8 @@ class ObsLeaf(NamedTuple):
     dtype: np.dtype[Any]
     start: NDArray[Any] | None = None
     """The first category of each number, where categories do not count from 0."""
+    is_bits: bool = False
+    """Numbers are 0 or 1."""
 
     def of(self, obs: Any) -> Any:
         """This leaf's part of an observation, batched or not; None where it is not there."""
@@ -141,8 +143,9 @@ class ObsRows:
         # The highest category of each item, counted from 0.
         self._last_choices: list[tuple[ObsLeaf, NDArray[Any]]] = []
         for leaf in leaves:
-            if leaf.spec.choices:
-                last = np.reshape(leaf.spec.choices, leaf.spec.shape) - 1
+            choices = leaf.spec.choices or (2,) * leaf.spec.num_items * leaf.is_bits
+            if choices:
+                last = np.reshape(choices, leaf.spec.shape) - 1
                 self._last_choices.append((leaf, last.astype(f"u{leaf.dtype.itemsize}")))
 
     def write(self, row: int, obs: Any, where: str = "") -> None:
@@ -194,7 +197,9 @@ def _checked(leaf: ObsLeaf, value: Any, shape: tuple[int, ...], where: str) -> N
     # Mostly it is the very one, and to ask costs as much as all else.
     if array.dtype is leaf.dtype:
         return array
-    if not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
+    # Whole numbers are looked at one by one.
+    is_whole = array.dtype.kind in "iu" and leaf.dtype.kind in "iu"
+    if not is_whole and not np.can_cast(array.dtype, leaf.dtype, casting="same_kind"):
         raise _broken(leaf, where, f"{leaf.dtype}, it is {array.dtype}")
     # A whole number must not become another one.
     if leaf.dtype.kind in "iu" and (beyond := array[array.astype(leaf.dtype) != array]).size:

@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import math
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
@@ -27,6 +28,8 @@ WANTED = {
 WHERES = tuple(WANTED)
 WAITED_FOR = (*WHERES, "in close")
 TOO_LONG = "longer than env.step_timeout_s allows"
+# Python, and we, say so of arguments and results that do not fit a call.
+UNFIT = re.compile("^(TypeError|ValueError): .*(unpack|argument|its info)")
 # Modules that call an environment, and unpack what it returns.
 CALLERS = (__name__.rpartition(".")[0], "gymnasium.core", "gymnasium.wrappers")
 
@@ -100,7 +103,7 @@ class Blame(UserCode):
             module = str(frame.f_globals.get("__name__"))
             if isinstance(error, EnvError):
                 with_id(error, self.name)
-            elif isinstance(error, TypeError | ValueError) and module.startswith(CALLERS):
+            elif module.startswith(CALLERS) and UNFIT.search(one_line(error)):
                 # Its caller could not use what it gave: nothing of its own is to be traced back.
                 error.__traceback__ = None
                 return EnvError(f"{self.name} {WANTED[self.where]}: {one_line(error)}")

@@ -239,7 +239,9 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
 def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
     why_not = _why_no_vector(section)
     if why_not is not None:
-        raise EnvError(f"{section.id} {why_not}: set actor.sampler to serial or auto")
+        is_vector = makes_vectors(find_env(section.id))
+        fix = "drop these" if is_vector else "set actor.sampler to serial or auto"
+        raise EnvError(f"{section.id} {why_not}: {fix}")
     found = find_env(section.id)
     kwargs = {"num_envs": num_envs, **section.kwargs}
     with Blame(section.id, f"to be made{_with(section.kwargs)}"), warnings.catch_warnings():
@@ -252,6 +254,8 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
             warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
             env = gym.make_vec(found, vectorization_mode="vector_entry_point", **kwargs)
     if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
+        with suppress(EnvError):
+            close_all([env], section.id)
         raise EnvError(
             f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "
             f"environments, and must make a gymnasium.vector.VectorEnv of {num_envs}"

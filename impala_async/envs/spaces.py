@@ -70,6 +70,9 @@ class Spaces:
         self._turns = {name: _turn(part, is_squashed) for name, (_, part) in found.items()}
         self._batched = batch_space(action_space)
         self._is_nested = isinstance(action_space, Dict | Tuple)
+        if self._is_nested and _has_empty(action_space):
+            whose = f"action space {short(action_space)}"
+            raise EnvError(f"{whose} has a Dict or Tuple without parts: leave it out")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Spaces, self._made_of
@@ -136,7 +139,8 @@ def _obs_leaf(name: str, path: Path, space: Space[Any], is_stacked: bool) -> Obs
     dtype, shape = np.dtype(space.dtype), tuple(space.shape or ())
     is_stack = is_stacked and dtype == np.uint8 and len(shape) >= 3 and not choices
     spec = ArraySpec(name, shape, dtype.name, choices, is_stack)
-    return ObsLeaf(path, spec, dtype, np.asarray(start, dtype) if np.any(start) else None)
+    first = np.asarray(start, dtype) if np.any(start) else None
+    return ObsLeaf(path, spec, dtype, first, is_bits=isinstance(space, MultiBinary))
 
 
 def _part(name: str, space: Space[Any], is_squashed: bool) -> ActionPart:
@@ -201,6 +205,14 @@ def _walk(space: Space[Any], path: Path) -> Iterator[tuple[Path, Space[Any]]]:
             yield from _walk(part, (*path, key))
     else:
         yield path, space
+
+
+def _has_empty(space: Space[Any]) -> bool:
+    """Whether a Dict or Tuple in it has no part, as gymnasium batches none such."""
+    if not isinstance(space, Dict | Tuple):
+        return False
+    parts = [*(space.spaces.values() if isinstance(space, Dict) else space.spaces)]
+    return not parts or any(map(_has_empty, parts))
 
 
 def _name_of(path: Path) -> str:

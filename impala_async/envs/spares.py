@@ -61,9 +61,10 @@ class ResetAhead(Env):
     def close(self) -> None:
         """Close all of them, and wait for those that are not just being reset."""
         members, self._members, self._played = self._members, [], None
+        being_reset = {member for member, begun in self._ready if not begun.done()}
         closed = [member.close() for member in members]
-        being_reset = [begun for _, begun in self._ready if not begun.done()]
-        wait(closed, timeout=RESET_GRACE_S if being_reset else None)
+        wait([each for each, of in zip(closed, members, strict=True) if of not in being_reset])
+        wait(closed, timeout=RESET_GRACE_S)
         faults = [error for each in closed if each.done() and (error := each.exception())]
         if faults:
             raise faults[0]

@@ -52,6 +52,8 @@ class SessionTable:
         self._known: dict[bytes, Peer] = {}
         # How many have each number.
         self._numbers = Counter[int]()
+        # Above all those of who has ever sent anything.
+        self._beyond = 0
         self._credit = Credit()
         self._last_expiry: float | None = None
 
@@ -144,7 +146,7 @@ class SessionTable:
             peer.verdicts.append([seq, wire.VERDICTS.index(verdict)])
         self._credit.note_use(peer, seq, was_admitted=verdict is None)
         peer.watermark.settle(seq)
-        peer.has_settled = True
+        peer.has_settled, self._beyond = True, max(self._beyond, peer.number + 1)
         peer.granted = max(peer.granted, peer.watermark.below)
 
     def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
@@ -276,8 +278,10 @@ class SessionTable:
             for peer in self
         ):
             return wanted
-        # At a thousand hellos a second nobody can look at all numbers.
-        return next(each for each in count(len(self._numbers)) if each not in self._numbers)
+        # At a thousand hellos a second nobody can look at all numbers. One that was at work may be
+        # forgotten: whoever had its number would step the same environments.
+        first = max(len(self._numbers), self._beyond)
+        return next(each for each in count(first) if each not in self._numbers)
 
     def _open(self, hello: wire.Hello, known: Peer, route: bytes, now: float) -> Peer:
         number = known.number

@@ -36,6 +36,10 @@ def test_what_does_not_go_together_is_refused():
         ({**COPIED, "copies": {"past": "past"}}, "'past' cannot be a copy of 'past'"),
         ({**THREE, "copies": {"past": "main", "new": "past"}}, "'new' cannot be a copy of 'past'"),
         ({**THREE, "train": ["new"]}, "must be of names, and the second learn, as new does"),
+        (
+            {**COPIED, "copies": {"main": "past", "past": "main"}},
+            "all policies are copies",
+        ),
         ({**COPIED, "copy_every_updates": None}, "copies must be taken anew from time to time"),
     ):
         text = complaint(policies=settings)

@@ -274,9 +274,13 @@ def test_what_does_not_fit_is_refused():
 
 def test_parallel_environments_are_told_from_others():
     class InTurns(Lives):
-        def last(self): ...
+        def agent_iter(self): ...
+
+    class Named(Lives):
+        last = None
 
     assert is_parallel(Lives())
+    assert is_parallel(Named())
     assert not any(is_parallel(env) for env in (InTurns(), Counting(), object()))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
@@ -197,11 +197,19 @@ def test_what_fits_is_fine(kind):
         (NUMBERS, ZEROS, np.ones(4, np.float64)),
         (Box(-9, 9, (4,), np.int64), BLACK, np.ones(4, np.int8)),
         (Discrete(5), 0, np.int8(4)),
+        (MultiBinary(2), np.zeros(2, np.int8), np.ones(2, np.int8)),
         (Discrete(5, start=-2), -2, 2),
         (CARDS, NO_CARDS, np.array([[1, 2], [3, 4]], np.int16)),
         (MultiDiscrete([255], dtype=np.uint8), np.zeros(1, np.uint8), np.full(1, 254, np.uint8)),
     ):
         try_steps(batch(kind, space, sound, then, length=4))
+
+
+@pytest.mark.parametrize("kind", ["serial", "agents"])
+def test_a_number_of_python_is_a_category_of_any_dtype(kind):
+    for space in (Discrete(5, dtype=np.uint8), Discrete(5, start=1, dtype=np.uint8)):
+        try_steps(batch(kind, space, np.uint8(1), 4, length=4))
+        refuses(batch(kind, space, np.uint8(1), -1, at=4), 3, r"promises uint8, it has -[12]$")
 
 
 HAND = Dict(hand=MultiDiscrete([2, 3], start=[0, 1]), deck=NUMBERS)
@@ -212,6 +220,8 @@ def test_a_category_that_is_none_is_named_whenever_it_comes(kind):
     for space, sound, then, says in (
         (Discrete(5), 0, -1, "observation: the space promises 0 to 4, it is -1"),
         (Discrete(5, start=3), 3, 8, "observation: the space promises 3 to 7, it is 8"),
+        (MultiBinary(2), np.zeros(2, np.int8), np.array([1, 7], np.int8),
+         r"observation at \[1\]: the space promises 0 to 1, it is 7"),
         # An excess here would be the first choice of the next item.
         (CARDS, NO_CARDS, np.array([[1, 3], [0, 0]], np.int16),
          r"observation at \[0, 1\]: the space promises 0 to 2, it is 3"),

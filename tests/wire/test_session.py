@@ -211,6 +211,18 @@ def test_every_actor_that_worked_has_a_number_of_its_own_and_none_comes_again(ta
     assert join(table, 8).number == 4
 
 
+def test_a_number_is_given_once_however_long_its_actor_is_gone(table):
+    """An actor that had it again would step the same environments."""
+    peers = [work(table, actor) for actor in range(3)]
+    table.end(peers[2])
+    late = session.WATERMARK_LIFE_S + 1
+    for _ in range(2):
+        table.expire(late)
+    assert not table.is_here(actor_id(2))
+    assert greet(table, 7, now=late).number == 3
+    assert greet(table, 8, now=late).number == 4
+
+
 def test_an_actor_has_the_number_that_its_starter_gave_it(table):
     alone = greet(table, 0)
     # Who has no number was here first; the others are called as their starter calls them.
