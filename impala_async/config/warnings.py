@@ -73,7 +73,11 @@ def _idle_warnings(config: RunConfig) -> Iterator[str]:
             "raise learner.num_passes, or drop learner.stop_kl"
         )
     is_current = algorithm.tau == 1 and algorithm.target_update_every_updates is None
-    if algorithm.kl_coeff > 0 and is_current and config.updates_of_a_batch == 1:
+    if (
+        algorithm.kl_coeff > 0
+        and is_current
+        and learner.most_passes * algorithm.num_minibatches == 1
+    ):
         yield (
             f"algorithm.kl_coeff ({algorithm.kl_coeff}) does nothing where a batch is one "
             "update, as the target network is always the current one: raise learner.num_passes "

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 CHECK_EVERY = 1000
 # However long no batch comes, requests are answered and limits are looked at this often.
 POLL_S = 0.25
+# So long after the end was asked for the passes of a batch are still made.
+LAST_PASSES_S = 5.0
 # Where trajectories are cut, a rank without a batch says its word so often while another one is
 # ready; while none is, when it has waited so much longer, as a share of its wait.
 CUT_POLL_S, CUT_POLL_SHARE = 0.01, 0.1
@@ -77,6 +79,7 @@ class LearnerThread:
         # With other ranks: drawn, until all are ready, and the rows that all have then.
         self._held: Draw[LoadedBatch] | None = None
         self._held_at = 0.0
+        self._told_at: float | None = None
         self._word = Word()
         # In lockstep those of what is trained, whatever the loop has counted by now.
         self._returns = deque(self.channels.returns[0], maxlen=RETURN_EPISODES)
@@ -254,7 +257,10 @@ class LearnerThread:
             is_old = not (len(lag_B) and lag_B.max() <= self.section.max_lag)
             if is_old or self.loader.num_waiting():
                 return True
-        return self._stats.newest.get("policy/kl", 0.0) > self.section.largest_kl
+        # A pass without an update says nothing new.
+        return (
+            num_updates > 0 and self._stats.newest.get("policy/kl", 0.0) > self.section.largest_kl
+        )
 
     def _learn_from(self, loaded: LoadedBatch, *, is_first: bool) -> int:
         self._drop_stale(loaded)
@@ -297,7 +303,7 @@ class LearnerThread:
         loaded.drop(self.progress.update - loaded.updates_B > self.section.max_lag, "stale")
 
     def _skip(self, loaded: LoadedBatch, result: StepResult) -> None:
-        """Something in an update is not finite: nothing of these columns is learned."""
+        """Something in an update is not finite: nothing more of these columns is learned."""
         self._stats.num_skipped += 1
         is_failed_B = result.is_failed_B.numpy() & loaded.alive_B
         loaded.drop(is_failed_B, "nonfinite_update")
@@ -360,7 +366,16 @@ class LearnerThread:
                 if limit is not None and value >= limit and self._stop_reason is None:
                     self._stop_reason = name
                     self.channels.stops.post(name)
-        return self._is_closed or self._stop_reason is not None
+        return self._is_closed or self._stop_reason is not None or self._is_waited_for
+
+    @property
+    def _is_waited_for(self) -> bool:
+        """Whether the loop has waited for a while for our end: a batch may have many passes left.
+        In lockstep a batch is whole, and several ranks end together."""
+        if not self.channels.end_reasons or self.is_lockstep or self.ranks.are_many:
+            return False
+        self._told_at = self._told_at or time.monotonic()
+        return time.monotonic() - self._told_at > LAST_PASSES_S
 
     def _report(
         self, others: Sequence[bytes] = (), *, is_last: bool = False

@@ -107,7 +107,7 @@ class LearnerStats:
     def add_result(self, result: StepResult, version: Version, *, is_logged: bool) -> None:
         """A pass that began at this version had this result."""
         self.newest = result.stats
-        self._means.add(result.stats, result.num_updates)
+        self._means.add(result.stats, result.num_updates, result.num_updates_of)
         if is_logged:
             stats = {name: v if math.isfinite(v) else None for name, v in result.stats.items()}
             line = {**version._asdict(), "num_updates": result.num_updates, **stats}

@@ -17,17 +17,18 @@ class UpdateMeans:
         # As in windows, what is not finite is left out: one such value would hide all others.
         self._sums: dict[str, tuple[float, int]] = {}
 
-    def add(self, stats: Mapping[str, float], num_updates: int) -> None:
-        """Take in means over so many updates. Those of updates that were skipped, 0, are told only
-        while nothing else is known of the interval."""
+    def add(
+        self, stats: Mapping[str, float], num_updates: int, of: Mapping[str, int] | None = None
+    ) -> None:
+        """Take in means over so many updates, of some over as many as `of` says. Those of updates
+        that were skipped, 0, are told only while nothing else is known of the interval."""
         self._last.update(stats)
-        if not num_updates:
-            return
         sums = self._sums
         for name, value in stats.items():
-            if math.isfinite(value):
+            count = num_updates if of is None else of.get(name, num_updates)
+            if count and math.isfinite(value):
                 total, number = sums.get(name, (0.0, 0))
-                sums[name] = total + num_updates * value, number + num_updates
+                sums[name] = total + count * value, number + count
 
     def take(self) -> dict[str, float]:
         """The mean of each, and settings as they are now; the sums start anew."""

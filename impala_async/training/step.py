@@ -8,7 +8,7 @@ statistics of observations in place, and nothing else.
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -50,13 +50,15 @@ class StepResult:
     """The result of the updates with a batch; `stats` are means over them."""
 
     num_updates: int
-    """Those taken: with a valid row, and a loss, gradient and weights that are finite."""
+    """Those taken: with a valid row, and a loss and a gradient that are finite."""
     is_failed_B: Tensor
     """The columns that were in updates that failed."""
     stats: dict[str, float]
     num_failed_in_a_row: int
     """How many updates failed since the last one that was taken, in this batch or before."""
     not_finite: tuple[str, ...]
+    num_updates_of: Mapping[str, int] | None = None
+    """In a team: the number of updates over which some statistics are means."""
 
 
 @dataclass
@@ -366,9 +368,9 @@ class UpdateStep:
 
 
 def _faults(stats: dict[str, float]) -> dict[str, None]:
-    # Where they all are finite, the weights that a step would have given are not.
+    # Where they all are finite, the gradient is larger than anything that is learned from.
     names = [name for name, value in stats.items() if not math.isfinite(value)]
-    return dict.fromkeys(names or ["weights"])
+    return dict.fromkeys(names or ["grad/norm"])
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:

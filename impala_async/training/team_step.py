@@ -118,14 +118,20 @@ class TeamStep:
         of_all = results.values()
         told = {name: each for name, each in results.items() if each.num_updates} or results
         stats = means_of([result.stats for result in told.values()])
+        num_updates_of = dict[str, int]()
         for member, result in told.items():
-            stats |= {of_policy(member, name): value for name, value in result.stats.items()}
+            own = {of_policy(member, name): value for name, value in result.stats.items()}
+            stats |= own
+            num_updates_of |= dict.fromkeys(own, result.num_updates)
+        most_failed = max((result.num_failed_in_a_row for result in of_all), default=0)
         return StepResult(
             max((result.num_updates for result in of_all), default=0),
             is_failed_B,
             stats,
-            max((result.num_failed_in_a_row for result in of_all), default=0),
+            # The team learns as long as one of them does.
+            0 if any(result.num_updates for result in of_all) else most_failed,
             tuple(dict.fromkeys(name for result in of_all for name in result.not_finite)),
+            num_updates_of,
         )
 
     def prepare(self, batch: Batch) -> None:

@@ -122,6 +122,7 @@ def test_keys_that_do_nothing_in_this_shape_are_warned_of():
         (f"{PPO} learner.stop_kl=0.02 learner.num_passes=1", "learner.stop_kl is looked at betwe"),
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one}", "algorithm.kl_coeff (1.0) does no"),
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one} algorithm.tau=0.5", None),
+        (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one} learner.num_passes=auto", None),
         (f"{LOCKSTEP} actor.num_workers=2", "actor.num_workers does nothing in lockstep with"),
         (f"{LOCKSTEP} actor.num_workers=2 actor.sampler=parallel", None),
     ):

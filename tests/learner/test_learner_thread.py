@@ -78,6 +78,22 @@ class Run:
         return self
 
 
+@pytest.mark.parametrize(("late_s", "num_made"), [(0.0, 8), (6.0, 2)])
+def test_passes_that_a_batch_has_left_hold_up_no_end(late_s, num_made, clock):
+    """Each may take long, and the loop waits no longer than for one."""
+
+    class Slow(FakeStep):
+        def run(self, *args, **kwargs):
+            clock.now += late_s
+            if not run.listener.channels.end_reasons:
+                run.listener.channels.end_reasons.append("terminated")
+            return super().run(*args, **kwargs)
+
+    run = Run([batch_of(1)], num_passes=8, step=Slow())
+    run()
+    assert len(run.step.uses) == num_made
+
+
 def test_it_goes_to_its_device_before_anything_else(monkeypatch):
     """The first GPU would otherwise keep all that it launches on a second one."""
     run, went = Run([]), []

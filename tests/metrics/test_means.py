@@ -28,6 +28,14 @@ def test_a_batch_counts_by_its_updates_and_a_statistic_by_those_that_have_it():
     assert means.take() == {"loss/total": 4.0, "user/x": 5.0}
 
 
+def test_a_member_of_a_team_counts_by_its_own_updates():
+    means = UpdateMeans()
+    means.add({"loss/total": 1.0, "policies/a/loss/total": 1.0}, 4, {"policies/a/loss/total": 1})
+    means.add({"loss/total": 2.0, "policies/a/loss/total": 2.0}, 4, {"policies/a/loss/total": 3})
+    means.add({"policies/a/loss/total": 9.0}, 4, {"policies/a/loss/total": 0})
+    assert means.take() == {"loss/total": 1.5, "policies/a/loss/total": 1.75}
+
+
 def test_settings_are_those_of_now():
     means, names = UpdateMeans(), ("algorithm/lr", "policies/a/algorithm/lr")
     for lr in (3.0, 2.0, 1.0):

@@ -114,6 +114,16 @@ def test_a_column_fails_with_any_of_its_members(make_team_step, make_batch):
     assert [step.run(batch, ALIVE_B, 0).num_failed_in_a_row for _ in range(2)] == [1, 2]
 
 
+def test_a_team_has_not_failed_while_one_of_its_members_learns(make_team_step, make_batch):
+    step, batch = make_team_step(), played(make_batch(), PLAYERS)
+    batch = spoilt(batch, batch.obs[POLICY][:, :-1] == 1)
+    for _ in range(3):
+        result = step.run(batch, ALIVE_B, 0)
+        assert (result.num_updates, result.num_failed_in_a_row) == (1, 0)
+        assert result.not_finite
+    assert result.num_updates_of["policies/a/loss/value"] == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "wanted"), [({}, [4]), ({"name": "ppo", "num_minibatches": 2}, [2, 4])]
 )
