@@ -43,6 +43,8 @@ PAGES = sorted(
     ]
 )
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
+# Whatever the algorithm: in lockstep others follow, too.
+FOLLOWING = {"algorithm.num_minibatches", "learner.num_passes"}
 REWRITE = "run `python tests/test_docs.py`"
 
 
@@ -55,7 +57,7 @@ def configuration_tables(section=RunConfig, key=""):
     inner = {name: each.annotation for name, each in keys.items() if is_section(each.annotation)}
     told = _docstrings_below(section)
     rows = "".join(
-        f"| `{key}{name}` | {wanted(field)} | {_default(field)} | {told[name]} |\n"
+        f"| `{key}{name}` | {wanted(field)} | {_default(field, f'{key}{name}')} | {told[name]} |\n"
         for name, field in keys.items()
         if name not in inner
     )
@@ -75,9 +77,11 @@ def _docstrings_below(section):
     }
 
 
-def _default(field):
+def _default(field, key):
     if field.is_required():
         return "required"
+    if key in FOLLOWING:
+        return "it follows"
     value = field.get_default(call_default_factory=True)
     if value is None:
         return "none"
