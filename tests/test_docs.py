@@ -43,7 +43,7 @@ PAGES = sorted(
     ]
 )
 BEGIN, END = "<!-- generated: begin -->\n", "<!-- generated: end -->\n"
-# Whatever the algorithm: in lockstep others follow, too.
+# Others follow in lockstep alone.
 FOLLOWING = {"algorithm.num_minibatches", "learner.num_passes"}
 REWRITE = "run `python tests/test_docs.py`"
 

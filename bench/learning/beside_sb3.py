@@ -157,13 +157,11 @@ def row(task: str, results: Sequence[Result]) -> str | None:
     shared = [each.machine for each in ours if each.machine in {other.machine for other in theirs}]
     times = "| | |"
     if shared:
-        reached_s, took_s = (
-            statistics.median(
-                r.reached_s(other) for r in of if r.machine == statistics.mode(shared)
-            )
-            for of in (ours, theirs)
-        )
+        here = [[r for r in of if r.machine == statistics.mode(shared)] for of in (ours, theirs)]
+        reached_s, took_s = (statistics.median(r.reached_s(other) for r in of) for of in here)
         ratio = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
+        if reached_s <= statistics.median(r.curve[0][0] for r in here[0] if r.curve):
+            ratio = "-"
         times = f"{took_s:.0f} | {reached_s:.0f} | {ratio} |"
     finals = ", ".join(f"{each.final:.4g}" for each in last)
     return (
@@ -191,7 +189,8 @@ def page(results: Sequence[Result]) -> str:
             "brackets ours of each seed. Seconds are those to the first time at SB3's final "
             "return: ours from launch, whatever else ran on the two cores, SB3's of a processor, "
             "as it is one thread that never waits. A seed that was trained again counts by its "
-            "last return, and by the seconds of each time on a machine that SB3 was on.",
+            "last return, and by the seconds of each time on a machine that SB3 was on. There is no "
+            "ratio where our first point is there already, as where SB3 has learned nothing.",
             "",
             "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
             "|---|---|---|---|---|---|---|",
