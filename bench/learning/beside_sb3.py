@@ -189,8 +189,8 @@ def page(results: Sequence[Result]) -> str:
             "brackets ours of each seed. Seconds are those to the first time at SB3's final "
             "return: ours from launch, whatever else ran on the two cores, SB3's of a processor, "
             "as it is one thread that never waits. A seed that was trained again counts by its "
-            "last return, and by the seconds of each time on a machine that SB3 was on. There is no "
-            "ratio where our first point is there already, as where SB3 has learned nothing.",
+            "last return, and by the seconds of each time on a machine that SB3 was on. There is "
+            "no ratio where our first point is there already, as where SB3 has learned nothing.",
             "",
             "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
             "|---|---|---|---|---|---|---|",
