@@ -13,8 +13,9 @@ from typing import Any
 import gymnasium as gym
 
 Env = gym.Env[Any, Any]
-# At the end a reset is hardly waited for; its environment is closed behind it, if there is time.
-RESET_GRACE_S = 0.5
+# At the end a reset is hardly waited for, as each column may have one; its environment is closed
+# behind it, if there is time.
+RESET_GRACE_S = 0.1
 
 
 class ResetAhead(Env):

@@ -17,6 +17,7 @@ from bench.probes import Counting
 from impala_async.config.env import EnvSection
 from impala_async.config.run import RunConfig
 from impala_async.envs.describe import describe
+from impala_async.envs import spares
 from impala_async.envs.make import build_drawn, build_envs
 from impala_async.envs.spares import ResetAhead
 from impala_async.errors import EnvError
@@ -219,6 +220,19 @@ def test_an_end_waits_for_no_reset_and_all_are_closed_where_one_fails():
     until(lambda: third.is_closed)
     with pytest.raises(AssertionError, match="reset comes first"):
         env.step(np.int64(0))
+
+
+def test_one_that_takes_its_time_to_close_is_waited_for_beside_a_reset(monkeypatch):
+    monkeypatch.setattr(spares, "RESET_GRACE_S", 0.01)
+    first, second = Slow(), Slow()
+    first.may_reset, second.may_reset = threading.Semaphore(1), threading.Semaphore(0)
+    close = first.close
+    first.close = lambda: (time.sleep(0.2), close())
+    env = ResetAhead([first, second])
+    env.reset(seed=0)
+    env.close()
+    assert (first.is_closed, second.is_closed) == (True, False)
+    second.may_reset.release()
 
 
 HANGS = """
