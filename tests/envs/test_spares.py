@@ -16,8 +16,8 @@ from gymnasium.utils.env_checker import check_env
 from bench.probes import Counting
 from impala_async.config.env import EnvSection
 from impala_async.config.run import RunConfig
-from impala_async.envs.describe import describe
 from impala_async.envs import spares
+from impala_async.envs.describe import describe
 from impala_async.envs.make import build_drawn, build_envs
 from impala_async.envs.spares import ResetAhead
 from impala_async.errors import EnvError
