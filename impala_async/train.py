@@ -89,8 +89,8 @@ def _code_of_end(
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing,
     # and withdrawn a new run. Code of one's own may have ended it on the spot (os._exit).
     is_left = folder.exists() and not (is_resumed or run.has_begun)
-    is_left |= is_resumed and not (run.has_begun or run.heard)
-    is_cut = code == Exit.DONE and (is_left or folder.peek_json("service.json") is not None)
+    is_untold = is_left or (is_resumed and not (run.has_begun or run.heard))
+    is_cut = code == Exit.DONE and (is_untold or folder.peek_json("service.json") is not None)
     is_told = code in (Exit.CONFIG, Exit.INTERRUPTED) and not (run.has_begun or is_left)
     if is_cut or not (is_told or code == Exit.DONE):
         doors.tell_death(code, folder, "train")

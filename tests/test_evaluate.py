@@ -228,6 +228,8 @@ def test_an_environment_without_an_end_is_given_up(run, capsys):
     # Its episodes have one step each, and a row between two of them is none.
     assert main([str(run.path), "--episodes", "24", "--max-steps", "1"]) == 0
     folder, _ = begin(run.path.parent / "longer", f"{PROBES}:Counting")
+    assert main([str(folder.path), "--episodes", "1", "--max-steps", "3"]) == 0
+    assert main([str(folder.path), "--episodes", "1", "--max-steps", "2"]) == 2
     assert main([str(folder.path), "--episodes", "24", "--max-steps", "2"]) == 2
     said = capsys.readouterr().err
     assert "16 of 24 episodes ended within 6 steps: give it a time limit, or allow" in said

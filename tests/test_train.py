@@ -195,6 +195,11 @@ def test_a_resumed_learner_that_ended_on_the_spot_is_no_success(ends, caplog, mo
     flags = ("--resume", "--run-dir", "here", "--set", "stop.mean_return=none")
     started(*flags, code=2)
     assert "the learner ended with exit code 0" in caplog.text
+    # One that finds a setting wrong has said so.
+    caplog.clear()
+    ends(2)
+    started(*flags, code=2)
+    assert caplog.messages == []
     # One that was told to has lost nothing.
     caplog.clear()
     ends(0, lambda folder: FakeRun.made[-1].heard.append(signal.SIGTERM))

@@ -424,7 +424,8 @@ class Client:
             if not found.pace.is_lockstep:
                 # Each rank gives seeds of its own, and no other actor has those of this one.
                 found = found.model_copy(update={"seed": built_for.seed})
-            if found != built_for:
+            # As text: a number of theirs that is none differs from itself.
+            if found.model_dump_json() != built_for.model_dump_json():
                 self.side.begin_anew()
                 raise NewSettings
             is_open = self._open_session()

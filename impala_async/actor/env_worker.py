@@ -39,9 +39,9 @@ STEP, RESET = b"s", b"r"
 # All replies below it are bits.
 FAULT = 0xFF
 REPLIES = [bytes([bits]) for bits in range(FAULT)]
-# A fault must fit into a pipe, so that nobody needs to read it for the worker to end: 64 KiB, with
-# six bytes for a character that is no ASCII.
-MAX_TRACEBACK = 8_000
+# A fault must fit into a pipe, so that nobody needs to read it for the worker to end: 64 KiB, of
+# which a character takes up to twelve bytes, and the error has some, too.
+MAX_TRACEBACK = 3_000
 # Asks it for its stacks: heard even where an environment holds the interpreter's lock.
 TELL_STACKS = signal.SIGUSR1
 ALIGNMENT = 64

@@ -69,8 +69,8 @@ def _check_plain(value: Any) -> Any:
     """Arguments are written down, sent to actors and read again, and have to stay the same."""
     if not _is_plain(value, MAX_DEPTH):
         raise ValueError(
-            "wants text in UTF-8, numbers (whole ones of 64 bits, no nan), true, false, lists and "
-            f"tables, at most {MAX_DEPTH} deep; a date needs double quotes, as text"
+            "wants text in UTF-8, numbers (whole ones of 64 bits), true, false, lists and tables, "
+            f"at most {MAX_DEPTH} deep; a date needs double quotes, as text"
         )
     return value
 
@@ -84,7 +84,7 @@ def _is_plain(value: Any, depth: int) -> bool:
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if isinstance(value, int):
         return value.bit_length() < 64
-    return value is None or (isinstance(value, float) and not math.isnan(value))
+    return value is None or isinstance(value, float)
 
 
 Kwargs = dict[

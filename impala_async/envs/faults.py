@@ -28,8 +28,8 @@ WANTED = {
 WHERES = tuple(WANTED)
 WAITED_FOR = (*WHERES, "in close")
 TOO_LONG = "longer than env.step_timeout_s allows"
-# Python, and we, say so of arguments and results that do not fit a call.
-UNFIT = re.compile("^(TypeError|ValueError): .*(unpack|argument|its info)")
+# CPython, and we, say so of arguments and results that do not fit a call.
+UNFIT = re.compile("^(TypeError|ValueError): .*(unpack|argument|subscriptable|iterable|its info)")
 # Modules that call an environment, and unpack what it returns.
 CALLERS = (__name__.rpartition(".")[0], "gymnasium.core", "gymnasium.wrappers")
 

@@ -79,7 +79,7 @@ def play(
     tally, wait = _Tally(envs.num_envs, per_column, seed), Wait(tell_stderr, clock=clock)
     most = max_steps * per_column
     # Some environments have a row between two episodes in which they are only reset.
-    for _ in range(most + per_column):
+    for _ in range(most + per_column - 1):
         wait.look(tally.describe)
         actions, _, state = policy.act(obs, state, generator)
         step = envs.step(actions)

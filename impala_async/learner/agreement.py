@@ -117,13 +117,13 @@ def join_run(
     key_text = own.text.encode() if own else b""
     said = ranks.gather(folder.run_id + new_nonce() + last_epoch.to_bytes(8) + key_text)
     first = said[0]
-    folder.join_run(first[:16], max(int.from_bytes(each[32:40]) for each in said))
     key = Key(first[40:].decode(), "the key of rank 0") if first[40:] else None
     if key is None and (others := [n for n, each in enumerate(said) if each[40:]]):
         raise ConfigError(
             f"bind: rank {others[0]} would be encrypted, and rank 0 has no key: let the same hosts "
             "reach all of them, and give all the same bind.encrypt and IMPALA_ASYNC_KEY"
         )
+    folder.join_run(first[:16], max(int.from_bytes(each[32:40]) for each in said))
     if key and ranks.place.is_first:
         _keep(key, folder, is_first_start=last_epoch == 0)
     return Start(first[16:32], key)

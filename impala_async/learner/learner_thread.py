@@ -79,11 +79,12 @@ class LearnerThread:
         # With other ranks: drawn, until all are ready, and the rows that all have then.
         self._held: Draw[LoadedBatch] | None = None
         self._held_at = 0.0
-        self._told_at: float | None = None
         self._word = Word()
         # In lockstep those of what is trained, whatever the loop has counted by now.
         self._returns = deque(self.channels.returns[0], maxlen=RETURN_EPISODES)
         self._stop_reason: str | None = None
+        # Since then the loop has waited for our end.
+        self._told_at: float | None = None
         self._first_update: tuple[float, int] | None = None
         self._log = SeldomLog(logger, time.monotonic)
         self._stats = LearnerStats(section, self.loader, self.device, is_eager=self._is_eager)
@@ -366,9 +367,8 @@ class LearnerThread:
                 if limit is not None and value >= limit and self._stop_reason is None:
                     self._stop_reason = name
                     self.channels.stops.post(name)
-        return self._is_closed or self._stop_reason is not None or self._is_waited_for
+        return self._is_closed or self._stop_reason is not None or self._is_waited_for()
 
-    @property
     def _is_waited_for(self) -> bool:
         """Whether the loop has waited for a while for our end: a batch may have many passes left.
         In lockstep a batch is whole, and several ranks end together."""

@@ -27,7 +27,7 @@ OF_SECTIONS = {
     "Learner": MOST,
     "Queues": SLOWEST,
     "Update": FIRST,
-    "Episodes": BY_EPISODES,
+    "Episodes": MEAN,
     "Evaluation": FIRST,
     "Weights": SUM,
     "Wire": SUM,
@@ -38,7 +38,7 @@ OF_SECTIONS = {
 }
 EXCEPTIONS = {
     "mean_return": BY_EPISODES,
-    "mean_return_100": BY_EPISODES,
+    "mean_return_100": MEAN,
     "bottleneck": JUDGED,
     "advice": JUDGED,
     "ranks/num_actors": EACH,

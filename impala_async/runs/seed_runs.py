@@ -52,6 +52,8 @@ class SeedRuns:
         """Those of all that were trained, and of all that were over."""
         self._over = set[Path]()
         """Those that have come to an end of their own."""
+        self._cut = set[Path]()
+        """Those that were ended before they went on."""
 
     def train(self, train_one: TrainOne) -> int:
         """Train those that are left; the first that does not end by itself is the last."""
@@ -87,10 +89,11 @@ class SeedRuns:
             except CheckpointError as error:
                 logger.error("%s", error)
                 summary = None
+            is_stale = summary == before and not is_over
             if summary is not None:
                 self._summaries[folder.path] = summary
-            if summary is None or (summary == before and not is_over):
-                # Nothing says that this one is done.
+            if summary is None or is_stale:  # nothing says that this one is done
+                self._cut.add(folder.path)
                 return code or (last_word(*heard)[1] if heard else Exit.TRY_AGAIN)
             if not is_over and (code != Exit.DONE or summary["exit_reason"] == "terminated"):
                 return code
@@ -99,7 +102,11 @@ class SeedRuns:
 
     def _tell_table(self) -> None:
         summaries = self._summaries
-        whole = [each for each in summaries if each in self._over or is_whole(summaries[each])]
+        whole = [
+            each
+            for each in summaries
+            if each in self._over or (is_whole(summaries[each]) and each not in self._cut)
+        ]
         table = describe_seeds([*summaries.values()], [summaries[each] for each in whole])
         print(f"\n{table}\nrun folders: {self._base}", flush=True)
         if keys := differing([RunFolder(each) for each in summaries]):
@@ -153,8 +160,8 @@ def _check_wall(flags: RunFlags) -> None:
     had_s, has_s = folder.load_config().stop.wall_s, _settings_of(flags).stop.wall_s
     if had_s is not None and has_s is not None and has_s <= had_s:
         raise RunOver(
-            f"the run is over: it had the {had_s:g} seconds of stop.wall_s, and goes on with more, "
-            "or with none"
+            f"the run is over: it had the {had_s:,.12g} seconds of stop.wall_s, and goes on with "
+            "more, or with none"
         )
 
 

@@ -106,7 +106,7 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes | None:
     one, as PNG; each run by itself where short ones share no stretch. None if no run has one."""
     drawn = {*CURVES, ENV_STEPS, "evaluate/env_steps"}
     found = [read_reports(folder / "metrics.jsonl", drawn) for folder in folders]
-    runs = [reports for reports in found if any("mean_return" in each for each in reports)]
+    runs = [reports for reports in found if any(CURVES.keys() & each for each in reports)]
     if not runs:
         return None
     figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")

@@ -162,7 +162,7 @@ def save_picture(path: Path, what: str, draw: Callable[[], bytes | None]) -> str
         with told_of(f"ending: drawing {what}, with matplotlib", logger.info):
             drawn = draw()
         if drawn is None:
-            return "none, as no report had an episode that ended"
+            return "none, as no report had an episode that ended, or an evaluation"
         write_whole(path, drawn)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"

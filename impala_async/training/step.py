@@ -44,6 +44,8 @@ from impala_async.training.rewards import ReturnScale, scale_of, sums_of
 
 logger = logging.getLogger(__name__)
 
+TOO_LARGE = "grad/norm (too large)"
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -370,7 +372,7 @@ class UpdateStep:
 def _faults(stats: dict[str, float]) -> dict[str, None]:
     # Where they all are finite, the gradient is larger than anything that is learned from.
     names = [name for name, value in stats.items() if not math.isfinite(value)]
-    return dict.fromkeys(names or ["grad/norm"])
+    return dict.fromkeys(names or [TOO_LARGE])
 
 
 def means_of(stats: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -54,6 +54,7 @@ class TeamStep:
             if name in self.policies.trained
         }
         self._num_batches = 0
+        self._num_failed_in_a_row = 0
 
     def begin(self, batch: Batch) -> Batch:
         """Each member looks at the rows that it played."""
@@ -123,13 +124,15 @@ class TeamStep:
             own = {of_policy(member, name): value for name, value in result.stats.items()}
             stats |= own
             num_updates_of |= dict.fromkeys(own, result.num_updates)
-        most_failed = max((result.num_failed_in_a_row for result in of_all), default=0)
+        has_failed = any(result.not_finite for result in of_all)
+        # The team learns as long as one of them does.
+        is_taken = any(result.num_updates for result in of_all)
+        self._num_failed_in_a_row = 0 if is_taken else self._num_failed_in_a_row + has_failed
         return StepResult(
             max((result.num_updates for result in of_all), default=0),
             is_failed_B,
             stats,
-            # The team learns as long as one of them does.
-            0 if any(result.num_updates for result in of_all) else most_failed,
+            self._num_failed_in_a_row,
             tuple(dict.fromkeys(name for result in of_all for name in result.not_finite)),
             num_updates_of,
         )

@@ -96,6 +96,8 @@ class Peer:
     gives_way: bool = False
     # Whether its former session ended because there was no room for what it sent.
     is_owed_room: bool = False
+    # Whether anything of it was admitted, in this learner, or in the one that was saved.
+    has_delivered: bool = False
     granted: int = 0
     # Below this seq, no room is kept for what it has not sent.
     lapsed_below: int = 0

@@ -16,6 +16,7 @@ MAX_SESSIONS = 10_000
 MAX_STRANGERS = 1000
 MAX_OVER_ONE_CONNECTION = 16
 FULL_RETRY_S = 2.0
+LOOK_EVERY_S = 0.25
 # One that was heard this lately is at work. One that is started again in its place imports torch
 # before it says hello, which takes longer.
 AT_WORK_S = 0.5
@@ -54,6 +55,8 @@ class SessionTable:
         self._numbers = Counter[int]()
         # Above all those of who has ever sent anything.
         self._beyond = 0
+        # Where all places are taken: when one that is of no use is looked for again.
+        self._look_at = 0.0
         self._credit = Credit()
         self._last_expiry: float | None = None
 
@@ -147,6 +150,7 @@ class SessionTable:
         self._credit.note_use(peer, seq, was_admitted=verdict is None)
         peer.watermark.settle(seq)
         peer.has_settled, self._beyond = True, max(self._beyond, peer.number + 1)
+        peer.has_delivered |= verdict is None
         peer.granted = max(peer.granted, peer.watermark.below)
 
     def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
@@ -229,7 +233,9 @@ class SessionTable:
         """Continue from a checkpoint: what it had settled is never taken in again."""
         for actor, (number, below, *above) in saved.items():
             mark = Watermark(below, above)
-            self._remember(Peer(b"", bytes.fromhex(actor), number, mark, now, has_settled=True))
+            former = Peer(b"", bytes.fromhex(actor), number, mark, now, has_settled=True)
+            former.has_delivered = True
+            self._remember(former)
 
     def _make_way(self, route: bytes) -> None:
         """A connection is one actor's: of those that come over it, and of those who have said no
@@ -248,12 +254,14 @@ class SessionTable:
     def _end_one_of_no_use(self, now: float) -> bool:
         """Where all places are taken: that of who has had one for a while and sent nothing that
         was any use. In lockstep each is waited for."""
-        if self.num_actors is not None:
+        if self.num_actors is not None or now < self._look_at:
             return False
         at_most = now - FULL_RETRY_S
-        idle = (each for each in self._peers.values() if each.is_newcomer)
+        idle = (each for each in self._peers.values() if not each.has_delivered)
         former = next((each for each in idle if each.opened_at <= at_most), None)
         if former is None:
+            # To look at ten thousand takes half a millisecond.
+            self._look_at = now + LOOK_EVERY_S
             return False
         self.end(former)
         self.num_given_way += 1
@@ -293,6 +301,7 @@ class SessionTable:
             number = min(free, key=lambda each: (hopes[each], each != known.number, each))
         former = known.watermark, now, route, known.has_settled, known.is_numbered, hello.build
         peer = Peer(self.new_id(), hello.actor, number, *former, opened_at=now, used_at=now)
+        peer.has_delivered = known.has_delivered
         peer.is_owed_room = bool(known.turned_away) and not known.gives_way
         peer.granted = known.watermark.below
         self._forget(hello.actor)

@@ -10,6 +10,7 @@ from gymnasium.envs.registration import registry
 from numpy.testing import runstring
 
 from bench.probes import Counting, CountingVector
+from impala_async import __main__ as console
 from impala_async.envs import find
 from impala_async.envs.find import find_callable, find_env, makes_vectors, registered
 from impala_async.errors import EnvError
@@ -109,15 +110,16 @@ def test_what_is_no_environment_or_no_wrapper_is_not_called(module):
         ("math:pi", r"^env.wrappers: math:pi is of type float, and cannot be called"),
         ("os:system", "comes with Python"),
         ("numpy.testing:runstring", "or with what impala-async needs"),
+        ("impala_async.files:find_bytes", "is one of impala-async's own, and is not called"),
     ):
         with pytest.raises(EnvError, match=text):
             find_callable("env.wrappers", name)
     # By way of a module of one's own.
     module.run = os.system
     module.later = partial(partial(subprocess.run), "true")
-    module.text = runstring
+    module.text, module.door = runstring, console.main
     module.Thing = type("Thing", (), {"step": print})
-    for name in ("run", "later", "text", "Thing"):
+    for name in ("run", "later", "text", "door", "Thing"):
         with pytest.raises(EnvError, match="no environment"):
             find_env(f"{MODULE}:{name}")
 

@@ -104,11 +104,14 @@ def test_a_damaged_summary_of_one_seed_is_told_before_another_is_trained(capsys)
     assert FakeRun.made == []
 
 
+@pytest.mark.parametrize("reason", ["interrupted", "updates"])
 @pytest.mark.parametrize("number", [None, signal.SIGTERM])
-def test_a_seed_that_was_ended_before_it_went_on_is_not_over(number, monkeypatch, caplog, capsys):
+def test_a_seed_that_was_ended_before_it_went_on_is_not_over(
+    number, reason, monkeypatch, caplog, capsys
+):
     """The summary there is of an earlier start."""
     write_down(folder := RunFolder(Path("all/seed-1")), "seed=1", "stop.updates=9")
-    folder.write_json("summary.json", {**WHOLE, "exit_reason": "interrupted"})
+    folder.write_json("summary.json", {**WHOLE, "exit_reason": reason, "updates": 3})
 
     def during(folder):
         FakeRun.made[-1].heard += [number] if number else []

@@ -251,7 +251,7 @@ def test_a_file_that_is_large_is_not_kept_in_memory(tmp_path):
 def test_without_episodes_there_is_no_picture_and_a_pipe_is_not_waited_for(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
 
-    def check(why="no report had an episode that ended"):
+    def check(why="no report had an episode that ended, or an evaluation"):
         assert draw_at_end(ENDED, RunFolder(tmp_path), None) == f"none, as {why}"
 
     for lines in ([], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]):

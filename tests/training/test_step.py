@@ -151,7 +151,10 @@ def test_a_loss_that_overflows_is_skipped_though_its_gradient_does_not(make_step
 @pytest.mark.parametrize(
     ("gradient", "settings", "names"),
     # The square of the latter is too large for what an optimizer remembers.
-    [(math.inf, {}, ("grad/norm",)), (3e18, {"grad_clip": None}, ("grad/norm",))],
+    [
+        (math.inf, {}, ("grad/norm",)),
+        (3e18, {"grad_clip": None}, ("grad/norm (too large)",)),
+    ],
 )
 def test_a_gradient_that_is_not_finite_or_too_large_is_skipped_though_the_loss_is(
     by_torch, make_step, make_batch, gradient, settings, names

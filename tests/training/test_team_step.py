@@ -122,6 +122,9 @@ def test_a_team_has_not_failed_while_one_of_its_members_learns(make_team_step, m
         assert (result.num_updates, result.num_failed_in_a_row) == (1, 0)
         assert result.not_finite
     assert result.num_updates_of["policies/a/loss/value"] == 1
+    # Nor because of what failed while it did, once nobody learns any more.
+    of_b = spoilt(played(make_batch(), PLAYERS * 0 + 1), torch.tensor(True))
+    assert step.run(of_b, ALIVE_B, 0).num_failed_in_a_row == 1
 
 
 @pytest.mark.parametrize(

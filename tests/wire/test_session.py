@@ -109,6 +109,11 @@ def test_where_all_places_are_taken_who_sent_nothing_of_use_gives_way(table, mon
     assert table.num_given_way == 2
     assert table.peer_of(working.session) is working
     assert isinstance(table.hello(hello_of(5), b"route", late), wire.Reject)
+    # One that has come again has not shown anew that it works, and need not.
+    again = newcomer(table, 1, now=late)
+    assert isinstance(table.hello(hello_of(6), b"route", late + 1), wire.Reject)
+    assert isinstance(table.hello(hello_of(6), b"route", late + 9), Peer)
+    assert table.peer_of(again.session) is again
 
 
 def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_zero(table):
