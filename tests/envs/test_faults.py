@@ -141,6 +141,21 @@ STEP = "wants `def step(self, action)`, which returns (observation, reward, term
 RESET = "wants `def reset(self, *, seed=None, options=None)`, which returns (observation, info): "
 
 
+class Short(Counting):
+    """Shows two numbers where its space promises three."""
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_a_fault_of_a_wrapper_keeps_its_own_text_and_trace():
+    envs = SerialEnvs([gym.wrappers.NormalizeObservation(Short())], EnvSection(id="my:Env"))
+    envs.reset(0)
+    with pytest.raises(EnvError, match="my:Env failed in step: ValueError: operands could") as told:
+        envs.step({"": np.zeros(1, np.int32)})
+    assert told.value.__cause__.__traceback__ is not None
+
+
 def test_a_close_that_fails_hides_no_fault_and_no_result(capfd):
     class Envs:
         def close(self):

@@ -294,11 +294,22 @@ def test_vector_code_that_cannot_be_used_is_told_and_auto_falls_back(register, c
 
 
 def test_a_vector_of_the_wrong_kind_or_size_is_refused(module):
-    module.too_many = lambda num_envs: CountingVector(num_envs + 1)
+    closed = []
+
+    class Closing(CountingVector):
+        def close(self):
+            closed.append(self)
+
+    Closing.__name__ = "CountingVector"
+    module.too_many = lambda num_envs: Closing(num_envs + 1)
     module.none = lambda num_envs: Counting()
     must = "environments, and must make a gymnasium.vector.VectorEnv of 2"
     for name, made in (("too_many", "a CountingVector of 3"), ("none", "a Counting of no")):
         assert fails(section(f"{MODULE}:{name}"), "auto") == f"{MODULE}:{name} made {made} {must}"
+    assert len(closed) == 1
+    # No other sampler would help it.
+    wrapped = EnvSection(id=f"{MODULE}:too_many", wrappers=["gymnasium.wrappers:ClipReward"])
+    assert fails(wrapped, "vector").endswith("which go around single environments: drop these")
 
 
 # As ale_py's, whose games are stacks of frames.

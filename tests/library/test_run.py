@@ -206,7 +206,9 @@ def test_a_reason_that_was_logged_is_raised_without_its_time(tmp_path, train):
 def test_words_that_nobody_takes_end_no_run(tmp_path, train, monkeypatch):
     begun(tmp_path / "run")
     with open("/dev/full", "wb", buffering=0) as full:
-        for stderr in (io.TextIOWrapper(full, write_through=True), None):
+        closed = io.StringIO()
+        closed.close()
+        for stderr in (io.TextIOWrapper(full, write_through=True), None, closed):
             train(SAYS.format("one", ""))
             monkeypatch.setattr(sys, "stderr", stderr)
             assert run(run_dir=tmp_path / "run").folder == tmp_path / "run"
