@@ -272,6 +272,13 @@ def test_passes_of_idle_time_are_no_starvation(clock, caplog):
         assert run.report["learner/starved_total_s"] == waited_s * is_told
 
 
+def test_a_pass_without_an_update_says_nothing_of_the_kl():
+    run = Run([batch_of(1), batch_of(2, valid_rows=(0, 0, 0, 0))], num_passes=3, stop_kl=0.1)
+    run.step.stats = {"policy/kl": 0.2}
+    run()
+    assert [settled.passes_ended_early > 0 for settled in run.settlements] == [True, False]
+
+
 def test_a_batch_that_is_old_or_far_from_what_acted_is_used_no_more(clock):
     assert eager(clock, max_lag=2)().step.batches == [1] * 3
     for section, kl, num_uses in (
