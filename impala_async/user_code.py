@@ -61,12 +61,12 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def is_of_no_user(found: Any) -> bool:
-    """Whether a class or function comes with Python, or with a package that we need."""
+def package_of(found: Any) -> str:
+    """The package that a class or function comes with."""
     while isinstance(found, partial):
         found = found.func
     module = getattr(found, "__module__", None) or type(found).__module__
-    return str(module).partition(".")[0] in NOT_A_USERS
+    return str(module).partition(".")[0]
 
 
 @dataclass(eq=False, slots=True)
@@ -127,7 +127,7 @@ def import_callable(
         raise kind(f"{what}: {module_name} has no {attribute!r}.{close_name(attribute, module)}")
     if not callable(found):
         raise kind(f"{what} is of type {type(found).__name__}, and cannot be called")
-    if is_of_no_user(found):
+    if package_of(found) in NOT_A_USERS:
         raise kind(
             f"{what} comes with Python, or with what impala-async needs, and is not called: name "
             "one of your own, in a module that has no name of theirs"

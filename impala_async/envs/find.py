@@ -22,6 +22,8 @@ from impala_async.processes import signals_kept
 
 # As its games were named before they had a namespace, or are without it.
 ATARI = re.compile(r"([A-Z]\w+?)(NoFrameskip-v\d|Deterministic-v\d|-v[45])")
+# We have none either.
+NO_ENVS = user_code.NOT_A_USERS | {user_code.package_of(Blame)}
 Factory = Callable[..., Any]
 
 
@@ -34,7 +36,7 @@ def find_env(env_id: str) -> str | Factory:
     if module is not None and callable(entry) and name not in registration.registry:
         has_both = all(callable(getattr(entry, each, None)) for each in ("reset", "step"))
         # A learner may have sent the name: what cannot make an environment is not called.
-        if not has_both and (isinstance(entry, type) or _is_of_no_env(entry)):
+        if not has_both and (isinstance(entry, type) or user_code.package_of(entry) in NO_ENVS):
             raise EnvError(
                 f"env.id {env_id!r} is no environment: name a subclass of gymnasium.Env, or a "
                 "function of your own that makes one"
@@ -57,15 +59,9 @@ def find_callable(key: str, name: str) -> Factory:
     """The class or function that a setting names as package.module:Name."""
     with Blame(name, "to be imported"):
         found = user_code.import_callable(f"{key}: {name}", name, EnvError)
-    if _is_of_no_env(found):
+    if user_code.package_of(found) in NO_ENVS:
         raise EnvError(f"{key}: {name} is one of impala-async's own, and is not called")
     return found
-
-
-def _is_of_no_env(found: Any) -> bool:
-    """Whether it comes with Python, with a package that we need, or with us."""
-    package = str(getattr(found, "__module__", "")).partition(".")[0]
-    return user_code.is_of_no_user(found) or package == __name__.partition(".")[0]
 
 
 def registered(gym_id: str) -> registration.EnvSpec | None:

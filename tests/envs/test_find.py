@@ -117,7 +117,7 @@ def test_what_is_no_environment_or_no_wrapper_is_not_called(module):
     # By way of a module of one's own.
     module.run = os.system
     module.later = partial(partial(subprocess.run), "true")
-    module.text, module.door = runstring, console.main
+    module.text, module.door = runstring, partial(console.main, [])
     module.Thing = type("Thing", (), {"step": print})
     for name in ("run", "later", "text", "door", "Thing"):
         with pytest.raises(EnvError, match="no environment"):
