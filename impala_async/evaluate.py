@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from impala_async.actor.stopping import Stopper
@@ -160,6 +159,7 @@ def _film(
     """Play an episode in an environment that draws itself, with the first seed."""
     from impala_async.envs.make import build_drawn
     from impala_async.evaluation.play import play
+    from impala_async.evaluation.results import mean_return
     from impala_async.evaluation.video import film, frames_of, frames_per_s
 
     envs, env = build_drawn(config.env, config.policies)
@@ -169,8 +169,7 @@ def _film(
         played = play(policy, envs, 1, seed=seed, look=lambda: opened.add(draw()), **how)
     # An agent of several may have ended before the film does.
     length = max(each.length for each in played)
-    mean_return = fmean(each.total for each in played)
-    return {"file": str(args.video), "return": mean_return, "length": length}
+    return {"file": str(args.video), "return": mean_return(played), "length": length}
 
 
 if __name__ == "__main__":

@@ -7,13 +7,7 @@ the run: times are its.
 from collections.abc import Mapping, Sequence
 
 from impala_async.metrics.names import SECTIONS, Value
-from impala_async.metrics.report import (
-    BATCH_WAIT_MS,
-    RETURN_EPISODES,
-    TIMES,
-    advice_on,
-    judge,
-)
+from impala_async.metrics.report import BATCH_WAIT_MS, RETURN_EPISODES, TIMES, advice_on, judge
 
 FIRST, SUM, MEAN, MOST, LEAST, SLOWEST, ANY, JUDGED, EACH, BY_EPISODES = (
     *("rank 0's", "sum", "mean", "largest", "smallest", "the slowest rank's", "the first there is"),

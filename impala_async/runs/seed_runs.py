@@ -52,8 +52,8 @@ class SeedRuns:
         """Those of all that were trained, and of all that were over."""
         self._over = set[Path]()
         """Those that have come to an end of their own."""
-        self._cut = set[Path]()
-        """Those that were ended before they went on."""
+        self._whole = list[Path]()
+        """Those that came to an end that their settings name."""
 
     def train(self, train_one: TrainOne) -> int:
         """Train those that are left; the first that does not end by itself is the last."""
@@ -89,12 +89,13 @@ class SeedRuns:
             except CheckpointError as error:
                 logger.error("%s", error)
                 summary = None
-            is_stale = summary == before and not is_over
             if summary is not None:
                 self._summaries[folder.path] = summary
-            if summary is None or is_stale:  # nothing says that this one is done
-                self._cut.add(folder.path)
+            if summary is None or (summary == before and not is_over):
+                # Nothing says that this one is done.
                 return code or (last_word(*heard)[1] if heard else Exit.TRY_AGAIN)
+            if is_over or is_whole(summary):
+                self._whole.append(folder.path)
             if not is_over and (code != Exit.DONE or summary["exit_reason"] == "terminated"):
                 return code
             self._over.add(folder.path)
@@ -102,17 +103,13 @@ class SeedRuns:
 
     def _tell_table(self) -> None:
         summaries = self._summaries
-        whole = [
-            each
-            for each in summaries
-            if each in self._over or (is_whole(summaries[each]) and each not in self._cut)
-        ]
-        table = describe_seeds([*summaries.values()], [summaries[each] for each in whole])
+        whole = [summaries[each] for each in self._whole]
+        table = describe_seeds([*summaries.values()], whole)
         print(f"\n{table}\nrun folders: {self._base}", flush=True)
         if keys := differing([RunFolder(each) for each in summaries]):
             logger.warning("the seeds do not have the same settings: %s", ", ".join(keys))
         # The curve of one that was cut short would cut the picture short.
-        drawn = whole or [*summaries]
+        drawn = self._whole or [*summaries]
         title = summaries[drawn[0]]["env_id"]
         picture = self._base / PICTURE
         what = "the curves of all seeds"

@@ -5,13 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from impala_async.config.load import (
-    by_key,
-    load_config,
-    merge_overrides,
-    sets,
-    validate_config,
-)
+from impala_async.config.load import by_key, load_config, merge_overrides, sets, validate_config
 from impala_async.config.mistakes import shown
 from impala_async.config.packaged import packaged_configs
 from impala_async.config.ranks import place_in

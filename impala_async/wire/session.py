@@ -233,9 +233,9 @@ class SessionTable:
         """Continue from a checkpoint: what it had settled is never taken in again."""
         for actor, (number, below, *above) in saved.items():
             mark = Watermark(below, above)
-            former = Peer(b"", bytes.fromhex(actor), number, mark, now, has_settled=True)
-            former.has_delivered = True
-            self._remember(former)
+            known = Peer(b"", bytes.fromhex(actor), number, mark, now)
+            known.has_settled = known.has_delivered = True
+            self._remember(known)
 
     def _make_way(self, route: bytes) -> None:
         """A connection is one actor's: of those that come over it, and of those who have said no
