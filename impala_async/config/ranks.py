@@ -36,6 +36,8 @@ class Place:
     count: int = 1
     local: int = 0
     """Its number among those of its host."""
+    num_local: int = 1
+    """How many its host has, as far as that is told."""
 
     @property
     def is_first(self) -> bool:
@@ -77,12 +79,12 @@ class Place:
 def place_in(environ: Mapping[str, str] = os.environ) -> Place:
     """Read the variables of torchrun; ConfigError for what is none."""
     found = {}
-    for name, usual in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)):
+    for name, usual in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
         text = environ.get(name, str(usual))
         if not text.isdecimal():
             raise ConfigError(f"{name}: wants a whole number, as torchrun sets it, got {text!r}")
         found[name] = int(text)
-    place = Place(found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"])
+    place = Place(*found.values())
     if place.number >= place.count:
         raise ConfigError(f"RANK ({place.number}) must be below WORLD_SIZE ({place.count})")
     if place.count > 1 and (missing := [name for name in NEEDED if name not in environ]):

@@ -115,15 +115,15 @@ def build_step(
 
 def pick_device(name: str, place: Place | None = None) -> torch.device:
     """The device that a config names; ConfigError if it is not here. Each rank of a host has a GPU
-    of its own."""
-    device = device_of(name)
+    of its own, and where one would have none, none of them begins."""
+    device, wants = device_of(name), "cpu or auto"
+    last = device.index or 0
     if device.type == "cuda" and place is not None and place.count > 1:
         device = torch.device("cuda", place.local)
+        last = max(place.local, place.num_local - 1)
+        wants = "cpu, or no more ranks on a host than it has GPUs"
     num_gpus = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        wants = "cpu or auto"
-        if place is not None and place.count > 1:
-            wants = "cpu, or no more ranks on a host than it has GPUs"
+    if device.type == "cuda" and last >= num_gpus:
         raise ConfigError(
             f"learner.device: {name!r} is not on this machine, which has {num_gpus} GPUs; wants "
             f"{wants}"

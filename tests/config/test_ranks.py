@@ -20,6 +20,7 @@ def test_a_process_is_alone_unless_something_says_otherwise():
     assert place_in({}) == Place(0, 1, 0)
     told = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"} | MASTER
     assert place_in(told) == Place(3, 4, 1)
+    assert place_in(told | {"LOCAL_WORLD_SIZE": "2"}) == Place(3, 4, 1, 2)
     assert not place_in(told).is_first
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from impala_async.config.learner import LearnerSection
+from impala_async.config.ranks import Place
 from impala_async.errors import CheckpointError, ConfigError, SpacesError
 from impala_async.learner import build as module
 from impala_async.learner.build import (
@@ -148,6 +149,19 @@ def test_auto_takes_what_is_there_and_a_device_that_is_not_is_named(monkeypatch)
     assert pick_device("cpu") == CPU
     with pytest.raises(ConfigError, match=r"^learner\.device: 'cuda:1' is not on .* has 1 GPUs"):
         pick_device("cuda:1")
+
+
+def test_each_rank_has_a_gpu_or_none_of_a_host_begins(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    of_two_hosts = [Place(number, 4, number % 2, 2) for number in range(4)]
+    devices = [pick_device("auto", place) for place in of_two_hosts]
+    assert devices == [torch.device("cuda", number) for number in (0, 1, 0, 1)]
+    # The first of three has one.
+    for place in (Place(0, 3, 0, 3), Place(2, 3, 2)):
+        with pytest.raises(ConfigError, match="no more ranks on a host than it has GPUs"):
+            pick_device("cuda", place)
+    assert pick_device("cpu", Place(0, 3, 0, 3)) == CPU
 
 
 @pytest.fixture
