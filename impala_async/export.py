@@ -30,11 +30,10 @@ def _export(args: argparse.Namespace) -> int:
     flag, file = ("--onnx", args.onnx) if args.onnx else ("--torch", args.torch)
     whole = file.absolute()  # "." has no name, and code of the user's own may change that folder
     with start_told_of("torch and its exporter are loaded, the policy is traced", tell_stderr):
-        from impala_async.library.exported import as_onnx, as_torch, check_onnx, trace
+        from impala_async.library.exported import as_onnx, as_torch, check_needs, trace
         from impala_async.library.loaded_policy import open_policy
 
-        if args.onnx:
-            check_onnx()
+        check_needs(is_onnx=args.onnx is not None)
         opened = open_policy(args.path, args.policy)
         graph = trace(opened)
         data = as_onnx(graph) if args.onnx else as_torch(graph)

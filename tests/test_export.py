@@ -11,7 +11,9 @@ import torch
 from examples.custom_model import MyTorso
 from impala_async.export import main
 from tests.library.test_loaded_policy import CASES, TEAM, begin
+from tests.torches import wants_torch
 
+pytestmark = wants_torch(2, 7)
 GRU = {"core": "gru", "core_size": 7}
 
 
@@ -22,6 +24,7 @@ def one_error(capsys):
     return lines[0]
 
 
+@pytest.mark.filterwarnings("ignore")  # of an older torch
 def test_it_writes_a_file_and_says_what_that_takes_and_gives(tmp_path, capsys):
     folder, _ = begin(tmp_path, {"id": "examples.nested_spaces:SortingArm"}, GRU)
     file = tmp_path / "policy.pt2"

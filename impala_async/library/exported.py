@@ -22,6 +22,7 @@ from impala_async.user_code import UserCode
 
 # With 1 a tracer would take it for the only number there is.
 NUM_TRACED = 2
+LEAST_TORCH = "2.7"
 ONNX_PACKAGES = ("onnx", "onnxscript")
 
 
@@ -57,6 +58,21 @@ class Graph:
     outputs: tuple[ArraySpec, ...]
 
 
+def check_needs(*, is_onnx: bool) -> None:
+    """ConfigError where packages are missing that a policy is written by, or are too old."""
+    # Before 2.7 what torch.export saves of some policies cannot be loaded.
+    if torch.__version__ < LEAST_TORCH:
+        raise ConfigError(
+            f"export: needs torch {LEAST_TORCH} or newer, and {torch.__version__} is installed: "
+            "pip install -U torch"
+        )
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+    if is_onnx and missing:
+        raise ConfigError(
+            f"--onnx: needs {' and '.join(missing)}: pip install 'impala-async[export]'"
+        )
+
+
 def trace(opened: OpenedPolicy) -> Graph:
     """The graph of a policy. ConfigError for a network of a user's own that has none."""
     schema, model = opened.schema, opened.policy.model
@@ -78,16 +94,9 @@ def trace(opened: OpenedPolicy) -> Graph:
     with torch.no_grad(), UserCode("the network", "to be exported", ConfigError):
         # Tensors that it makes once and keeps must not be those of the tracer, which are empty.
         graph(*arrays)
-        program = torch.export.export(graph, arrays, dynamic_shapes=(free,))
+        # An older torch would compile it if nothing is said.
+        program = torch.export.export(graph, arrays, dynamic_shapes=(free,), strict=False)
     return Graph(program, inputs, outputs)
-
-
-def check_onnx() -> None:
-    """ConfigError where packages are missing that torch writes ONNX by."""
-    if missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]:
-        raise ConfigError(
-            f"--onnx: needs {' and '.join(missing)}: pip install 'impala-async[export]'"
-        )
 
 
 def as_onnx(graph: Graph) -> bytes:

@@ -18,7 +18,13 @@ from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
 from impala_async.models.leaves import Normalizer, as_vector, is_image
 from impala_async.models.packed import PackedTorso, packed
-from impala_async.models.torso import TORSOS, choose_torso, make_torso, orthogonal
+from impala_async.models.torso import (
+    TORSOS,
+    choose_torso,
+    draw_orthogonal,
+    make_torso,
+    orthogonal,
+)
 from impala_async.schema import ActionPart, ActionSpec, ObsSpec, recurrent_state
 from impala_async.user_code import UserCode
 
@@ -127,7 +133,7 @@ class Core(nn.Module):
         super().__init__()
         self.cell = nn.LSTMCell(num_in, size) if kind == "lstm" else nn.GRUCell(num_in, size)
         for weight in (self.cell.weight_ih, self.cell.weight_hh):
-            nn.init.orthogonal_(weight)
+            draw_orthogonal(weight)
         for bias in (self.cell.bias_ih, self.cell.bias_hh):
             nn.init.zeros_(bias)
 

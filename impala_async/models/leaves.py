@@ -18,7 +18,8 @@ from impala_async.schema import ArraySpec
 
 EPSILON = 1e-8
 LARGEST = 10.0
-LARGEST_BYTE = 255
+# A float: torch 2.11 writes no ONNX of a division by an int.
+LARGEST_BYTE = 255.0
 # From here on the statistics forget: float32 could not count further, and old data is old.
 MAX_COUNT = 1e7
 # Statistics of so many rows know what is far: so many deviations.

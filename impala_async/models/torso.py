@@ -41,10 +41,16 @@ CPU_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
     """The layer, with orthogonal weights and zero biases."""
-    nn.init.orthogonal_(layer.weight, gain)
+    draw_orthogonal(layer.weight, gain)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
+
+
+def draw_orthogonal(weight: Tensor, gain: float = 1.0) -> None:
+    # For weights without memory some releases of torch would load their compiler, for seconds.
+    if not weight.is_meta:
+        nn.init.orthogonal_(weight, gain)
 
 
 class Hidden(nn.Module):

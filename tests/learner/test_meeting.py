@@ -76,8 +76,8 @@ def test_who_is_missing_is_told_and_all_hear_of_one_that_fails(address, caplog, 
 
 
 def test_one_that_is_only_late_is_no_mistake(address, monkeypatch):
-    monkeypatch.setattr(meeting, "START_S", 0.3)
-    with pytest.raises(RankError, match="waited 0 s for rank 1"), Meeting(Place(0, 2)).joined():
+    monkeypatch.setattr(meeting, "START_S", 1.1)
+    with pytest.raises(RankError, match="waited 1 s for rank 1"), Meeting(Place(0, 2)).joined():
         raise AssertionError("they have met")
 
 

@@ -6,12 +6,14 @@ import io
 import numpy as np
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from impala_async import load_policy
 from impala_async.errors import ConfigError
-from impala_async.library.exported import as_onnx, as_torch, check_onnx, trace
+from impala_async.library.exported import as_onnx, as_torch, check_needs, trace
 from impala_async.library.loaded_policy import open_policy
 from tests.library.test_loaded_policy import CASES, begin
+from tests.torches import wants_torch
 
 CHOSEN = ["mlp", "cnn", "lstm", "masks", "dict", "squashed"]
 # The sum is 1,000.
@@ -54,6 +56,8 @@ def compare(opened, graph, call):
                 np.testing.assert_allclose(array, expected.state[part], atol=1e-4)
 
 
+@wants_torch(2, 7)
+@pytest.mark.filterwarnings("ignore")  # of an older torch
 @pytest.mark.parametrize("case", CHOSEN)
 def test_a_file_of_torch_gives_what_the_policy_does(tmp_path, case):
     folder, _ = begin(tmp_path, *CASES[case])
@@ -68,6 +72,7 @@ def test_a_file_of_torch_gives_what_the_policy_does(tmp_path, case):
     compare(opened, graph, call)
 
 
+@wants_torch(2, 7)
 @pytest.mark.skipif(not HAS_ONNX, reason="wants onnx, onnxscript and onnxruntime")
 @pytest.mark.filterwarnings("ignore")  # theirs
 @pytest.mark.parametrize("case", CHOSEN)
@@ -83,6 +88,7 @@ def test_a_file_of_onnx_gives_what_the_policy_does(tmp_path, case):
     compare(opened, graph, lambda arrays: session.run(None, dict(zip(names, arrays, strict=True))))
 
 
+@wants_torch(2, 7)
 def test_parameters_are_the_logits_and_the_batch_is_as_it_acts(tmp_path):
     folder, _ = begin(tmp_path, *CASES["mlp"])
     graph = trace(open_policy(folder.path))
@@ -96,9 +102,17 @@ def test_parameters_are_the_logits_and_the_batch_is_as_it_acts(tmp_path):
     np.testing.assert_allclose(expected.numpy(), acted.log_prob, atol=1e-6)
 
 
+@wants_torch(2, 7)
 def test_missing_packages_are_told_with_their_extra(monkeypatch):
     monkeypatch.setattr("impala_async.library.exported.find_spec", lambda name: None)
+    check_needs(is_onnx=False)
     with pytest.raises(ConfigError) as caught:
-        check_onnx()
+        check_needs(is_onnx=True)
     wants = "--onnx: needs onnx and onnxscript: pip install 'impala-async[export]'"
     assert str(caught.value) == wants
+
+
+def test_a_torch_that_is_too_old_is_told(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0"))
+    with pytest.raises(ConfigError, match=r"needs torch 2\.7 or newer, and 2\.6\.0 is installed"):
+        check_needs(is_onnx=False)

@@ -25,6 +25,7 @@ from impala_async.evaluation.play import build_players
 from impala_async.runs.folder import SPACES, RunFolder
 from impala_async.training.checkpoint import open_checkpoint, save_checkpoint
 from impala_async.weights import Version
+from tests.torches import wants_torch
 
 HERE = __name__
 NUM_OBS = 1000
@@ -431,6 +432,7 @@ for name in ("torch._dynamo", "torch._inductor", "sympy", "zmq", "matplotlib", "
 """
 
 
+@wants_torch(2, 11)
 def test_it_loads_without_the_compiler_of_torch(tmp_path):
     folder, _ = begin(tmp_path, *CASES["mlp"])
     subprocess.run([sys.executable, "-c", COLD, str(folder.path)], check=True)
