@@ -5,7 +5,6 @@ Runs on: event loop, once
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 import torch
@@ -148,24 +147,29 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     model = shape_of(config.model, schema.inputs, schema.action)
     weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values()) if model else 0
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
-    # A part of a batch at a time; where rows are shuffled, returns are computed for all of it.
-    num_parts = 1 if config.algorithm.shuffle_rows else config.algorithm.num_minibatches
-    num_columns = -(-config.learner.batch_columns // num_parts)
-    row_bytes = CHOICE_BYTES * schema.action.num_choices
+    kept_bytes = looked_bytes = CHOICE_BYTES * schema.action.num_choices
     if model and device.type == "cpu":
         precision = pick_precision(config.model.precision, model.torso_name, device)
-        row_bytes += _kept_bytes(model, schema) * precision.itemsize // torch.float32.itemsize
+        found = [n * precision.itemsize // torch.float32.itemsize for n in _kept(model, schema)]
+        kept_bytes += sum(found)
+        looked_bytes += sum(sorted(found)[-2:])
+    # Parts of a batch come one after the other. Without gradients all of it is looked at, and
+    # no more is there at a time than what a layer takes and gives.
+    of_part = kept_bytes // config.algorithm.num_minibatches
+    row_bytes = max(of_part, looked_bytes)
+    num_rows = config.learner.batch_columns * (schema.rows + 1)
     # Several policies learn one after the other, each from its own columns.
-    update_bytes = num_columns * (schema.rows + 1) * row_bytes // max(1, len(schema.policies))
+    update_bytes = num_rows * row_bytes // max(1, len(schema.policies))
     free_bytes = psutil.virtual_memory().available
     if slot_bytes + model_bytes + update_bytes > FREE_SHARE * free_bytes:
+        smaller = "raise algorithm.num_minibatches, " if of_part > looked_bytes else ""
         raise SpacesError(
             f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches, "
             f"{model_bytes / GIB:.1f} GiB for the model and {update_bytes / GIB:.1f} GiB for an "
             f"update, and {free_bytes / GIB:.1f} GiB are free: lower learner.batch_columns, "
             "trajectory.rows, learner.queue_size, learner.minibatch_buffer_size or "
-            "model.hidden_sizes, raise algorithm.num_minibatches, or choose an environment with "
-            "fewer actions or smaller images"
+            f"model.hidden_sizes, {smaller}or choose an environment with fewer actions or smaller "
+            "images"
         )
 
 
@@ -175,30 +179,32 @@ def find_layout(model: ModelSection, schema: Schema) -> bytes | None:
     return None if schema.policies or not found else layout_of(dict(found.state_dict())).digest
 
 
-def _kept_bytes(model: ActorCritic, schema: Schema) -> int:
-    """Bytes that an update in float32 keeps of a row until it has its gradients, where the network
-    is one of ours: another one may do anything with tensors that have no values."""
+def _kept(model: ActorCritic, schema: Schema) -> list[int]:
+    """Bytes of each tensor that an update in float32 keeps of a row until it has its gradients,
+    where the network is one of ours: another one may do anything with tensors without values."""
     if model.torso_name not in TORSOS:
-        return 0
-    kept = [0, 0]
-    for num_rows in (1, 2):
-        # A result that the next layer keeps as well is there once.
-        storages = set[torch.UntypedStorage]()
+        return []
+    of_one, of_two = (_saved(model, schema, num_rows) for num_rows in (1, 2))
+    return [two - one for one, two in zip(of_one, of_two, strict=True)]  # 0 of weights
 
-        def keep(tensor: torch.Tensor, storages: set[Any] = storages) -> torch.Tensor:
-            storages.add(tensor.untyped_storage())
-            return tensor
 
-        obs, state = (
-            {
-                array.name: torch.empty(
-                    (num_rows, *array.shape), dtype=getattr(torch, array.dtype), device="meta"
-                )
-                for array in arrays
-            }
-            for arrays in (schema.inputs.leaves, schema.state)
-        )
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            model(obs, tuple(state.values()), torch.empty((num_rows, 1), device="meta").bool())
-        kept[num_rows - 1] = sum(storage.nbytes() for storage in storages)
-    return kept[1] - kept[0]  # weights are kept as well, once
+def _saved(model: ActorCritic, schema: Schema, num_rows: int) -> list[int]:
+    # A result that the next layer keeps as well is there once.
+    storages: dict[torch.UntypedStorage, None] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage()] = None
+        return tensor
+
+    obs, state = (
+        {
+            array.name: torch.empty(
+                (num_rows, *array.shape), dtype=getattr(torch, array.dtype), device="meta"
+            )
+            for array in arrays
+        }
+        for arrays in (schema.inputs.leaves, schema.state)
+    )
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(obs, tuple(state.values()), torch.empty((num_rows, 1), device="meta").bool())
+    return [storage.nbytes() for storage in storages]

@@ -232,12 +232,21 @@ def test_an_update_s_own_tensors_are_estimated(free, monkeypatch, core, name):
         kept.append(sum(found.values()))
         del outputs
     of_update = 16 * 4 * (kept[1] - kept[0]) // 4
-    free.available = int(1.3 * of_update) + 7 * sum(p.nbytes for p in network.parameters())
-    check_memory(config, schema, 0, CPU)
-    free.available -= int(0.6 * of_update)
-    with pytest.raises(SpacesError, match=r"GiB for an update.*or smaller images"):
-        check_memory(config, schema, 0, CPU)
-    check_memory(config, schema, 0, CUDA)  # there they have memory of their own
+    of_model = sum(parameter.nbytes for parameter in network.parameters())
+
+    def fits(share, num_minibatches=1, device=CPU):
+        free.available = int(share * of_update) + 7 * of_model
+        algorithm = config.algorithm.model_copy(update={"num_minibatches": num_minibatches})
+        check_memory(config.model_copy(update={"algorithm": algorithm}), schema, 0, device)
+
+    says = r"GiB for an update.*model.hidden_sizes, {}or choose .*or smaller images"
+    fits(1.3)
+    with pytest.raises(SpacesError, match=says.format("raise algorithm.num_minibatches, ")):
+        fits(0.7)
+    fits(0.7, device=CUDA)  # there they have memory of their own
+    # Parts have less, but the whole batch is looked at without gradients.
+    with pytest.raises(SpacesError, match=says.format("")):
+        fits(0.2, num_minibatches=16)
 
 
 class Measures(torch.nn.Module):
