@@ -214,6 +214,15 @@ class RunConfig(Section):
                 f"learner.batch_columns ({learner.batch_columns}){times}: a minibatch has "
                 f"{'at least one row' if has_rows else 'whole columns'}"
             )
+        rows = self._most_parts // num_minibatches
+        rows *= 1 if self.algorithm.shuffle_rows else self.trajectory.rows
+        if rows == 1 and self.algorithm.has_normal_advantages:
+            yield (
+                f"algorithm.num_minibatches ({num_minibatches}) leaves one row to a minibatch, over"
+                " which an advantage is normalised to 0, so that no policy is learned: raise "
+                "trajectory.rows or learner.batch_columns, or set algorithm.normalize_advantages "
+                "to false"
+            )
         if self.algorithm.shuffle_rows and self.model.core is not None:
             yield (
                 f"algorithm.shuffle_rows does not go with model.core ({self.model.core}), which "

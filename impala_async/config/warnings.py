@@ -72,6 +72,11 @@ def _idle_warnings(config: RunConfig) -> Iterator[str]:
             "learner.stop_kl is looked at between the passes over a batch, and here is one: "
             "raise learner.num_passes, or drop learner.stop_kl"
         )
+    if learner.minibatch_buffer_size > 1 and learner.most_passes == 1:
+        yield (
+            f"learner.minibatch_buffer_size ({learner.minibatch_buffer_size}) mixes the passes of "
+            "several batches, and here each has one: raise learner.num_passes, or set it to 1"
+        )
     is_current = algorithm.tau == 1 and algorithm.target_update_every_updates is None
     if (
         algorithm.kl_coeff > 0

@@ -21,7 +21,7 @@ from impala_async.learner.slots import allocate_slots
 from impala_async.models.actor_critic import ActorCritic, shape_of
 from impala_async.models.flat import Snapshot
 from impala_async.models.torso import device_of, pick_precision
-from impala_async.policy import build_policy, layout_of
+from impala_async.policy import build_policy, layout_of, room_for
 from impala_async.schema import Schema
 from impala_async.training.checkpoint import TrainingState
 from impala_async.training.ranks import Ranks
@@ -67,12 +67,13 @@ def build_learner(
     # Weights that torsos round anyway travel in float32 only in lockstep.
     is_coarse = precision == torch.bfloat16 and not is_lockstep
     layout = step.policy.coarse_layout if is_coarse else step.policy.layout
-    slots = allocate_slots(schema, section.batch_columns, num_host_slots, allocator_for(device))
-    loader = HostLoader(schema, slots)
-    if device.type == "cuda":
-        loader = DeviceLoader(
-            schema, slots, release, num_device_slots=num_device_slots, device=device
-        )
+    with room_for("learner.batch_columns: there is no memory here for the batches"):
+        slots = allocate_slots(schema, section.batch_columns, num_host_slots, allocator_for(device))
+        loader = HostLoader(schema, slots)
+        if device.type == "cuda":
+            loader = DeviceLoader(
+                schema, slots, release, num_device_slots=num_device_slots, device=device
+            )
     # An algorithm of the user's own is tried here: its error ends the start, and not a run.
     make_current(device)
     step.prepare(loader.batches[0])

@@ -212,7 +212,7 @@ def test_passes_and_parts_follow_from_others_unless_they_are_given():
 def test_rows_are_shuffled_where_nothing_wants_whole_columns():
     shuffled = "algorithm.shuffle_rows=true"
     config_of(
-        f"{shuffled} learner.batch_columns=8 trajectory.rows=4 {PARTS}=32 learner.max_lag=999"
+        f"{shuffled} learner.batch_columns=8 trajectory.rows=4 {PARTS}=16 learner.max_lag=999"
     )
     for settings, says in (
         ("model.core=lstm", "algorithm.shuffle_rows does not go with model.core (lstm)"),
@@ -224,6 +224,19 @@ def test_rows_are_shuffled_where_nothing_wants_whole_columns():
         ),
     ):
         assert says in complaint(f"{shuffled} {settings}")
+
+
+def test_an_advantage_is_normalised_over_more_than_one_row():
+    by_row = "algorithm.name=ppo learner.max_lag=999 learner.batch_columns=8"
+    for settings in (
+        f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=32",
+        f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=17",
+        f"{by_row} trajectory.rows=1 {PARTS}=8",
+        f"{by_row} trajectory.rows=1 {PARTS}=1 learner.batch_columns=1 actor.num_envs=1",
+    ):
+        assert "leaves one row to a minibatch, over which an advantage is" in complaint(settings)
+        config_of(f"{settings} algorithm.normalize_advantages=false")
+    config_of(f"{by_row} trajectory.rows=2 {PARTS}=8")
 
 
 # -------------------- lockstep

@@ -123,6 +123,7 @@ def test_keys_that_do_nothing_in_this_shape_are_warned_of():
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one}", "algorithm.kl_coeff (1.0) does no"),
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one} algorithm.tau=0.5", None),
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one} learner.num_passes=auto", None),
+        (f"{one} learner.minibatch_buffer_size=2", "learner.minibatch_buffer_size (2) mixes"),
         (f"{LOCKSTEP} actor.num_workers=2", "actor.num_workers does nothing in lockstep with"),
         (f"{LOCKSTEP} actor.num_workers=2 actor.sampler=parallel", None),
     ):

@@ -135,6 +135,16 @@ def test_nothing_is_looked_at_before_a_single_pass():
     assert begun(num_passes="auto").step.begun == [3]
 
 
+def test_a_batch_that_nothing_was_looked_at_for_has_one_pass_though_the_next_is_under_way():
+    """A batch of a GPU is counted nowhere for a moment, on its way from slot to slot."""
+    run = Run([batch_of(1), batch_of(2)], num_passes="auto")
+    told = iter([1, *[0] * 99])
+    run.loader.num_waiting = lambda: next(told)
+    run()
+    assert run.step.begun == [2]
+    assert run.step.batches.count(1) == 1
+
+
 def test_all_that_is_measured_is_declared_and_counted(clock):
     never = Run([None])()
     nothing = never.report
