@@ -9,8 +9,7 @@ that they did. With `coarse_layout` weights of torsos travel in bfloat16, where 
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -321,22 +320,15 @@ def build_policy(
     """The one policy of a run, or its team; SpacesError if there is no memory for it."""
     if schema.policies != policies.names:
         raise SpacesError(f"policies.names: {policies.names} here, {schema.policies} in the schema")
-    with room_for("model: there is no memory here for its network"):
+    try:
         if policies.names:
             return Team(schema, model, policies, seed=seed, device=device)
         return Policy(schema, model, seed=seed, device=device)
-
-
-@contextmanager
-def room_for(what: str) -> Iterator[None]:
-    """SpacesError of these words where torch says that there is no memory, here or on a device."""
-    try:
-        yield
     except (MemoryError, RuntimeError, TypeError) as error:
-        told = str(error).partition("\n")[0]
-        if not isinstance(error, MemoryError) and TOO_LARGE.search(told) is None:
+        what = str(error).partition("\n")[0]
+        if not isinstance(error, MemoryError) and TOO_LARGE.search(what) is None:
             raise
-        raise SpacesError(f"{what}: {told}") from error
+        raise SpacesError(f"model: there is no memory here for its network: {what}") from error
 
 
 def check_default_dtype(env_id: str) -> None:

@@ -189,6 +189,12 @@ class AlgorithmSection(Section):
         choice = self.normalize_advantages
         return self._is_like_ppo if choice is None else choice
 
+    def looks_at_whole(self, most_passes: int) -> bool:
+        """Whether the network is asked about a whole batch, before or beside its parts."""
+        is_dealt = self.shuffle_rows and self.num_minibatches > 1
+        is_before = self.name == "ppo" and self.returns_kind == "vtrace" and most_passes > 1
+        return self.normalize_returns or is_dealt or is_before
+
     @property
     def epsilon(self) -> float:
         usual, choice = 0.1 if self.optimizer == "rmsprop_tf" else 1e-5, self.optimizer_options.eps

@@ -84,7 +84,8 @@ def place_in(environ: Mapping[str, str] = os.environ) -> Place:
         if not text.isdecimal():
             raise ConfigError(f"{name}: wants a whole number, as torchrun sets it, got {text!r}")
         found[name] = int(text)
-    place = Place(*found.values())
+    number, count, local, num_local = found.values()
+    place = Place(number, count, local, num_local)
     if place.number >= place.count:
         raise ConfigError(f"RANK ({place.number}) must be below WORLD_SIZE ({place.count})")
     if place.count > 1 and (missing := [name for name in NEEDED if name not in environ]):

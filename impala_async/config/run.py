@@ -214,12 +214,13 @@ class RunConfig(Section):
                 f"learner.batch_columns ({learner.batch_columns}){times}: a minibatch has "
                 f"{'at least one row' if has_rows else 'whole columns'}"
             )
-        rows = self._most_parts // num_minibatches
-        rows *= 1 if self.algorithm.shuffle_rows else self.trajectory.rows
-        if rows == 1 and self.algorithm.has_normal_advantages:
+        is_one_row = self.algorithm.shuffle_rows or self.trajectory.rows == 1
+        is_normal = self.algorithm.name in ALGORITHMS and self.algorithm.has_normal_advantages
+        if is_normal and is_one_row and num_minibatches == self._most_parts:
+            fewer = "lower algorithm.num_minibatches, " if num_minibatches > 1 else ""
             yield (
-                f"algorithm.num_minibatches ({num_minibatches}) leaves one row to a minibatch, over"
-                " which an advantage is normalised to 0, so that no policy is learned: raise "
+                f"each of algorithm.num_minibatches ({num_minibatches}) has one row, over which an "
+                f"advantage is normalised to 0, so that no policy is learned: {fewer}raise "
                 "trajectory.rows or learner.batch_columns, or set algorithm.normalize_advantages "
                 "to false"
             )

@@ -41,7 +41,7 @@ PROBE_TIMEOUT_S = 120.0
 # The event loop and the learner thread wait no longer for each other while either runs Python; with
 # Python's own 5 ms a small model's updates are a twentieth slower (bench.learner).
 SWITCH_S = 0.0005
-STARTS = "torch is loaded, the environment tried, the learner built"
+START_WORK = "torch is loaded, the environment tried, the learner built"
 DESCRIBE = (sys.executable, "-m", "impala_async.envs.describe")
 
 
@@ -91,7 +91,7 @@ def _serve(
     place = meeting.place
     console = doors.start_logging(place.prefix)
     with ExitStack() as stack:
-        what = f"{STARTS}, the other ranks met" if place.count > 1 else STARTS
+        what = f"{START_WORK}, the other ranks met" if place.count > 1 else START_WORK
         starting.enter_context(doors.start_told_of(what))
         starting.enter_context(_within_limits())
         recorder = None
@@ -110,7 +110,7 @@ def _serve(
         from impala_async.learner.service import LearnerService
 
         schema = probe() if probe else None  # the other ranks hear of one that fails
-        pick_device(config.learner.device, place)  # and of a GPU that is not there
+        pick_device(config.learner.device, place)  # and of one that has no GPU
         ranks = stack.enter_context(meeting.joined())
         start = join_run(ranks, folder, in_common(settings), config.bind)
         restored = _restored(ranks, folder, config) if flags.is_resumed or ranks.are_many else None

@@ -4,6 +4,7 @@ Runs on: event loop, once
 """
 
 import logging
+import math
 from collections.abc import Callable
 
 import psutil
@@ -21,7 +22,7 @@ from impala_async.learner.slots import allocate_slots
 from impala_async.models.actor_critic import ActorCritic, shape_of
 from impala_async.models.flat import Snapshot
 from impala_async.models.torso import device_of, pick_precision
-from impala_async.policy import build_policy, layout_of, room_for
+from impala_async.policy import build_policy, layout_of
 from impala_async.schema import Schema
 from impala_async.training.checkpoint import TrainingState
 from impala_async.training.ranks import Ranks
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 MODEL_COPIES = 7
 # For each choice in each row: what a network says of it, its logarithms and gradients.
 CHOICE_BYTES = 32
+# An input, an output, and what a residual block holds for later.
+LAYERS_AT_ONCE = 3
 # No more of free memory is asked for: the estimate is within a fourteenth, and others take some.
 FREE_SHARE = 0.9
 GIB = 1 << 30
@@ -67,13 +70,12 @@ def build_learner(
     # Weights that torsos round anyway travel in float32 only in lockstep.
     is_coarse = precision == torch.bfloat16 and not is_lockstep
     layout = step.policy.coarse_layout if is_coarse else step.policy.layout
-    with room_for("learner.batch_columns: there is no memory here for the batches"):
-        slots = allocate_slots(schema, section.batch_columns, num_host_slots, allocator_for(device))
-        loader = HostLoader(schema, slots)
-        if device.type == "cuda":
-            loader = DeviceLoader(
-                schema, slots, release, num_device_slots=num_device_slots, device=device
-            )
+    slots = allocate_slots(schema, section.batch_columns, num_host_slots, allocator_for(device))
+    loader = HostLoader(schema, slots)
+    if device.type == "cuda":
+        loader = DeviceLoader(
+            schema, slots, release, num_device_slots=num_device_slots, device=device
+        )
     # An algorithm of the user's own is tried here: its error ends the start, and not a run.
     make_current(device)
     step.prepare(loader.batches[0])
@@ -148,22 +150,10 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     model = shape_of(config.model, schema.inputs, schema.action)
     weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values()) if model else 0
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
-    kept_bytes = looked_bytes = CHOICE_BYTES * schema.action.num_choices
-    if model and device.type == "cpu":
-        precision = pick_precision(config.model.precision, model.torso_name, device)
-        found = [n * precision.itemsize // torch.float32.itemsize for n in _kept(model, schema)]
-        kept_bytes += sum(found)
-        looked_bytes += sum(sorted(found)[-2:])
-    # Parts of a batch come one after the other. Without gradients all of it is looked at, and
-    # no more is there at a time than what a layer takes and gives.
-    of_part = kept_bytes // config.algorithm.num_minibatches
-    row_bytes = max(of_part, looked_bytes)
-    num_rows = config.learner.batch_columns * (schema.rows + 1)
-    # Several policies learn one after the other, each from its own columns.
-    update_bytes = num_rows * row_bytes // max(1, len(schema.policies))
+    update_bytes, is_by_part = _update_bytes(config, schema, model, device)
     free_bytes = psutil.virtual_memory().available
     if slot_bytes + model_bytes + update_bytes > FREE_SHARE * free_bytes:
-        smaller = "raise algorithm.num_minibatches, " if of_part > looked_bytes else ""
+        smaller = "raise algorithm.num_minibatches, " if is_by_part else ""
         raise SpacesError(
             f"it wants {slot_bytes / GIB:.1f} GiB for {num_slots} batches, "
             f"{model_bytes / GIB:.1f} GiB for the model and {update_bytes / GIB:.1f} GiB for an "
@@ -180,20 +170,44 @@ def find_layout(model: ModelSection, schema: Schema) -> bytes | None:
     return None if schema.policies or not found else layout_of(dict(found.state_dict())).digest
 
 
+def _update_bytes(
+    config: RunConfig, schema: Schema, model: ActorCritic | None, device: torch.device
+) -> tuple[int, bool]:
+    """The most of this host's memory that an update has at a time, and whether a part of a batch
+    has it, with its gradients; else it is the whole batch, where that is looked at before."""
+    algorithm, num_columns = config.algorithm, config.learner.batch_columns
+    num_parts, num_rows = algorithm.num_minibatches, schema.rows + 1
+    row_bytes, kept = CHOICE_BYTES * schema.action.num_choices, [0]
+    if model and device.type == "cpu":
+        precision = pick_precision(config.model.precision, model.torso_name, device)
+        kept = [n * precision.itemsize // torch.float32.itemsize for n in _kept(model, schema)]
+    if algorithm.shuffle_rows:
+        rows_of_part = math.ceil(num_columns * num_rows / num_parts)
+    else:
+        rows_of_part = math.ceil(num_columns / num_parts) * num_rows
+    of_part = rows_of_part * (row_bytes + sum(kept))
+    # Without gradients a layer's output is gone when the next one has its own.
+    of_whole = num_columns * num_rows * sum(sorted(kept)[-LAYERS_AT_ONCE:])
+    looks = algorithm.looks_at_whole(config.learner.most_passes)
+    # Several policies learn one after the other, each from its own columns.
+    most = max(of_part, of_whole * looks) // max(1, len(schema.policies))
+    return most, of_part >= of_whole * looks
+
+
 def _kept(model: ActorCritic, schema: Schema) -> list[int]:
     """Bytes of each tensor that an update in float32 keeps of a row until it has its gradients,
     where the network is one of ours: another one may do anything with tensors without values."""
     if model.torso_name not in TORSOS:
-        return []
-    of_one, of_two = (_saved(model, schema, num_rows) for num_rows in (1, 2))
+        return [0]
+    of_one, of_two = (_kept_of(model, schema, num_rows) for num_rows in (1, 2))
     return [two - one for one, two in zip(of_one, of_two, strict=True)]  # 0 of weights
 
 
-def _saved(model: ActorCritic, schema: Schema, num_rows: int) -> list[int]:
-    # A result that the next layer keeps as well is there once.
+def _kept_of(model: ActorCritic, schema: Schema, num_rows: int) -> list[int]:
     storages: dict[torch.UntypedStorage, None] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
+        # A result that the next layer keeps as well is there once.
         storages[tensor.untyped_storage()] = None
         return tensor
 

@@ -75,7 +75,7 @@ class LearnerThread:
             section.most_passes,
             section.init_num_passes,
         )
-        self._is_closed = self._is_mid_batch = self._is_one_pass = False
+        self._is_closed = self._is_mid_batch = self._has_one_pass = False
         # With other ranks: drawn, until all are ready, and the rows that all have then.
         self._held: Draw[LoadedBatch] | None = None
         self._held_at = 0.0
@@ -256,7 +256,7 @@ class LearnerThread:
             lag_B = self.progress.update + num_updates - loaded.updates_B[loaded.alive_B]
             # Nothing is dropped for a pass that need not be made.
             is_old = not (len(lag_B) and lag_B.max() <= self.section.max_lag)
-            if is_old or self._is_one_pass or self.loader.num_waiting():
+            if is_old or self._has_one_pass or self.loader.num_waiting():
                 return True
         # A pass without an update says nothing new.
         return (
@@ -272,11 +272,11 @@ class LearnerThread:
         # Steps count once, at their first pass.
         env_steps = self.progress.env_steps_trained
         with self._stats.timing(is_first=is_first):
-            # Where another batch waits, an eager learner makes one pass, and no second one without
-            # what passes have in common.
+            # Where another batch waits, an eager learner makes one pass: nothing is computed for
+            # later ones, so there is none, though the other batch may be on its way meanwhile.
             if is_first:
-                self._is_one_pass = self._is_eager and self.loader.num_waiting() > 0
-            if is_first and self.section.most_passes > 1 and not self._is_one_pass:
+                self._has_one_pass = self._is_eager and self.loader.num_waiting() > 0
+            if is_first and self.section.most_passes > 1 and not self._has_one_pass:
                 loaded.batch = self.step.begin(loaded.batch)
             result = self.step.run(
                 loaded.batch,

@@ -22,7 +22,7 @@ from impala_async.user_code import UserCode
 
 # With 1 a tracer would take it for the only number there is.
 NUM_TRACED = 2
-LEAST_TORCH = "2.7"
+LEAST_TORCH = (2, 7)
 ONNX_PACKAGES = ("onnx", "onnxscript")
 
 
@@ -59,12 +59,13 @@ class Graph:
 
 
 def check_needs(*, is_onnx: bool) -> None:
-    """ConfigError where packages are missing that a policy is written by, or are too old."""
+    """ConfigError where a package is missing, or too old, that writes such files."""
     # Before 2.7 what torch.export saves of some policies cannot be loaded.
-    if torch.__version__ < LEAST_TORCH:
+    if tuple(map(int, torch.__version__.split(".")[:2])) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
         raise ConfigError(
-            f"export: needs torch {LEAST_TORCH} or newer, and {torch.__version__} is installed: "
-            "pip install -U torch"
+            f"export: needs torch {least} or newer, and {torch.__version__} is installed: pip "
+            "install -U torch"
         )
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if is_onnx and missing:
@@ -94,7 +95,7 @@ def trace(opened: OpenedPolicy) -> Graph:
     with torch.no_grad(), UserCode("the network", "to be exported", ConfigError):
         # Tensors that it makes once and keeps must not be those of the tracer, which are empty.
         graph(*arrays)
-        # An older torch would compile it if nothing is said.
+        # torch 2.7 would compile it if nothing is said.
         program = torch.export.export(graph, arrays, dynamic_shapes=(free,), strict=False)
     return Graph(program, inputs, outputs)
 

@@ -48,7 +48,7 @@ def orthogonal(layer: Layer, gain: float = math.sqrt(2)) -> Layer:
 
 
 def draw_orthogonal(weight: Tensor, gain: float = 1.0) -> None:
-    # For weights without memory some releases of torch would load their compiler, for seconds.
+    """Fill it, unless it has no memory, for which torch 2.11 would load its compiler."""
     if not weight.is_meta:
         nn.init.orthogonal_(weight, gain)
 

@@ -230,12 +230,14 @@ def test_an_advantage_is_normalised_over_more_than_one_row():
     by_row = "algorithm.name=ppo learner.max_lag=999 learner.batch_columns=8"
     for settings in (
         f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=32",
-        f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=17",
         f"{by_row} trajectory.rows=1 {PARTS}=8",
         f"{by_row} trajectory.rows=1 {PARTS}=1 learner.batch_columns=1 actor.num_envs=1",
     ):
-        assert "leaves one row to a minibatch, over which an advantage is" in complaint(settings)
+        told = complaint(settings)
+        assert " has one row, over which an advantage is normalised to 0" in told
+        assert ("lower algorithm.num_minibatches" in told) == (f"{PARTS}=1 " not in settings)
         config_of(f"{settings} algorithm.normalize_advantages=false")
+    config_of(f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=31")
     config_of(f"{by_row} trajectory.rows=2 {PARTS}=8")
 
 

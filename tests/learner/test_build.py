@@ -234,9 +234,10 @@ def test_an_update_s_own_tensors_are_estimated(free, monkeypatch, core, name):
     of_update = 16 * 4 * (kept[1] - kept[0]) // 4
     of_model = sum(parameter.nbytes for parameter in network.parameters())
 
-    def fits(share, num_minibatches=1, device=CPU):
+    def fits(share, device=CPU, **changed):
         free.available = int(share * of_update) + 7 * of_model
-        algorithm = config.algorithm.model_copy(update={"num_minibatches": num_minibatches})
+        plain = {"num_minibatches": 1, "normalize_returns": False, "returns": "gae"}
+        algorithm = config.algorithm.model_copy(update=plain | changed)
         check_memory(config.model_copy(update={"algorithm": algorithm}), schema, 0, device)
 
     says = r"GiB for an update.*model.hidden_sizes, {}or choose .*or smaller images"
@@ -244,9 +245,15 @@ def test_an_update_s_own_tensors_are_estimated(free, monkeypatch, core, name):
     with pytest.raises(SpacesError, match=says.format("raise algorithm.num_minibatches, ")):
         fits(0.7)
     fits(0.7, device=CUDA)  # there they have memory of their own
-    # Parts have less, but the whole batch is looked at without gradients.
-    with pytest.raises(SpacesError, match=says.format("")):
-        fits(0.2, num_minibatches=16)
+    # The largest of three parts has 6 columns of 16.
+    fits(0.55, num_minibatches=3)
+    with pytest.raises(SpacesError, match=says.format("raise algorithm.num_minibatches, ")):
+        fits(0.35, num_minibatches=3)
+    fits(0.2, num_minibatches=16)
+    # The whole batch is looked at beside its parts, without gradients.
+    for look in ({"normalize_returns": True}, {"shuffle_rows": True}, {"returns": "vtrace"}):
+        with pytest.raises(SpacesError, match=says.format("")):
+            fits(0.2, num_minibatches=16, **look)
 
 
 class Measures(torch.nn.Module):

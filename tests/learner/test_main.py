@@ -82,6 +82,20 @@ def test_a_limit_that_is_too_low_is_one_line_and_leaves_nothing(tmp_path):
         assert os.listdir(tmp_path) == []
 
 
+def test_more_ranks_than_gpus_end_before_they_meet(tmp_path):
+    """The first of 99 says so, though it might have one itself."""
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "99"}
+    meets = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "none"}
+    settings = "env.id=CartPole-v1", "env.probe=actor", "learner.device=cuda"
+    told = [part for each in (*settings, "learner.num_passes=8") for part in ("--set", each)]
+    command = sys.executable, "-m", "impala_async.learner", "--run-dir", "run", *told
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **ranks, **meets}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    says = "error: rank 0: learner.device: 'cuda' is not on this machine, which has"
+    assert (done.returncode, says in done.stderr) == (2, True), done.stderr
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_start_that_dies_leaves_nothing_and_is_one_line_where_it_lacks_descriptors(
     tmp_path, monkeypatch, capsys
 ):

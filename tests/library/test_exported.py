@@ -6,7 +6,6 @@ import io
 import numpy as np
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 from impala_async import load_policy
 from impala_async.errors import ConfigError
@@ -113,6 +112,9 @@ def test_missing_packages_are_told_with_their_extra(monkeypatch):
 
 
 def test_a_torch_that_is_too_old_is_told(monkeypatch):
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.6.0"))
+    for version in ("2.7.0a0+6c54963f75.nv25.2", "2.10.0"):
+        monkeypatch.setattr(torch, "__version__", version)
+        check_needs(is_onnx=False)
+    monkeypatch.setattr(torch, "__version__", "2.6.0")
     with pytest.raises(ConfigError, match=r"needs torch 2\.7 or newer, and 2\.6\.0 is installed"):
         check_needs(is_onnx=False)
