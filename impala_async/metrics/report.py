@@ -59,9 +59,9 @@ TIMES = {
     *(UPDATE_MS, BATCH_WAIT_MS, COPY_WAIT_MS, RANK_WAIT_MS, _LOOP_LAG_MS),
     *_ACTOR_STAGES,
 }
-_REJECTED = "rejected/"
+REJECTED = "rejected/"
 # Nothing is lost by these two: it comes again, or has come before. And anybody may send them.
-_NO_LOSS = (f"{_REJECTED}unknown_session", f"{_REJECTED}duplicate")
+_NO_LOSS = (f"{REJECTED}unknown_session", f"{REJECTED}duplicate")
 
 
 class Counters(dict[str, int]):
@@ -203,13 +203,13 @@ def _refused_share(report: Mapping[str, Value], before: Mapping[str, Value]) -> 
     """If most of what arrives is refused, nothing else matters."""
     then = numbers(before)
     found = {name: count - then.get(name, 0.0) for name, count in numbers(report).items()}
-    reasons = {name: count for name, count in found.items() if name.startswith(_REJECTED)}
+    reasons = {name: count for name, count in found.items() if name.startswith(REJECTED)}
     num_no_loss = sum(reasons.pop(name, 0.0) for name in _NO_LOSS)
     received = found.get("trajectories/received", 0.0) - num_no_loss
     rejected = found.get("trajectories/rejected", 0.0) - num_no_loss
     if rejected <= received / 2:
         return None
-    most = max(reasons, key=lambda name: reasons[name], default=_REJECTED).removeprefix(_REJECTED)
+    most = max(reasons, key=lambda name: reasons[name], default=REJECTED).removeprefix(REJECTED)
     share = _percent(rejected / received)
     return f"rejections: {share} of what arrived was refused, most as {most}"
 

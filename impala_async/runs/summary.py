@@ -19,6 +19,7 @@ from impala_async.config.run import RunConfig
 from impala_async.files import open_regular, write_whole
 from impala_async.metrics.names import DROP_REASONS, Value, numbers
 from impala_async.metrics.report import (
+    REJECTED,
     RETURN_EPISODES,
     advice_on,
     agents_in,
@@ -82,6 +83,11 @@ def summarise(
         "lag_quantiles": lag_quantiles(lag_histogram),
         "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},
         "rejected": report["trajectories/rejected"],
+        "rejections": {
+            name.removeprefix(REJECTED): count
+            for name, count in report.items()
+            if name.startswith(REJECTED)
+        },
         "starved_total_s": report["learner/starved_total_s"],
         "bottleneck": verdict,
         "advice": advice_on(verdict),
@@ -112,8 +118,8 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
         f"seconds of training{last}": f"{summary['wall_s']:.1f}",
         f"env steps per second{last}": f"{rate:,.0f}{frames}" if rate else "-",
         f"lag, median (largest){last}": f"{lag[2]} ({lag[-1]}) updates" if lag else "-",
-        "trajectories dropped": _dropped(summary["dropped"]),
-        "trajectories refused": f"{summary['rejected']:,}",
+        "trajectories dropped": _by_reason(summary["dropped"]),
+        "trajectories refused": _by_reason(summary["rejections"]),
         f"what limits it{last}": summary["bottleneck"],
     }
     if (best := summary["best_eval_return"]) is not None:
@@ -131,7 +137,7 @@ def describe(summary: dict[str, Any], goal: float | None, *, is_resumed: bool) -
     return "\n".join([f"{summary['env_id']}: ended ({summary['exit_reason']})", *lines])
 
 
-def _dropped(counts: Mapping[str, int]) -> str:
+def _by_reason(counts: Mapping[str, int]) -> str:
     """Their number, and that of each reason: what a shutdown drops is no loss to training."""
     found = {reason: count for reason, count in counts.items() if count}
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.items())

@@ -40,6 +40,9 @@ REPORT = {
     "mean_return": 1.5,
     "episodes/count": 12,
     "trajectories/rejected": 3,
+    "rejected/nonfinite": 2,
+    "rejected/stale": 1,
+    "rejected/invalid": 0,
     "learner/starved_total_s": 0.25,
     "num_actors": 2,
     **{f"dropped/{reason}": number for number, reason in enumerate(DROP_REASONS)},
@@ -72,6 +75,7 @@ def test_a_summary_has_what_others_read():
         **{"mean_return": 475.5, "mean_return_100": 475.5, "episodes": 12, "rejected": 3},
         **{"lag_quantiles": [0, 0, 0, 1, 1], "starved_total_s": 0.25},
         "dropped": {"stale": 0, "nonfinite_update": 1, "shutdown": 2},
+        "rejections": {"nonfinite": 2, "stale": 1, "invalid": 0},
         **{"bottleneck": "learner: busy", "advice": ADVICE["learner"]},
     }
     assert {key: summary[key] for key in told} == told
@@ -110,14 +114,14 @@ def test_a_summary_as_a_table():
         "  env steps per second        150",
         "  lag, median (largest)       2 (9) updates",
         "  trajectories dropped        3 (1 nonfinite_update, 2 shutdown)",
-        "  trajectories refused        3",
+        "  trajectories refused        3 (2 nonfinite, 1 stale)",
         "  what limits it              learner: busy",
         f"  what may help               {ADVICE['copy']}",
     ]
     # A run that was over at once has no rate.
-    at_once = table_of(whole | {"env_steps_per_s": 0.0, "rejected": 12345})
+    at_once = table_of(whole | {"env_steps_per_s": 0.0, "rejections": {"stale": 12345}})
     assert "  env steps per second        -\n" in at_once
-    assert "  trajectories refused        12,345\n" in at_once
+    assert "  trajectories refused        12,345 (12,345 stale)\n" in at_once
     # Figures of a resumed run that are of this start alone say so.
     resumed = table_of(whole, is_resumed=True).splitlines()
     marked = [line.split()[0] for line in resumed if ", this start " in line]
