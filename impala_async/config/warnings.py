@@ -75,7 +75,8 @@ def _idle_warnings(config: RunConfig) -> Iterator[str]:
     if learner.minibatch_buffer_size > 1 and learner.most_passes == 1:
         yield (
             f"learner.minibatch_buffer_size ({learner.minibatch_buffer_size}) mixes the passes of "
-            "several batches, and here each has one: raise learner.num_passes, or drop it"
+            "several batches, and here each has one: raise learner.num_passes, or drop "
+            "learner.minibatch_buffer_size"
         )
     is_current = algorithm.tau == 1 and algorithm.target_update_every_updates is None
     if (

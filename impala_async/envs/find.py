@@ -7,8 +7,8 @@ Ids register themselves on the way: a module that is named before a colon is imp
 import inspect
 import re
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -115,7 +115,7 @@ def _explain_unknown(gym_id: str) -> None:
             hint = f" It is {package}:{gym_id}, with pip install 'impala-async[{extra}]'."
         elif is_unlike and (found := ATARI.fullmatch(gym_id)):
             hint = f" If it is one of Atari's games, it is ALE/{found[1]}-v5."
-        elif gym_id.isidentifier() and find_spec(gym_id) is not None:
+        elif gym_id.isidentifier() and PathFinder.find_spec(gym_id) is not None:
             hint = f" It is a module: write {gym_id}:Name for a class or a function in it."
         elif is_unlike and all(part.isidentifier() for part in gym_id.split(".")) and "." in gym_id:
             module, _, name = gym_id.rpartition(".")

@@ -40,8 +40,9 @@ ADVICE = {
     "network": "a faster link or smaller observations; for actors that are far away, a larger "
     "learner.queue_size; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
-    "actors": "start actors by the command that the learner has told at its start; if they end, "
-    "see their logs",
+    "actors": "start actors by the command that the learner has told at its start; where train "
+    "has started them, their logs, in actors/ of the run folder, say what they do: slow "
+    "environments are made sooner by more actors with a smaller actor.num_envs",
 }
 UPDATE_MS = "timing_breakdown/learner_grad_time_ms"
 BATCH_WAIT_MS = "timing_breakdown/learner_dequeue_time_ms"

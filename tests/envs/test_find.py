@@ -66,6 +66,7 @@ def test_an_unknown_name_is_an_error_that_helps(monkeypatch):
         ("MinAtar/NoSuch-v1", EXTRA.format("minatar", "MinAtar/NoSuch-v1")),
         ("nowhere/Thing-v0", "Write package:nowhere/Thing-v0 for an env"),
         ("json.decoder.Maze", "exist. Write json.decoder:Maze for a class or a function."),
+        ("__main__", "`__main__` doesn't exist."),
         ("colorsys", "exist. It is a module: write colorsys:Name for a class or a fun"),
         ("Pong-v5", GAME.format("Pong")),
         ("SpaceInvadersNoFrameskip-v4", GAME.format("SpaceInvaders")),
