@@ -192,8 +192,12 @@ class AlgorithmSection(Section):
     def looks_at_whole(self, most_passes: int) -> bool:
         """Whether the network is asked about a whole batch, before or beside its parts."""
         is_dealt = self.shuffle_rows and self.num_minibatches > 1
-        is_before = self.name == "ppo" and self.returns_kind == "vtrace" and most_passes > 1
-        return self.normalize_returns or is_dealt or is_before
+        return self.normalize_returns or is_dealt or (self.looks_before and most_passes > 1)
+
+    @property
+    def looks_before(self) -> bool:
+        """Whether passes correct by the policy as it was before the first of them."""
+        return self.name == "ppo" and self.returns_kind == "vtrace"
 
     @property
     def epsilon(self) -> float:

@@ -186,12 +186,13 @@ def _update_bytes(
     else:
         rows_of_part = math.ceil(num_columns / num_parts) * num_rows
     of_part = rows_of_part * (row_bytes + sum(kept))
-    # Without gradients a layer's output is gone when the next one has its own.
-    of_whole = num_columns * num_rows * sum(sorted(kept)[-LAYERS_AT_ONCE:])
-    looks = algorithm.looks_at_whole(config.learner.most_passes)
+    of_whole = 0
+    if algorithm.looks_at_whole(config.learner.most_passes):
+        # Without gradients a layer's output is gone when the next one has its own.
+        of_whole = num_columns * num_rows * sum(sorted(kept)[-LAYERS_AT_ONCE:])
     # Several policies learn one after the other, each from its own columns.
-    most = max(of_part, of_whole * looks) // max(1, len(schema.policies))
-    return most, of_part >= of_whole * looks
+    most = max(of_part, of_whole) // max(1, len(schema.policies))
+    return most, of_part >= of_whole
 
 
 def _kept(model: ActorCritic, schema: Schema) -> list[int]:

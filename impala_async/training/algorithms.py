@@ -140,7 +140,7 @@ def _ppo(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
             **settings,
         )
 
-    return Algorithm(loss, stats, wants_before_log_probs=section.returns_kind == "vtrace")
+    return Algorithm(loss, stats, wants_before_log_probs=section.looks_before)
 
 
 def _a2c(section: AlgorithmSection, sum_up: SumUp) -> Algorithm:
