@@ -272,13 +272,16 @@ def run_door(body: Callable[[], int]) -> int:
         said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:
         said, code = f"{traceback.format_exc()}{OUR_BUG}", errors.Exit.BUG
-        is_scarce = isinstance(error, MemoryError) or getattr(error, "errno", None) in SCARCE
+        # A GPU's is torch's, which is not loaded here.
+        is_scarce = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        is_scarce |= getattr(error, "errno", None) in SCARCE
         # A fork that is refused; a descriptor that is not ready would be a bug of ours.
         is_scarce |= isinstance(error, BlockingIOError) and "_execute_child" in said
         if isinstance(error, BrokenPipeError) and not _has_reader(sys.stdout):
             said, code = "", errors.Exit.DONE
         elif is_scarce or str(error) == "can't start new thread":
-            said, code = f"error: {str(error) or 'no memory is left'}\n", errors.Exit.TRY_AGAIN
+            what = " ".join(str(error).split()) or "no memory is left"
+            said, code = f"error: {what}\n", errors.Exit.TRY_AGAIN
         elif isinstance(error, ImportError) and (error.name or "").split(".")[0] != PACKAGE:
             # A user's own code has said so before. Under a small ulimit -v torch fails like this.
             said = f"error: a package that this needs cannot be loaded: {one_line(error)}\n"

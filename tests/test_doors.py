@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 import zmq
 
 from impala_async import __version__, doors, errors, processes
@@ -200,6 +201,8 @@ ENDS = [
     (zmq.ZMQError(errno.EMFILE), 75, ["error: Too many open files"]),
     (MemoryError("Unable to allocate 4 GiB"), 75, ["error: Unable to allocate 4 GiB"]),
     (MemoryError(), 75, ["error: no memory is left"]),
+    (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nSee the docs"), 75,
+     ["error: CUDA out of memory. Tried to allocate 1 GiB. See the docs"]),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), 75,
      ["error: [Errno 12] Cannot allocate memory"]),
     (RuntimeError("can't start new thread"), 75, ["error: can't start new thread"]),

@@ -178,8 +178,7 @@ def risks(place: Place, environ: Mapping[str, str] = os.environ) -> list[str]:
             "torchrun often fails to start ranks again: set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
             "in its environment"
         )
-    num_here = environ.get("LOCAL_WORLD_SIZE", "")
-    if num_here not in ("", str(place.count)) and "GLOO_SOCKET_IFNAME" not in environ:
+    if place.num_local != place.count and "GLOO_SOCKET_IFNAME" not in environ:
         name = socket.gethostname()
         with suppress(OSError):
             if (address := socket.gethostbyname(name)).startswith("127."):

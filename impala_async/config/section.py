@@ -41,7 +41,8 @@ class Section(BaseModel):
         items = value if isinstance(value, list) else [value]
         is_truth = any(isinstance(item, bool) for item in items)
         is_other = kinds & {bool, int, float} and is_truth != (bool in kinds)
-        is_text = isinstance(value, str) and not kinds & {str, value} and kinds & {int, float}
+        texts = {item for item in items if isinstance(item, str)}
+        is_text = kinds & {int, float} and str not in kinds and not texts <= kinds
         is_plain = all(_is_plain(item, 0) for item in items if isinstance(item, int | str))
         if is_other or is_text or not is_plain:
             raise ValueError  # without words: it is told as any value of a wrong type is

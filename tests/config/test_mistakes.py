@@ -86,7 +86,11 @@ def test_what_is_wanted_is_told_in_a_users_words():
 
 def test_a_place_within_a_value_is_named_and_a_long_value_cut_short():
     for override, says in (
-        ("model.hidden_sizes=[64, 'x']", 'model.hidden_sizes[1]: wants a whole number, got "x"'),
+        (
+            "model.hidden_sizes=[64, '32']",
+            "model.hidden_sizes: wants a list like [64, 64] that is not "
+            'empty, or none, got [64, "32"]',
+        ),
         ("policies.copies={a=5}", "policies.copies.a: wants a string, got 5"),
         ("env.wrappers=[{name='a:C', kwargs=1}]", "env.wrappers[0].kwargs: wants a dictionary"),
         ("report.sinks=['wandb', {kwargs={}}]", "report.sinks[1].name: required"),

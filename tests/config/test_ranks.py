@@ -128,14 +128,15 @@ def test_what_ranks_must_have_alike_is_named_where_it_differs():
 
 
 def test_what_may_go_wrong_later_is_told(monkeypatch):
-    place, shared = Place(0, 2), {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert risks(place, {}) == risks(place, shared) == []
-    (told,) = risks(place, shared | {"TORCHELASTIC_MAX_RESTARTS": "3"})
+    here, place = Place(0, 2, num_local=2), Place(0, 2)
+    shared = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert risks(here, {}) == risks(here, shared) == []
+    (told,) = risks(here, shared | {"TORCHELASTIC_MAX_RESTARTS": "3"})
     assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in told
     monkeypatch.setattr("socket.gethostbyname", lambda name: "127.0.1.1")
-    assert risks(place, {"LOCAL_WORLD_SIZE": "2"}) == []
-    (told,) = risks(place, {"LOCAL_WORLD_SIZE": "1"})
+    assert risks(here, {}) == risks(Place(), {}) == []
+    (told,) = risks(place, {})
     assert "leads to 127.0.1.1: where ranks of other hosts do not" in told
-    assert risks(place, {"LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "eth0"}) == []
+    assert risks(place, {"GLOO_SOCKET_IFNAME": "eth0"}) == []
     monkeypatch.setattr("socket.gethostbyname", lambda name: "10.0.0.7")
-    assert risks(place, {"LOCAL_WORLD_SIZE": "1"}) == []
+    assert risks(place, {}) == []
