@@ -11,7 +11,7 @@ ReturnsName = Literal["vtrace", "gae"]
 ALGORITHMS: dict[str, tuple[ReturnsName, ...]] = {
     "impala": ("vtrace",),
     "appo": ("vtrace",),
-    "ppo": ("vtrace", "gae"),
+    "ppo": ("gae", "vtrace"),
     "a2c": ("gae",),
 }
 """Each with the returns that it may have, the default first."""
@@ -81,7 +81,7 @@ class AlgorithmSection(Section):
     grad_clip_by: Literal["norm", "value"] = "norm"
     """norm: what is larger is scaled down as a whole. value: each entry is clipped."""
     returns: ReturnsName | None = None
-    """ppo has vtrace or gae. none: gae for a2c, vtrace for the others."""
+    """ppo has gae or vtrace. none: gae for ppo and a2c, vtrace for the others."""
     rho_bar: float | None = Field(1.0, gt=0)
     """V-trace bar on the TD weights."""
     c_bar: float | None = Field(1.0, gt=0)

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 
 from impala_async.config.run import RunConfig
 
-# V-trace holds its own against data about this many passes over a batch old, and not much beyond.
+# V-trace holds its own against data about this many passes over a batch old, and not much beyond;
+# the clip of PPO and APPO against as many batches.
 SAFE_LAG = 8
-# PPO with GAE was measured with data that was up to four batches old.
-SAFE_GAE_LAG = 4
 
 
 def warnings_of(config: RunConfig, env_steps: int = 0) -> list[str]:
@@ -31,18 +30,17 @@ def _lag_warnings(config: RunConfig) -> Iterator[str]:
         fix += "learner.queue_size or learner.minibatch_buffer_size"
         fix = f"learner.publish_every_updates, {fix}" if late else fix
     old = f"a trajectory may be {lag} {what} old when it is trained on, and"
-    if algorithm.returns_kind == "gae":
-        # PPO's clip bounds how far it goes from the policy that acted.
-        is_ppo, is_new = algorithm.name == "ppo", pace.is_lockstep and not pace.lag
-        if not (is_new or (is_ppo and lag <= SAFE_GAE_LAG)):
-            lower = f", or lower {fix}" if is_ppo else ""
-            vtrace = ", or algorithm.returns to vtrace" if algorithm.may_use_vtrace else ""
-            yield (
-                f"{old} returns by GAE take it for new: set pace.mode to lockstep and pace.lag "
-                f"to 0{vtrace}{lower}"
-            )
+    # PPO's clip bounds how far it goes from the policy that acted.
+    takes_for_new = algorithm.returns_kind == "gae" and algorithm.name != "ppo"
+    if takes_for_new and not (pace.is_lockstep and not pace.lag):
+        vtrace = ", or algorithm.returns to vtrace" if algorithm.may_use_vtrace else ""
+        yield (
+            f"{old} returns by GAE take it for new: set pace.mode to lockstep and pace.lag to 0"
+            f"{vtrace}"
+        )
     elif lag > SAFE_LAG:
-        yield f"{old} V-trace holds to about {SAFE_LAG}: lower {fix}"
+        holds = "a clip holds" if algorithm.has_clip else "V-trace holds"
+        yield f"{old} {holds} to about {SAFE_LAG}: lower {fix}"
     updates = config.most_batches_old * config.updates_of_a_batch
     updates += learner.publish_every_updates - 1
     if updates > learner.max_lag and not pace.is_lockstep:

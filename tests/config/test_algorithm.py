@@ -14,7 +14,7 @@ def test_what_an_algorithm_does_unless_told_otherwise():
     for name, returns, others, has_clip in (
         ("impala", "vtrace", [], False),
         ("appo", "vtrace", [], True),
-        ("ppo", "vtrace", ["gae"], True),
+        ("ppo", "gae", ["vtrace"], True),
         ("a2c", "gae", [], False),
         ("a.b:C", "vtrace", ["gae"], True),
     ):

@@ -94,10 +94,10 @@ def test_the_last_override_wins_and_nothing_changes_that_was_given():
     assert merged == {"env": {"id": "Y", "kwargs": {"a": [1], "b": 2}}}
     # Whole sections, and values of every type.
     whole = ["env={id='X', kwargs={n=3}}", "model.hidden_sizes=[32, 16]", "stop.env_steps=1e6"]
-    config = load_config(None, [*whole, "algorithm.lambda=0.9", "algorithm.rho_bar=none"])
+    config = load_config(None, [*whole, "algorithm.lambda=0.9", "algorithm.grad_clip=none"])
     assert (config.env.id, config.env.kwargs) == ("X", {"n": 3})
     assert (config.model.hidden_sizes, config.stop.env_steps) == ((32, 16), 1_000_000)
-    assert (config.algorithm.lambda_, config.algorithm.rho_bar) == (0.9, None)
+    assert (config.algorithm.lambda_, config.algorithm.grad_clip) == (0.9, None)
 
 
 def test_what_python_has_otherwise_than_toml_is_no_text():

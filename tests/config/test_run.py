@@ -10,7 +10,7 @@ from impala_async.config.run import ONLY_WHERE, ActorSettings
 from impala_async.wire.messages import encode_settings
 from tests.config.made import complaint, config_of, mistake
 
-PPO, OF_GAE = "algorithm.name=ppo", "algorithm.returns=gae"
+PPO = "algorithm.name=ppo"
 LOCKSTEP = "pace.mode=lockstep"
 
 
@@ -46,7 +46,7 @@ def test_a_bound_between_keys():
 USES = """
 ; actor.num_workers=2 | actor.sampler | parallel auto | serial vector
 ; env.num_spares=1 | actor.sampler | serial parallel auto | vector
-; algorithm.rho_bar=2 algorithm.c_bar=none | algorithm.name | impala appo ppo a.b:C | a2c
+; algorithm.rho_bar=2 algorithm.c_bar=none | algorithm.name | impala appo a.b:C | ppo a2c
 algorithm.name=ppo ; algorithm.rho_bar=2 algorithm.c_bar=2 | algorithm.returns | vtrace | gae
 ; algorithm.pg_rho_bar=2 | algorithm.name | impala appo a.b:C | ppo a2c
 ; algorithm.clip=0.3 learner.stop_kl=0.1 | algorithm.name | appo ppo a.b:C | impala a2c
@@ -99,7 +99,7 @@ def test_each_such_key_is_tried_and_the_fix_is_named():
             f"{name} is impala: drop it, or set {name} = appo or ppo",
         ),
         (
-            f"{PPO} {OF_GAE} algorithm.rho_bar=2",
+            f"{PPO} algorithm.rho_bar=2",
             "algorithm.returns is gae: drop it, or set algorithm.ret",
         ),
         ("model.core_size=64", f"where {core} is none: drop it, or set {core} = lstm or gru"),
