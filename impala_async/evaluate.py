@@ -130,7 +130,7 @@ def _play(
             print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
         video = None if args.video is None else _film(config, policy, args, how)
         for seed in args.seeds:
-            played += play(policy, envs, per_column, seed=seed, **how)
+            played += play(policy, envs, per_column, envs.num_envs // num_envs, seed=seed, **how)
     about: dict[str, Any] = {
         "env_id": config.env.id,
         "checkpoint": str(checkpoint.path),
@@ -166,7 +166,8 @@ def _film(
     draw = frames_of(env, config.env.id)
     with closed_after(envs), film(args.video, frames_per_s(env)) as opened:
         seed = args.seeds[0]
-        played = play(policy, envs, 1, seed=seed, look=lambda: opened.add(draw()), **how)
+        how = {**how, "look": lambda: opened.add(draw())}
+        played = play(policy, envs, 1, envs.num_envs, seed=seed, **how)
     # An agent of several may have ended before the film does.
     length = max(each.length for each in played)
     return {"file": str(args.video), "return": mean_return(played), "length": length}

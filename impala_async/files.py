@@ -79,6 +79,14 @@ def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
         raise ConfigError(f"{flag}: cannot write to {where}: {why}") from None
 
 
+def check_folder(flag: str, path: Path) -> None:
+    """Raise ConfigError, before there is a result, where it cannot be written."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{flag}: {path}: there is no such folder")
+    if path.is_dir():
+        raise ConfigError(f"{flag}: {path} is a folder: wants a file")
+
+
 def unwritten(flag: str, path: Path, error: OSError) -> Exception:
     """The error of a result that a flag says where to write; doors know those of a full disk."""
     why = error.strerror or " ".join(str(error).split())

@@ -172,12 +172,14 @@ def test_where_a_learner_may_be():
         "runs/it-will-be-here",
         "/shared/run",
         "./run",
+        "runs/run:1",
         "tcp://h:1",
         "tcp://10.0.0.1:65535",
         "tcp://[::1]:5555",
     ):
         doors.check_learner(url)
     meant = {"h:1": "tcp://h:1", "5555": "tcp://127.0.0.1:5555"}
+    meant |= dict.fromkeys(("tcp:/h:1", "h:1/", "tcp://h:1/"), "tcp://h:1")
     nowhere = ("*:5", "a,b:5", "h;h:5", "_h:5", "é:5", "h", "h:0", "h:65536")
     for url in (*meant, *(f"tcp://{each}" for each in nowhere), "*:5", "ipc://x", ""):
         with pytest.raises(ConfigError, match=r"^--learner: wants tcp://HOST:PORT") as caught:

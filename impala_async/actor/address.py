@@ -7,6 +7,7 @@ Runs on: sampler thread
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -134,7 +135,8 @@ class Address:
 
 def is_folder(where: str) -> bool:
     """Whether this is no address. A path may be that of a folder that a learner is yet to make."""
-    return os.path.isdir(where) or ("/" in where and "://" not in where)
+    is_like_url = re.search(r"^\w+:/|^[^/]+:\d+/*$", where) is not None
+    return os.path.isdir(where) or ("/" in where and not is_like_url)
 
 
 def check_address(url: str, wants: str, error: type[Exception] = ConfigError) -> None:

@@ -32,7 +32,8 @@ def is_loopback(url: str) -> bool:
 
 def like_url(text: str) -> str | None:
     """The tcp url that may be meant by a port, or by a host and a port."""
-    urls = (text, f"tcp://{text}", f"tcp://127.0.0.1:{text}")
+    bare = text.removeprefix("tcp:").strip("/")
+    urls = (text, f"tcp://{bare}", f"tcp://127.0.0.1:{bare}")
     return next(filter(_is_url, urls), None)
 
 

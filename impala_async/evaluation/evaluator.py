@@ -62,7 +62,8 @@ def _serve(config: RunConfig, requests: TextIO, weights: int, answers: int) -> i
                 _load(policy, weights, int(line))
                 began_at, answer = time.monotonic(), dict[str, float | None]()
                 for kind in config.evaluate.kinds:
-                    played = play(policy, envs, per_column, is_sampled=kind == "sampled")
+                    num_agents, is_sampled = envs.num_envs // num_envs, kind == "sampled"
+                    played = play(policy, envs, per_column, num_agents, is_sampled=is_sampled)
                     answer[kind] = mean_return(trained_of(played, config.policies))
                 answer["took_s"] = time.monotonic() - began_at
                 os.write(answers, f"{json.dumps(answer)}\n".encode())

@@ -58,6 +58,7 @@ def play(
     policy: AnyPolicy,
     envs: EnvBatch,
     per_column: int,
+    num_agents: int = 1,
     *,
     seed: int = SEED,
     is_sampled: bool = False,
@@ -66,7 +67,8 @@ def play(
     look: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Episode]:
-    """Play the same number of episodes in each column, so that short ones are not favoured.
+    """Play the same number of episodes in each column, so that short ones are not favoured. Of
+    `num_agents` in an environment one may take part in fewer of its episodes, or in none.
 
     Actions are the likeliest, or sampled as actors do. `look` is called after the reset and after
     each step. EnvError with the `advice`: so many steps for each episode of a column did not
@@ -76,10 +78,12 @@ def play(
     obs, state = envs.reset(seed), policy.first_state(envs.num_envs)
     check_numbers(envs, obs)
     look()
-    tally, wait = _Tally(envs.num_envs, per_column, seed), Wait(tell_stderr, clock=clock)
+    tally = _Tally(envs.num_envs, per_column, num_agents, seed)
+    wait = Wait(tell_stderr, clock=clock)
     most = max_steps * per_column
-    # Some environments have a row between two episodes in which they are only reset.
-    for _ in range(most + per_column - 1):
+    # Some environments have a row between two episodes in which they are only reset; the one behind
+    # the last tells who of several agents did not play.
+    for _ in range(most + per_column - (num_agents == 1)):
         wait.look(tally.describe)
         actions, _, state = policy.act(obs, state, generator)
         step = envs.step(actions)
@@ -97,11 +101,13 @@ def play(
 class _Tally:
     """The episodes that have ended, and how far the others are."""
 
-    def __init__(self, num_columns: int, per_column: int, seed: int) -> None:
+    def __init__(self, num_columns: int, per_column: int, num_agents: int, seed: int) -> None:
         self.played = list[Episode]()
         self._seed, self._num_wanted = seed, num_columns * per_column
         self._totals, self._lengths = np.zeros(num_columns), np.zeros(num_columns, np.int64)
         self._num_left = np.full(num_columns, per_column)
+        self._num_games_left = np.full(num_columns // num_agents, per_column)
+        self._num_agents = num_agents
 
     @property
     def so_far(self) -> str:
@@ -117,6 +123,10 @@ class _Tally:
             self.played.append(Episode(self._seed, player, total, length))
             self._num_left[column] -= 1
         self._totals[step.ended], self._lengths[step.ended] = 0.0, 0
+        if self._num_agents > 1 and step.idle is not None:
+            # Where nobody plays an environment is only reset: who did not play till then does not.
+            self._num_games_left -= step.idle.reshape(-1, self._num_agents).all(1)
+            self._num_left[np.repeat(self._num_games_left <= 0, self._num_agents)] = 0
         return not self._num_left.any()
 
     def describe(self, seconds: float) -> str:

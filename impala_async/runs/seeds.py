@@ -23,22 +23,28 @@ CURVES = {
 }
 _NUMBER = (int, float)
 KINDS: dict[str, Any] = {
-    **{"seed": int, "exit_reason": str, "env_steps_trained": int, "wall_s": _NUMBER},
+    **{"seed": int, "exit_reason": str, "env_steps_trained": int, "run_s": _NUMBER},
     **{"env_id": str, "mean_return": (*_NUMBER, NoneType)},
     "best_eval_return": (*_NUMBER, NoneType),
 }
 """The kinds of all in a summary that a table makes use of."""
+MEANS = ("mean_return", "best_eval_return", "env_steps_trained", "run_s")
 HEAD = ("seed", "ended", "mean return", "best evaluation", "env steps", "seconds")
 
 
 def describe_seeds(summaries: Sequence[dict[str, Any]], whole: Sequence[dict[str, Any]]) -> str:
-    """A table: a line for each seed, and one with the means of those that were not cut short."""
+    """A table: a line for each seed, and one with the means of those that were not cut short. A
+    mean of fewer, as not all have one, says of how many."""
     rows = [HEAD, *map(_row, summaries)]
-    names = "mean_return", "best_eval_return", "env_steps_trained", "wall_s"
     if whole:
-        means = {name: _mean([each[name] for each in whole]) for name in names}
         number = "" if len(whole) == len(summaries) else f" of {len(whole)}"
-        rows.append(_row({**means, "seed": f"mean{number}", "exit_reason": ""}))
+        known = {name: [x for each in whole if (x := each[name]) is not None] for name in MEANS}
+        means = {name: fmean(values) if values else None for name, values in known.items()}
+        *cells, steps, seconds = _row({**means, "seed": f"mean{number}", "exit_reason": ""})
+        for at, name in ((2, "mean_return"), (3, "best_eval_return")):
+            if 0 < (num := len(known[name])) < len(whole):
+                cells[at] += f" of {num}"
+        rows.append((*cells, steps, seconds))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -77,13 +83,8 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
         format_return(summary["mean_return"]),
         format_return(summary["best_eval_return"]),
         f"{summary['env_steps_trained']:,.0f}",
-        f"{summary['wall_s']:.1f}",
+        f"{summary['run_s']:.1f}",
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
 
 
 def band(curves: Sequence[Sequence[tuple[float, float]]]) -> np.ndarray[Any, Any]:
@@ -114,16 +115,17 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes | None:
     axes.set_title(title, parse_math=False)
     for name, label in CURVES.items():
         over = "evaluate/env_steps" if name.startswith("evaluate/") else ENV_STEPS
-        curves = [[(r[over], r[name]) for r in run if {name, over} <= r.keys()] for run in runs]
-        if not all(curves):
+        points = [[(r[over], r[name]) for r in run if {name, over} <= r.keys()] for run in runs]
+        if not (curves := [curve for curve in points if curve]):
             continue
         if max(c[0][0] for c in curves) >= min(c[-1][0] for c in curves):
             # Without a stretch in common there is no mean.
-            for number, curve in enumerate(curves, 1):
-                axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: run {number}")
+            for number, curve in enumerate(points, 1):
+                if curve:
+                    axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: run {number}")
             continue
         steps, mean, low, high = band(curves)
-        many = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+        many = "1 seed" if len(curves) == 1 else f"{len(curves)} seeds"
         (line,) = axes.plot(steps, mean, label=f"{label}: mean of {many}")
         axes.fill_between(steps, low, high, alpha=0.2, color=line.get_color(), label="range")
     axes.set_xlabel("env steps trained")

@@ -9,7 +9,8 @@ import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import chain, takewhile
 from typing import Generic, TypeVar
 
 from impala_async import __version__
@@ -91,8 +92,10 @@ class Outbox(Generic[Item]):
         self.next_seq = 0
         self._granted = 0
         self._held: dict[int, Item] = {}
-        # The times at which those that are under way were sent.
+        # The times at which those that are under way were sent, the oldest first.
         self._sent_at: dict[int, float] = {}
+        # A heap of the others, and of some that have been sent or settled since.
+        self._unsent: list[int] = []
 
     def __len__(self) -> int:
         return len(self._held)
@@ -112,16 +115,17 @@ class Outbox(Generic[Item]):
 
     def put(self, item: Item) -> None:
         self._held[self.next_seq] = item
+        heappush(self._unsent, self.next_seq)
         self.next_seq += 1
 
     def sendable(self) -> tuple[int, Item] | None:
         """The first trajectory that has credit and is not under way."""
-        for seq, item in self._held.items():
-            if seq >= self._granted:
-                return None
-            if seq not in self._sent_at:
-                return seq, item
-        return None
+        unsent = self._unsent
+        while unsent and (unsent[0] in self._sent_at or unsent[0] not in self._held):
+            heappop(unsent)
+        if not unsent or unsent[0] >= self._granted:
+            return None
+        return unsent[0], self._held[unsent[0]]
 
     def mark_sent(self, seq: int, now: float) -> None:
         assert seq in self._held
@@ -134,9 +138,10 @@ class Outbox(Generic[Item]):
         is held, and `lowest_unsettled` says all that a restarted learner must know.
         """
         self._granted = max(self._granted, grant.granted)
-        self._sent_at.pop(grant.again, None)
+        if self._sent_at.pop(grant.again, None) is not None:
+            heappush(self._unsent, grant.again)
         self.next_seq = max(self.next_seq, grant.settled)
-        done = [seq for seq in self._held if seq < grant.settled]
+        done = list(takewhile(lambda seq: seq < grant.settled, self._held))
         for seq in done:
             self._sent_at.pop(seq, None)
         return [self._held.pop(seq) for seq in done]
@@ -144,18 +149,21 @@ class Outbox(Generic[Item]):
     def resend_all(self, *, is_new_session: bool) -> None:
         """Messages that were under way may be lost; in a new session credit starts from nothing."""
         self._sent_at.clear()
+        self._unsent = [*self._held]
         self._granted = 0 if is_new_session else self._granted
 
     def give_up(self) -> list[Item]:
         """Never send what is held; returns it."""
-        held, self._held, self._sent_at = self._held, {}, {}
+        held, self._held, self._sent_at, self._unsent = self._held, {}, {}, []
         return [*held.values()]
 
     def resend_overdue(self, now: float, after_s: float) -> int:
         """Send again what has not been settled for so long; how many those are."""
-        overdue = [seq for seq, sent_at in self._sent_at.items() if now - sent_at > after_s]
+        sent = takewhile(lambda each: now - each[1] > after_s, self._sent_at.items())
+        overdue = [seq for seq, _ in sent]
         for seq in overdue:
             del self._sent_at[seq]
+            heappush(self._unsent, seq)
         return len(overdue)
 
 

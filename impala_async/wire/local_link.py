@@ -2,6 +2,7 @@
 read it shares this machine and this user, so ipc will work for it."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -77,16 +78,13 @@ def is_served(path: str) -> bool:
     killed, and this path came from a stranger too."""
     if not path.startswith("/") or len(os.fsencode(path)) > IPC_PATH_MAX_BYTES:
         return False
-    with socket.socket(socket.AF_UNIX) as trial:
-        trial.setblocking(False)
+    # A stream would be a connection there, and counted as a stranger who leaves without a word.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as trial:
         try:
             trial.connect(path)
-        except BlockingIOError:
-            # So many wait there that a newcomer would have to.
-            return True
-        except (OSError, ValueError):
-            return False
-    return True
+        except (OSError, ValueError) as error:
+            return getattr(error, "errno", None) == errno.EPROTOTYPE
+    return False
 
 
 def clear_left_behind(root: Path) -> None:

@@ -64,6 +64,13 @@ def test_returns_are_those_of_the_episodes_which_know_nothing_of_each_other(auto
     assert returns_of(agents, 2) == expected
 
 
+def test_an_agent_that_never_plays_holds_nobody_up():
+    for start, lengths in ((0, [3, 4]), (2, [2, 3]), (99, [3])):
+        agents = AgentEnvs([Lives((3, 4), [0, start]) for _ in range(2)])
+        played = play(Remembering(), agents, 2, 2, max_steps=9)
+        assert sorted(each.length for each in played) == [x for x in lengths for _ in range(4)]
+
+
 def test_a_key_called_policy_means_nothing_where_there_is_one():
     class Named(gym.wrappers.TransformObservation):
         def __init__(self):

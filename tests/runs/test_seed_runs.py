@@ -20,7 +20,7 @@ WHOLE = {
     "env_id": "E",
     "mean_return": 475.0,
     "best_eval_return": None,
-    "wall_s": 1.5,
+    "run_s": 1.5,
     "seed": 0,
 }
 
@@ -96,7 +96,7 @@ def test_a_damaged_summary_of_one_seed_is_told_before_another_is_trained(capsys)
     folder = RunFolder(Path("all/seed-2"))
     write_down(folder, "seed=2", "stop.updates=9")
     auto = ["--seeds", "1-2", "--resume", "auto", "--run-dir", "all", "--set", "stop.updates=9"]
-    for change in ({"exit_reason": None}, {"seed": "x"}, {"mean_return": "x"}, {"wall_s": None}):
+    for change in ({"exit_reason": None}, {"seed": "x"}, {"mean_return": "x"}, {"run_s": None}):
         folder.write_json("summary.json", {**WHOLE, **change})
         assert train.main(auto) == 2
         (name,) = change

@@ -9,17 +9,17 @@ from impala_async.runs.seeds import band, describe_seeds, draw_seeds
 
 SUMMARY = {
     **{"seed": 3, "exit_reason": "updates", "mean_return": 20.0, "best_eval_return": None},
-    **{"env_steps_trained": 1000, "wall_s": 2.0},
+    **{"env_steps_trained": 1000, "run_s": 2.0},
 }
 
 
 def test_the_table_has_a_line_for_each_seed_and_their_means():
-    other = SUMMARY | {"seed": 11, "mean_return": 40.0, "best_eval_return": 7.5, "wall_s": 3.0}
+    other = SUMMARY | {"seed": 11, "mean_return": 40.0, "best_eval_return": 7.5, "run_s": 3.0}
     assert describe_seeds([SUMMARY, other], [SUMMARY, other]).splitlines() == [
         "seed  ended    mean return  best evaluation  env steps  seconds",
         "3     updates  20.0         -                1,000      2.0",
         "11    updates  40.0         7.50             1,000      3.0",
-        "mean           30.0         7.50             1,000      2.5",
+        "mean           30.0         7.50 of 1        1,000      2.5",
     ]
 
 
@@ -49,7 +49,7 @@ def folders(tmp_path):
                 "mean_return": steps + shift,
                 "mean_return_100": None,
                 **{"evaluate/sampled_return": 5.0, "evaluate/env_steps": steps},
-                # Only one of the runs was evaluated.
+                # One of the runs alone was evaluated so.
                 **({"evaluate/greedy_return": 1.0} if shift else {}),
             }
             for steps in (10, 20, 30)
@@ -58,16 +58,17 @@ def folders(tmp_path):
     return sorted(tmp_path.iterdir())
 
 
-def test_the_picture_has_the_curves_that_all_runs_have(folders, monkeypatch):
+def test_the_picture_has_each_curve_of_the_runs_that_have_it(folders, monkeypatch):
     kept = []
     monkeypatch.setattr(plt, "close", kept.append)
     assert draw_seeds(folders, "A $b$ c$").startswith(b"\x89PNG")
     (axes,) = kept[0].axes
-    line, sampled = axes.lines
+    line, greedy, sampled = axes.lines
     assert line.get_label() == "last 100 episodes: mean of 2 seeds"
+    assert greedy.get_label() == "evaluation, greedy: mean of 1 seed"
     assert sampled.get_label() == "evaluation, sampled: mean of 2 seeds"
     assert (line.get_ydata()[0], line.get_ydata()[-1]) == (20.0, 40.0)
-    filled, _ = axes.collections
+    filled, *_ = axes.collections
     box = filled.get_datalim(axes.transData)
     assert (box.y0, box.y1) == (10.0, 50.0)
     monkeypatch.undo()
@@ -94,7 +95,7 @@ def test_runs_without_a_stretch_in_common_are_drawn_one_by_one(folders, monkeypa
     kept = []
     monkeypatch.setattr(plt, "close", kept.append)
     assert draw_seeds(folders, "none").startswith(b"\x89PNG")
-    first, second = kept[0].axes[0].lines
+    first, second, _ = kept[0].axes[0].lines
     assert second.get_label() == "last 100 episodes: run 2"
     assert (len(first.get_xdata()), [*second.get_xydata()[0]]) == (3, [90.0, 1.0])
     monkeypatch.undo()

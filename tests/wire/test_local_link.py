@@ -62,11 +62,13 @@ def test_paths_of_a_stranger_may_name_anything(ends, tmp_path):
     good.write_bytes(b"n" * 16)
     link.symlink_to(good)
     os.mkfifo(pipe)
-    ends.router(ipc=listening)
+    router = ends.router(ipc=listening)
     (tmp_path / "large").write_bytes(b"n" * 100_000)
     assert local_link.read_nonce(str(good)) == b"n" * 16
     assert len(local_link.read_nonce(str(tmp_path / "large")) or b"") == 64
     assert local_link.is_served(str(listening))
+    router.connections.read()
+    assert router.connections.num_left == 0, "nobody came and left"
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(tmp_path / "stale"))
     assert not local_link.is_served(str(tmp_path / "stale")), "its process is gone"
