@@ -67,8 +67,8 @@ def play(
     look: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Episode]:
-    """Play the same number of episodes in each column, so that short ones are not favoured. Of
-    `num_agents` in an environment one may take part in fewer of its episodes, or in none.
+    """Play the same number of episodes in each column, so that short ones are not favoured. An
+    agent, where an environment has several, may take part in fewer of its episodes, or in none.
 
     Actions are the likeliest, or sampled as actors do. `look` is called after the reset and after
     each step. EnvError with the `advice`: so many steps for each episode of a column did not
