@@ -30,7 +30,8 @@ HEADER = Data(bytes(range(16)), 70_000, 1, 35_000, 20, 1, 0, len(EPISODES), None
 NOTES = """
 Microseconds are of the processor, so that neighbours matter less; all memory is warm in the cache.
 "Pack" is from an actor's arrays to frames, "unpack" from frames to columns in a batch of the
-learner, with the header's fields read and, on our side, checked. The others get one contiguous
+learner, with the header's fields read and, on our side, checked; the values are checked by none of
+them here, and by the learner besides. The others get one contiguous
 array per leaf: "msgpack" is one map of bytes, "pickle" protocol 5 in one piece, "pickle, apart" the
 same with its buffers as frames of their own, which copies nothing when it packs. Ratios are of pack
 and unpack together.
@@ -57,7 +58,7 @@ class Side(ABC):
 
 
 class Ours(Side):
-    """Packs as `Client` does, and takes in as `Admission` does."""
+    """Packs as `Client` does, and takes in as `Admission` does, but for its checks of values."""
 
     def pack(self) -> Frames:
         obs, small = self.source_planes

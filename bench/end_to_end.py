@@ -14,7 +14,6 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import SyncVectorEnv
 
 from bench.door import run
@@ -237,7 +236,7 @@ def acting_cartpole() -> Sample:
     ) as ours:
         schema = Schema(ours.obs_spec, ours.action_spec, config.trajectory.rows)
     policy = Policy(schema, config.model, seed=0)
-    generator = torch.Generator()
+    generator = policy.new_generator()
     obs, _ = envs.reset(seed=0)
     begun_s, num_steps = time.process_time(), 0
     while (spent_s := time.process_time() - begun_s) < BARE_S:

@@ -162,7 +162,9 @@ def row(task: str, results: Sequence[Result]) -> str | None:
         ratio = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
         if reached_s <= statistics.median(r.curve[0][0] for r in here[0] if r.curve):
             ratio = "-"
-        times = f"{took_s:.0f} | {reached_s:.0f} | {ratio} |"
+        timed = sorted({r.commit for r in here[0]})
+        by = "" if timed == sorted({r.commit for r in last}) else f" ({', '.join(timed)})"
+        times = f"{took_s:.0f} | {reached_s:.0f}{by} | {ratio} |"
     finals = ", ".join(f"{each.final:.4g}" for each in last)
     return (
         f"| {task} | {TASKS[task]:,} | **{mine:.4g}** ({finals}) | {other:.4g} ({len(theirs)}) "
@@ -189,14 +191,16 @@ def page(results: Sequence[Result]) -> str:
             "brackets ours of each seed. Seconds are those to the first time at SB3's final "
             "return: ours from launch, whatever else ran on the two cores, SB3's of a processor, "
             "as it is one thread that never waits. A seed that was trained again counts by its "
-            "last return, and by the seconds of each time on a machine that SB3 was on. There is "
-            "no ratio where our first point is there already, as where SB3 has learned nothing.",
+            "last return, and by the seconds of each time on the machine that SB3 was on: a commit "
+            "behind our seconds is theirs, where the returns are of another one. There is no ratio "
+            "where our first point is there already, as where SB3 has learned nothing.",
             "",
             "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
             "|---|---|---|---|---|---|---|",
             *rows,
             "",
-            f"{measured_by(results)}: seconds are compared on the one that has most for both.",
+            f"{measured_by(results)}: seconds are compared on the one, of those that SB3 was on, "
+            "where we have trained most often.",
             "",
         ]
     )

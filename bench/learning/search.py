@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from bench.door import run
-from bench.machine import about_this_machine, commit_of
+from bench.machine import commit_of
 from bench.one_run import ENDLESS, one_run
 from impala_async.doors import seeds_of
 from impala_async.files import write_whole
@@ -178,8 +178,6 @@ def page(returns: Returns, candidates: Candidates, commits: Sequence[str]) -> st
     training, held_out = (
         table(returns, names, [task.env_id for task in TASKS[each]]) for each in TASKS
     )
-    about = about_this_machine() | {"commit": " and ".join(commits)}
-    machine = ", ".join(f"{key} {value}" for key, value in about.items())
     return f"""# The search for defaults
 
 `python -m bench.learning.search --write bench/results`, and once more with `--tasks held-out`.
@@ -197,7 +195,7 @@ Tasks that it did not see:
 
 {held_out}
 
-Machine: {machine}.
+Commits {", ".join(commits)}.
 """
 
 

@@ -76,6 +76,12 @@ def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> No
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "learning.json"
     entries = _entries(folder)
+    seeds = [asdict(outcome) for outcome in outcomes]
+    about, before = about_this_machine(), entries.get(case.name, {})
+    if before and seeds[: len(before["seeds"])] == before["seeds"]:
+        # Those seeds are of an earlier time, and perhaps of another machine.
+        both = {key: [*str(before[key]).split(" and "), str(about[key])] for key in about}
+        about = {key: " and ".join(dict.fromkeys(values)) for key, values in both.items()}
     entries[case.name] = {
         "task": case.name,
         "config": case.config,
@@ -83,9 +89,9 @@ def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> No
         "settings": settings_of(case),
         "held": is_held(case, outcomes),
         "row": row(case, outcomes),
-        "seeds": [asdict(outcome) for outcome in outcomes],
+        "seeds": seeds,
         "command": command,
-        **about_this_machine(),
+        **about,
     }
     in_order = [entries[case.name] for case in CASES if case.name in entries]
     write_whole(path, f"{json.dumps(in_order, indent=2)}\n".encode())

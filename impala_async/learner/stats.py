@@ -127,7 +127,13 @@ class LearnerStats:
         return found
 
     def take_updates(self) -> bytes:
-        """The lines of all updates since the last time."""
+        """The lines of all updates since the last time; of the newest, where they are too many."""
+        if len(self._updates) == MOST_UPDATES_LOGGED:
+            logger.warning(
+                "updates.jsonl: passes are left out, more than %s came between two reports: lower "
+                "learner.report_every_s",
+                f"{MOST_UPDATES_LOGGED:,}",
+            )
         updates = b"".join(self._updates)
         self._updates.clear()
         return updates

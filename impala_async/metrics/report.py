@@ -32,7 +32,8 @@ ADVICE = {
     "copy": "smaller observations, or a larger learner.batch_columns",
     "environment": "if its steps compute: more actors, on other hosts when the cores of this one "
     "are busy, or another actor.sampler; if they wait, as for a simulator or a network: more of "
-    "them at once, by a larger actor.num_envs with as many actor.num_workers, cores or not",
+    "them at once, by a larger actor.num_envs with as many actor.num_workers, cores or not; if "
+    "its resets take long, env.num_spares",
     "hanging": "see where it stands by py-spy dump, or in the log of its actor when "
     "env.step_timeout_s ends it",
     "straggler": "see the logs of the actors that it names; if one is ended, pace.on_loss decides",
@@ -165,7 +166,8 @@ def _judge_waits(report: Mapping[str, Value]) -> str:
     finding += " batches"
     if copy_wait_ms == most_ms > batch_wait_ms:
         return f"copy: {finding} to be copied"
-    return _blame_actors(report, finding, wait_ms / whole_ms)
+    # While ranks are waited for actors have nothing to do either.
+    return _blame_actors(report, finding, (batch_wait_ms + copy_wait_ms) / whole_ms)
 
 
 def _blame_actors(report: Mapping[str, Value], finding: str, waited_share: float = 1.0) -> str:
@@ -244,7 +246,8 @@ class RunTimes:
         if starved_s > found.get("learner/wall_s", 0.0) / 2:
             return dict(report)
         means = {name: self._sums[name] / each for name, each in self._weights.items() if each}
-        whole = {**report, **means, "learner/starved_since_s": None}
+        # What hangs now has not hung all the time.
+        whole = {**report, **means, "learner/starved_since_s": None, "actor/hang": None}
         # Those that were there, and left before the end, were some.
         return whole | {"num_actors": None} if self._had_actors else whole
 

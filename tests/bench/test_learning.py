@@ -95,6 +95,14 @@ def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
     assert [entry["held"] for entry in entries] == [False, True]
     page = (tmp_path / "learning.md").read_text()
     assert page.count("| 1 of 2 **missed** |") == page.count("| 10 of 10 |") == 1
+    # Seeds that were there before keep the name of their commit.
+    entries[0]["commit"] = "a and b"
+    (tmp_path / "learning.json").write_text(json.dumps(entries))
+    write(tmp_path, first, [MISSED, PASSED, PASSED], "a fourth")
+    (more, _) = json.loads((tmp_path / "learning.json").read_text())
+    assert more["commit"].startswith("a and b and ")
+    assert more["torch"] == str(entries[0]["torch"])
+    write(tmp_path, first, [MISSED, PASSED], "a fifth")
     # Seeds are kept while their settings are those of today.
     assert measured(tmp_path, first) == [MISSED, PASSED]
     others = (

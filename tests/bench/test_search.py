@@ -58,7 +58,7 @@ def test_a_search_goes_on_where_it_was_ended(searched, tmp_path):
     assert "| A-v0 | 2 | 0 | 1 |" in page
     assert "| mean rank |  | **2.00** | **1.00** |" in page
     assert "| D-v0 | 0 | - | - |" in page
-    assert f", commit {about_this_machine()['commit']}, " in page
+    assert f"\nCommits {about_this_machine()['commit']}.\n" in page
     assert searched("--seeds", "5-6")[0] == []
     assert searched("--seeds", "7", "--only", "b-v")[0] == [
         ("B-v0", 7, ()),

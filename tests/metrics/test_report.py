@@ -154,6 +154,11 @@ CASES = [
     # Waiting for weights is the network's, but for what an update takes meanwhile.
     (HALF | {WEIGHTS: 90.0, ENV: 10.0}, f"network: {SPENDS.format(90)} waiting for weights"),
     (HALF | {WEIGHTS: 60.0, ENV: 40.0}, f"environment: {SPENDS.format(40)} in environment…"),
+    # While ranks are waited for there are no weights either.
+    (
+        {UPDATE_MS: 20.0, BATCH_WAIT_MS: 41.0, RANK_WAIT_MS: 39.0, WEIGHTS: 59.0, ENV: 41.0},
+        "environment: …",
+    ),
     (OLD | {WEIGHTS: 98.0, ENV: 2.0}, f"network: {NO_BATCH}, an actor spends 98 % of its time …"),
     # Waiting to send is the network's, unless the loop is late.
     (HALF | {SEND: 9.0, "loop/lag_ms_mean": 0.3}, "network: …"),
@@ -240,10 +245,12 @@ def times_of(*reports, num_updates=0):
 def test_a_whole_start_is_judged_by_all_its_reports_and_not_by_the_last():
     rows = (200, 90.0, 10.0, {}), (300, 90.0, 10.0, {}), (301, 1.0, 99.0, {})
     times = times_of(*rows, num_updates=100)
-    last = {"updates": 301, UPDATE_MS: 1.0, BATCH_WAIT_MS: 99.0, STARVED: 3.0}
-    assert judge(last).startswith("waiting: ")
+    last = {"updates": 301, UPDATE_MS: 1.0, BATCH_WAIT_MS: 99.0, STARVED: 3.0, "actor/hang": HANG}
+    assert judge(last).startswith("hanging: ")
     whole = times.over(last)
     assert judge(whole) == "learner: updates take 90 % of its time"
+    bound = times_of((9, 10.0, 90.0, AT_WORK)).over(last)
+    assert judge(bound).startswith("environment: ")
     assert whole[UPDATE_MS] == pytest.approx((200 * 90 + 1) / 201)
 
 
