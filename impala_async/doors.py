@@ -272,8 +272,9 @@ def run_door(body: Callable[[], int]) -> int:
         said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:
         said, code = f"{traceback.format_exc()}{OUR_BUG}", errors.Exit.BUG
-        # A GPU's is torch's, which is not loaded here.
-        is_scarce = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+        # torch's errors of a GPU, which is not loaded here, are known by their words.
+        is_of_gpu = isinstance(error, RuntimeError) and "out of memory" in str(error)
+        is_scarce = isinstance(error, MemoryError) or is_of_gpu
         is_scarce |= getattr(error, "errno", None) in SCARCE
         # A fork that is refused; a descriptor that is not ready would be a bug of ours.
         is_scarce |= isinstance(error, BlockingIOError) and "_execute_child" in said

@@ -81,9 +81,9 @@ def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
 
 def check_folder(flag: str, path: Path) -> None:
     """Raise ConfigError, before there is a result, where it cannot be written."""
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):  # unlike Path.is_dir, where it may not be looked
         raise ConfigError(f"{flag}: {path}: there is no such folder")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise ConfigError(f"{flag}: {path} is a folder: wants a file")
 
 

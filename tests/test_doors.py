@@ -205,6 +205,7 @@ ENDS = [
     (MemoryError(), 75, ["error: no memory is left"]),
     (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.\nSee the docs"), 75,
      ["error: CUDA out of memory. Tried to allocate 1 GiB. See the docs"]),
+    (RuntimeError("CUDA error: out of memory"), 75, ["error: CUDA error: out of memory"]),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), 75,
      ["error: [Errno 12] Cannot allocate memory"]),
     (RuntimeError("can't start new thread"), 75, ["error: can't start new thread"]),

@@ -50,7 +50,9 @@ def settings_of(case: Case) -> str:
     config.pop("stop", None)
     trial = case.trial and case.trial.__name__
     goal = case.goal, case.env_steps, case.is_control, trial
-    settings = config, case.overrides, case.num_ranks, *goal
+    # Those that an algorithm has where nobody sets them are in no file, and have changed.
+    whole = load_config(CONFIGS / case.config if case.config else None, case.overrides)
+    settings = config, case.overrides, case.num_ranks, *goal, whole.algorithm.returns_kind
     return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
@@ -80,8 +82,10 @@ def write(folder: Path, case: Case, outcomes: list[Outcome], command: str) -> No
     about, before = about_this_machine(), entries.get(case.name, {})
     if before and seeds[: len(before["seeds"])] == before["seeds"]:
         # Those seeds are of an earlier time, and perhaps of another machine.
-        both = {key: [*str(before[key]).split(" and "), str(about[key])] for key in about}
-        about = {key: " and ".join(dict.fromkeys(values)) for key, values in both.items()}
+        for key, value in about.items():
+            if (old := before.get(key, value)) != value:
+                both = dict.fromkeys([*str(old).split(" and "), str(value)])
+                about[key] = " and ".join(both)
     entries[case.name] = {
         "task": case.name,
         "config": case.config,

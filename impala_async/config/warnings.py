@@ -39,8 +39,8 @@ def _lag_warnings(config: RunConfig) -> Iterator[str]:
             f"{vtrace}"
         )
     elif lag > SAFE_LAG:
-        holds = "a clip holds" if algorithm.has_clip else "V-trace holds"
-        yield f"{old} {holds} to about {SAFE_LAG}: lower {fix}"
+        what = "a clip" if algorithm.has_clip else "V-trace"
+        yield f"{old} {what} copes with about {SAFE_LAG}: lower {fix}"
     updates = config.most_batches_old * config.updates_of_a_batch
     updates += learner.publish_every_updates - 1
     if updates > learner.max_lag and not pace.is_lockstep:

@@ -50,7 +50,7 @@ class LearnerStats:
         self.newest: dict[str, float] = {}
         """Those of the newest update, whatever became of it."""
         self._means = UpdateMeans()
-        self._updates = deque[bytes](maxlen=MOST_UPDATES_LOGGED)
+        self._updates, self._num_logged = deque[bytes](maxlen=MOST_UPDATES_LOGGED), 0
         self._grad_timer = DeviceTimer() if device.type == "cuda" else TimerStat()
         # The first pass of a batch has all its waits.
         num_timings = TIMED_BATCHES * (1 if is_eager else section.most_passes)
@@ -113,6 +113,7 @@ class LearnerStats:
             line = {**version._asdict(), "num_updates": result.num_updates, **stats}
             # Encoded here: the event loop would be held up by thousands.
             self._updates.append(json_line(line))
+            self._num_logged += 1
 
     def add_batch(self, lags: NDArray[np.int64], num_valid_rows: int) -> None:
         """Something of a batch was learned: of columns that are so many updates old."""
@@ -128,7 +129,7 @@ class LearnerStats:
 
     def take_updates(self) -> bytes:
         """The lines of all updates since the last time; of the newest, where they are too many."""
-        if len(self._updates) == MOST_UPDATES_LOGGED:
+        if self._num_logged > MOST_UPDATES_LOGGED:
             logger.warning(
                 "updates.jsonl: passes are left out, more than %s came between two reports: lower "
                 "learner.report_every_s",
@@ -136,6 +137,7 @@ class LearnerStats:
             )
         updates = b"".join(self._updates)
         self._updates.clear()
+        self._num_logged = 0
         return updates
 
     def report(self, *, is_last: bool) -> dict[str, object]:

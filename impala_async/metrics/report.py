@@ -246,7 +246,7 @@ class RunTimes:
         if starved_s > found.get("learner/wall_s", 0.0) / 2:
             return dict(report)
         means = {name: self._sums[name] / each for name, each in self._weights.items() if each}
-        # What hangs now has not hung all the time.
+        # An environment that hangs now has not hung all the time.
         whole = {**report, **means, "learner/starved_since_s": None, "actor/hang": None}
         # Those that were there, and left before the end, were some.
         return whole | {"num_actors": None} if self._had_actors else whole

@@ -334,8 +334,12 @@ def find_run(path: Path) -> tuple[RunFolder, Path, Path | None]:
                 return folder, kept[whole == folder.best], None
             if folder.exists() and whole.parent in kept:
                 return folder, whole.parent, whole
-    runs = sorted(path.glob("*/config.json"), key=os.path.getmtime, reverse=True)
-    newest = " or ".join(str(each.parent) for each in runs[:3])
+    runs = dict[str, float]()
+    for each in path.glob("*/config.json"):
+        with contextlib.suppress(CheckpointError, OSError):  # it may be somebody else's
+            RunFolder(each.parent).load_settings()
+            runs[str(each.parent)] = each.stat().st_mtime
+    newest = " or ".join(sorted(runs, key=lambda run: runs[run], reverse=True)[:3])
     told = f"; did you mean {newest}?" if runs else ""
     raise CheckpointError(
         f"{path}: wants the folder of a run, its checkpoints or its best, or one of them "

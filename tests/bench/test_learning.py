@@ -101,7 +101,7 @@ def test_a_row_that_is_measured_again_leaves_the_others_as_they_are(tmp_path):
     write(tmp_path, first, [MISSED, PASSED, PASSED], "a fourth")
     (more, _) = json.loads((tmp_path / "learning.json").read_text())
     assert more["commit"].startswith("a and b and ")
-    assert more["torch"] == str(entries[0]["torch"])
+    assert (more["torch"], more["cores"]) == (entries[0]["torch"], entries[0]["cores"])
     write(tmp_path, first, [MISSED, PASSED], "a fifth")
     # Seeds are kept while their settings are those of today.
     assert measured(tmp_path, first) == [MISSED, PASSED]

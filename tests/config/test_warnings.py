@@ -51,7 +51,7 @@ FIVE = "learner.num_passes=5"
 
 def test_a_long_way_from_acting_to_learning_is_warned_of():
     impala = "algorithm.name=impala"
-    of_passes = "V-trace holds to about 8: lower learner.num_passes, "
+    of_passes = "V-trace copes with about 8: lower learner.num_passes, "
     for settings, lag, says in (
         ("", "", None),
         (impala, "", None),
@@ -62,7 +62,7 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
         (
             f"{PPO} learner.queue_size=7",
             "9 batches",
-            "a clip holds to about 8: lower learner.queue_size or learner.m",
+            "a clip copes with about 8: lower learner.queue_size or learner.m",
         ),
         (f"{PPO} learner.queue_size=6", "", None),
         # However short the queues are: nothing corrects or bounds what these take for new.
@@ -71,7 +71,7 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
         ("algorithm.name=a2c", "4 p", GAE),
         (f"{PPO} {LOCKSTEP} algorithm.num_minibatches=8 learner.num_passes=50", "", None),
         (f"{PPO} {LAGGED}", "", None),
-        # What becomes of its ratios nobody knows.
+        # Nobody knows what becomes of its ratios.
         ("algorithm.name=a.b:C algorithm.returns=gae", "4 batches", f"{GAE}, or algorithm.ret"),
         (f"algorithm.name=a2c {LAGGED}", "2 p", GAE),
         (f"{impala} {LOCKSTEP} learner.num_passes=8", "", None),

@@ -375,6 +375,8 @@ def test_a_run_is_found_by_its_folder_its_checkpoints_or_one_of_them(folder, tmp
     for path in (tmp_path, folder.path / "epoch", tmp_path / "none"):
         with pytest.raises(CheckpointError, match=f"^{path}: "):
             find_run(path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=rf"; did you mean {folder.path}\?$"):
         find_run(tmp_path)
     folder.checkpoints.rename(tmp_path / "disk")

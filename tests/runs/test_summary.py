@@ -128,7 +128,7 @@ def test_a_summary_as_a_table():
     assert marked == ["seconds", "env", "lag,", "what"]
     # A long advice goes on below, where it began.
     *_, last = table_of(whole | {"advice": ADVICE["environment"]}).splitlines()
-    assert last == " " * 30 + "actor.num_envs with as many actor.num_workers, cores or not"
+    assert last == " " * 30 + "its resets take long, env.num_spares"
     # The best checkpoint is named, where there were evaluations.
     evaluated = summary_of(best_evaluated=(498.25, "best/ckpt-1-7"))
     assert evaluated["best_checkpoint"] == "best/ckpt-1-7"
