@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # Each with its default and its use.
 FLAGS = (
-    ("episodes", 10, "how many are played of each seed, at least; by each agent, if it is in all"),
+    ("episodes", 10, "how many each agent plays of each seed, at least, if it is in all of them"),
     ("max-steps", MAX_STEPS, "give up when an environment takes more steps for each episode"),
 )
 

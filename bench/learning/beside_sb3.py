@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -162,21 +162,24 @@ def row(task: str, results: Sequence[Result]) -> str | None:
         ratio = f"{took_s / reached_s:.1f}" if reached_s < float("inf") else "not reached"
         if reached_s <= statistics.median(r.curve[0][0] for r in here[0] if r.curve):
             ratio = "-"
-        timed = sorted({r.commit for r in here[0]})
-        by = "" if timed == sorted({r.commit for r in last}) else f" ({', '.join(timed)})"
+        by = "" if commits_of(here[0]) == commits_of(last) else f" ({commits_of(here[0])})"
         times = f"{took_s:.0f} | {reached_s:.0f}{by} | {ratio} |"
     finals = ", ".join(f"{each.final:.4g}" for each in last)
     return (
-        f"| {task} | {TASKS[task]:,} | **{mine:.4g}** ({finals}) | {other:.4g} ({len(theirs)}) "
-        f"| {times}"
+        f"| {task} | {TASKS[task]:,} | **{mine:.4g}** ({finals}) | {commits_of(last)} "
+        f"| {other:.4g} ({len(theirs)}) | {times}"
     )
+
+
+def commits_of(results: Iterable[Result]) -> str:
+    return ", ".join(sorted({each.commit for each in results if each.commit}))
 
 
 def measured_by(results: Sequence[Result]) -> str:
     """They may be of several days and machines."""
-    commits = sorted({each.commit for each in results if each.system == "ours" and each.commit})
     machines = sorted({each.machine for each in results})
-    return f"Commits {', '.join(commits)}, on {' and '.join(machines)}"
+    commits = commits_of(each for each in results if each.system == "ours")
+    return f"Commits {commits}, on {' and '.join(machines)}"
 
 
 def page(results: Sequence[Result]) -> str:
@@ -195,8 +198,8 @@ def page(results: Sequence[Result]) -> str:
             "behind our seconds is theirs, where the returns are of another one. There is no ratio "
             "where our first point is there already, as where SB3 has learned nothing.",
             "",
-            "| task | steps | ours | SB3 (seeds) | its seconds | our seconds | times |",
-            "|---|---|---|---|---|---|---|",
+            "| task | steps | ours | commit | SB3 (seeds) | its seconds | our seconds | times |",
+            "|---|---|---|---|---|---|---|---|",
             *rows,
             "",
             f"{measured_by(results)}: seconds are compared on the one, of those that SB3 was on, "

@@ -37,11 +37,11 @@ def test_a_row_has_the_time_to_the_other_s_return():
     ours = [Result("ours", TASK, n, [(1.0, 0, 5.0), (4.0, 1, 90.0), (9.0, 2, 100.0 + n)])
             for n in range(3)]  # fmt: skip
     theirs = [Result("sb3", TASK, 0, [(20.0, 1, 10.0), (36.0, 2, 90.0)])]
-    assert "**101** (100, 101, 102) | 90 (1) | 36 | 4 | 9.0 |" in row(TASK, ours + theirs)
+    assert "**101** (100, 101, 102) |  | 90 (1) | 36 | 4 | 9.0 |" in row(TASK, ours + theirs)
     # A seed that was trained again has its last return, and both times.
     again = [Result("ours", TASK, 2, [(8.0, 2, 95.0)]), Result("ours", TASK, 1, [(6.0, 2, 99.0)])]
     found = row(TASK, [*ours, *again, *theirs])
-    assert "**99** (100, 99, 95) | 90 (1) | 36 | 4 | 9.0 |" in found
+    assert "**99** (100, 99, 95) |  | 90 (1) | 36 | 4 | 9.0 |" in found
     # The seconds of other commits than the returns' have their names.
     newer = [Result("ours", TASK, n, [(1.0, 2, 99.0)], "new", "another") for n in range(3)]
     assert "| 36 | 4 (old) | 9.0 |" in row(
