@@ -272,7 +272,7 @@ def run_door(body: Callable[[], int]) -> int:
         said, code = last_word(*error.args if isinstance(error, Interrupted) else ())
     except Exception as error:
         said, code = f"{traceback.format_exc()}{OUR_BUG}", errors.Exit.BUG
-        # torch's errors of a GPU, which is not loaded here, are known by their words.
+        # torch may not be loaded here: its errors of a GPU are known by their words.
         is_of_gpu = isinstance(error, RuntimeError) and "out of memory" in str(error)
         is_scarce = isinstance(error, MemoryError) or is_of_gpu
         is_scarce |= getattr(error, "errno", None) in SCARCE

@@ -38,7 +38,7 @@ class Section(BaseModel):
         kinds = set(_within(cls.model_fields[str(info.field_name)].annotation))
         if value in (None, "none") and type(None) in kinds:
             return None  # a TOML file has only text for it
-        items = value if isinstance(value, list | tuple) else [value]
+        items = value if isinstance(value, list) else [value]
         is_truth = any(isinstance(item, bool) for item in items)
         is_other = kinds & {bool, int, float} and is_truth != (bool in kinds)
         texts = {item for item in items if isinstance(item, str)}

@@ -124,7 +124,7 @@ class _Tally:
             self._num_left[column] -= 1
         self._totals[step.ended], self._lengths[step.ended] = 0.0, 0
         if self._num_agents > 1 and step.idle is not None:
-            # Where nobody plays an environment is only reset: who did not play till then does not.
+            # In the row of a reset nobody plays. An agent that has missed a game plays fewer.
             self._num_games_left -= step.idle.reshape(-1, self._num_agents).all(1)
             self._num_left[np.repeat(self._num_games_left <= 0, self._num_agents)] = 0
         return not self._num_left.any()
