@@ -105,9 +105,9 @@ class _Tally:
         self.played = list[Episode]()
         self._seed, self._num_wanted = seed, num_columns * per_column
         self._totals, self._lengths = np.zeros(num_columns), np.zeros(num_columns, np.int64)
-        self._num_left = np.full(num_columns, per_column)
-        self._num_games_left = np.full(num_columns // num_agents, per_column)
-        self._num_agents = num_agents
+        # Episodes of each environment and agent, and resets of each environment.
+        self._num_left = np.full((num_columns // num_agents, num_agents), per_column)
+        self._num_resets_left = np.full(num_columns // num_agents, per_column)
 
     @property
     def so_far(self) -> str:
@@ -117,16 +117,17 @@ class _Tally:
         """Count a step of all columns; whether each has played its episodes."""
         self._totals += step.rewards
         self._lengths += 1 if step.idle is None else ~step.idle
-        for column in np.flatnonzero(step.ended & (self._num_left > 0)).tolist():
+        num_left = self._num_left.reshape(-1)
+        for column in np.flatnonzero(step.ended & (num_left > 0)).tolist():
             player = 0 if players is None else int(players[column])
             total, length = float(self._totals[column]), int(self._lengths[column])
             self.played.append(Episode(self._seed, player, total, length))
-            self._num_left[column] -= 1
+            num_left[column] -= 1
         self._totals[step.ended], self._lengths[step.ended] = 0.0, 0
-        if self._num_agents > 1 and step.idle is not None:
-            # In the row of a reset nobody plays. An agent that has missed a game plays fewer.
-            self._num_games_left -= step.idle.reshape(-1, self._num_agents).all(1)
-            self._num_left[np.repeat(self._num_games_left <= 0, self._num_agents)] = 0
+        if step.idle is not None and self._num_left.shape[1] > 1:
+            # In the row of a reset nobody plays. An agent that was not in all episodes plays fewer.
+            self._num_resets_left -= step.idle.reshape(self._num_left.shape).all(1)
+            self._num_left[self._num_resets_left <= 0] = 0
         return not self._num_left.any()
 
     def describe(self, seconds: float) -> str:
