@@ -8,12 +8,10 @@ Runs on: sampler thread
 """
 
 import logging
-import os
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from statistics import median
 from typing import NamedTuple
 
@@ -30,14 +28,13 @@ from impala_async.config.run import ActorSettings
 from impala_async.envs.batch import EnvBatch
 from impala_async.envs.make import build_envs, build_usual
 from impala_async.errors import EnvError, MismatchError
+from impala_async.metrics.host import count_cores
 from impala_async.policy import AnyPolicy
 from impala_async.schema import Schema
 
 logger = logging.getLogger(__name__)
 
 CPU = "cpu"
-CGROUPS = Path("/sys/fs/cgroup")
-OWN_CGROUP = Path("/proc/self/cgroup")
 
 # A setup must be faster by this much to be taken instead of a simpler one.
 MARGIN = 0.9
@@ -113,24 +110,6 @@ def pick_device(name: str, local: int = 0) -> str:
             "can use: set it to cpu or auto"
         )
     return f"{name}:{local % num_gpus}" if name == "cuda" else name
-
-
-def count_cores() -> int:
-    """How many cores this process may use: those of its affinity, but no more than its quota has
-    whole ones, and at least one. A container sees its own quota as the root's."""
-    try:
-        lines = OWN_CGROUP.read_text().splitlines()
-    except OSError:
-        lines = []
-    (own, *_) = [*(line[3:] for line in lines if line.startswith("0::")), "/"]
-    found = [len(os.sched_getaffinity(0))]
-    for group in (PurePosixPath(own), *PurePosixPath(own).parents):
-        try:
-            quota, period = (CGROUPS / str(group).lstrip("/") / "cpu.max").read_text().split()
-            found.append(int(quota) // int(period))
-        except (OSError, ValueError):
-            continue  # there is no such file, or it says "max"
-    return max(1, min(found))
 
 
 def count_gpus() -> int:

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from impala_async.errors import EnvError, MismatchError
+from impala_async.metrics.host import find_memory
 from impala_async.schema import ArraySpec, Schema
 from impala_async.trajectory import columns_over
 from impala_async.weights import NO_VERSION, Version
@@ -52,12 +52,12 @@ def plan_buffers(schema: Schema, columns: int, streams: int) -> tuple[int, int]:
     """How many buffers an actor has, and their bytes: for each stream a window under way, and one
     that is being written. Raises where this host has not the memory."""
     num = streams * (WINDOW + 1)
-    wanted, memory = num * columns * schema.layout.column_bytes, psutil.virtual_memory()
-    if wanted > memory.available:
+    wanted, memory = num * columns * schema.layout.column_bytes, find_memory()
+    if wanted > memory.free:
         # Memory that others hold may be free again soon.
         raise (MismatchError if wanted > memory.total else MemoryError)(
             f"what this actor has under way wants {wanted / GIB:.1f} GiB of memory, and "
-            f"{memory.available / GIB:.1f} GiB are free here: lower trajectory.rows, "
+            f"{memory.free / GIB:.1f} GiB are free here: lower trajectory.rows, "
             "actor.num_envs, or the actor's own --num-envs"
         )
     return num, wanted

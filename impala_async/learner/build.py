@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from impala_async.config.learner import LearnerSection
@@ -19,6 +18,7 @@ from impala_async.learner.handoff import Channels, Progress
 from impala_async.learner.learner_thread import LearnerThread
 from impala_async.learner.loader import DeviceLoader, HostLoader, allocator_for, make_current
 from impala_async.learner.slots import allocate_slots
+from impala_async.metrics.host import find_memory
 from impala_async.models.actor_critic import ActorCritic, shape_of
 from impala_async.models.flat import Snapshot
 from impala_async.models.torso import device_of, pick_precision
@@ -151,7 +151,7 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values()) if model else 0
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
     update_bytes, is_by_part = _update_bytes(config, schema, model, device)
-    free_bytes = psutil.virtual_memory().available
+    free_bytes = find_memory().free
     if slot_bytes + model_bytes + update_bytes > FREE_SHARE * free_bytes:
         smaller = "raise algorithm.num_minibatches, " if is_by_part else ""
         raise SpacesError(

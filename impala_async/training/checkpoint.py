@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import psutil
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -34,6 +33,7 @@ from torch import Tensor
 
 from impala_async.errors import CheckpointError, plain
 from impala_async.files import MOST_BYTES, PRIVATE, PUBLIC, find_object, open_regular, sync
+from impala_async.metrics.host import find_memory
 from impala_async.policy import AnyPolicy, split_off
 from impala_async.user_code import one_line
 from impala_async.weights import NO_VERSION, Version
@@ -359,6 +359,6 @@ def _sized_files(path: Path, version: Version) -> dict[str, str]:
             raise CheckpointError(f"{path} lists {name!r}, which is no file of a checkpoint")
         if not stat.S_ISREG(found[name].st_mode) or found[name].st_size != size:
             raise CheckpointError(f"{path / name} is no file of {size} bytes, as its manifest says")
-        if size > psutil.virtual_memory().total:
-            raise CheckpointError(f"{path / name} ({size} bytes) is larger than this host's memory")
+        if size > find_memory().total:
+            raise CheckpointError(f"{path / name} ({size} bytes) is larger than the memory here")
     return {name: sha256 for name, (_, sha256) in listed.items()}

@@ -1,7 +1,6 @@
 """The parts of each sampler, and the settings that do not fit it."""
 
 import os
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -12,7 +11,6 @@ from impala_async.actor import unroll
 from impala_async.actor.setup import (
     Measured,
     Trials,
-    count_cores,
     make_setup,
     measure,
     pick_device,
@@ -21,6 +19,7 @@ from impala_async.config.actor import ActorSection
 from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, VectorEnvs
 from impala_async.errors import EnvError, MismatchError
+from impala_async.metrics.host import Memory
 from impala_async.schema import Schema
 from tests.actor.fakes import FakePolicy
 from tests.actor.scripted import settings_of
@@ -82,30 +81,6 @@ def test_a_device_that_is_there(monkeypatch):
     assert pick_device("auto") == pick_device("cpu") == "cpu"
     with pytest.raises(MismatchError, match=r"cuda is not on this machine, which has 0 GPUs"):
         pick_device("cuda")
-
-
-@pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Eight cores, and control groups without a word about them."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
-    monkeypatch.setattr(making, "CGROUPS", tmp_path)
-    monkeypatch.setattr(making, "OWN_CGROUP", tmp_path / "own")
-    (tmp_path / "own").write_text("0::/outer/inner\n")
-    (tmp_path / "outer/inner").mkdir(parents=True)
-    return tmp_path
-
-
-@pytest.mark.parametrize("group", [".", "outer", "outer/inner"])
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("9900000 100000", 8), ("", 8)],
-)
-def test_no_more_than_the_quota_of_any_group_around_it(machine, group, text, expected):
-    assert count_cores() == 8
-    (machine / group / "cpu.max").write_text(text + "\n")
-    assert count_cores() == expected
-    (machine / "own").unlink()
-    assert count_cores() == (expected if group == "." else 8)
 
 
 def test_workers_keep_to_the_cores_that_somebody_gave_the_actor():
@@ -186,8 +161,8 @@ def test_steps_that_wait_get_more_workers_than_cores(choose, told, monkeypatch):
 def test_no_buffer_is_made_where_all_do_not_fit_into_memory(choose, caplog, monkeypatch):
     def has(total, *free):
         left = [*free]
-        found = lambda: SimpleNamespace(total=total, available=left.pop(0))  # noqa: E731
-        monkeypatch.setattr(unroll.psutil, "virtual_memory", found)
+        found = lambda: Memory(total, left.pop(0))  # noqa: E731
+        monkeypatch.setattr(unroll, "find_memory", found)
 
     monkeypatch.setattr(making, "measure", lambda *_: Measured(1e-3, 1e-4, 1e-4))
     for total, error in ((0, MismatchError), (1 << 40, MemoryError)):

@@ -1,7 +1,6 @@
 """From settings to a learner: how many slots, which device, and what is put together."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from impala_async.learner.build import (
 )
 from impala_async.learner.handoff import Progress
 from impala_async.learner.loader import HostLoader
+from impala_async.metrics.host import Memory
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.torso import device_of
 from impala_async.policy import Policy
@@ -166,10 +166,13 @@ def test_each_rank_has_a_gpu_or_none_of_a_host_begins(monkeypatch):
 
 @pytest.fixture
 def free(monkeypatch):
-    """A machine with 4 GiB to spare."""
-    free = SimpleNamespace(available=4 * GIB)
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
-    return free
+    """A machine with 4 GiB to spare, and a way to say how much it has."""
+
+    def has(num_bytes):
+        monkeypatch.setattr(module, "find_memory", lambda: Memory(8 * GIB, num_bytes))
+
+    has(4 * GIB)
+    return has
 
 
 def check(schema, num_slots=4, **sections):
@@ -235,7 +238,7 @@ def test_an_update_s_own_tensors_are_estimated(free, monkeypatch, core, name):
     of_model = sum(parameter.nbytes for parameter in network.parameters())
 
     def fits(share, device=CPU, **changed):
-        free.available = int(share * of_update) + 7 * of_model
+        free(int(share * of_update) + 7 * of_model)
         plain = {"num_minibatches": 1, "normalize_returns": False, "returns": "gae"}
         algorithm = config.algorithm.model_copy(update=plain | changed)
         check_memory(config.model_copy(update={"algorithm": algorithm}), schema, 0, device)

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -23,6 +22,7 @@ from impala_async.learner.loop.saver import Saver
 from impala_async.learner.loop.server import ActorServer
 from impala_async.learner.recorder import Recorder
 from impala_async.learner.service import LearnerService
+from impala_async.metrics.host import Memory
 from impala_async.metrics.names import undeclared
 from impala_async.models.flat import Snapshot
 from impala_async.output import Wait
@@ -134,7 +134,7 @@ async def test_a_slow_disk_has_one_checkpoint_at_a_time_and_actors_go_home_after
 async def test_spaces_that_nothing_can_be_built_for_are_an_error_of_the_config(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(build.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(build, "find_memory", lambda: Memory(2000, 1000))
     async with service_run(tmp_path) as run:
         with pytest.raises(ConfigError, match=r"^cannot train on .* GiB are free"):
             await run.end()
@@ -147,7 +147,7 @@ async def test_the_first_actor_that_does_not_want_too_much_memory_brings_the_spa
         greedy = await run.actor()
         await greedy.hello()
         with monkeypatch.context() as patch:
-            patch.setattr(build.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+            patch.setattr(build, "find_memory", lambda: Memory(2000, 1000))
             await greedy.spec()
             assert "GiB are free" in await greedy.refused("mismatch")
         await run.start_actors(2)

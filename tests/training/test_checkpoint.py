@@ -4,13 +4,13 @@ import errno
 import hashlib
 import json
 import os
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from safetensors import safe_open
 
 from impala_async.errors import CheckpointError
+from impala_async.metrics.host import Memory
 from impala_async.training import checkpoint
 from impala_async.weights import Version
 
@@ -174,9 +174,9 @@ def test_one_that_memory_cannot_hold_is_damaged(folder, caplog, monkeypatch):
     # As a hole in a file may be: it takes nothing on the disk.
     os.truncate(folder / "ckpt-1-2" / MODEL, 1 << 30)
     list_file(folder / "ckpt-1-2", MODEL, size=1 << 30)
-    monkeypatch.setattr(checkpoint.psutil, "virtual_memory", lambda: MagicMock(total=held))
+    monkeypatch.setattr(checkpoint, "find_memory", lambda: Memory(held, held))
     assert next(checkpoint.whole_checkpoints(folder), None).version == Version(1, 1)
-    assert "model.safetensors (1073741824 bytes) is larger than this host's memory" in caplog.text
+    assert "model.safetensors (1073741824 bytes) is larger than the memory here" in caplog.text
 
 
 def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, caplog, monkeypatch):
