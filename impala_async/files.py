@@ -75,7 +75,11 @@ def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where, why = error.filename or path, error.strerror or error
+        where, why = Path(error.filename or path), error.strerror or error
+        for each in (where, *where.parents):
+            # A folder cannot be made where such a link has its name.
+            if error.errno == errno.EEXIST and each.is_symlink() and not each.exists():
+                why = f"{each} is a link to {each.readlink()}, which is not there"
         raise ConfigError(f"{flag}: cannot write to {where}: {why}") from None
 
 

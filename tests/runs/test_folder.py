@@ -248,6 +248,10 @@ def test_where_nothing_can_be_made_or_written_the_flag_is_wrong(tmp_path, monkey
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ConfigError, match="--run-dir: cannot write to"):
         RunFolder(tmp_path / "file" / "run").begin(CONFIG)
+    (tmp_path / "link").symlink_to("unmounted")
+    for name in ("link", "link/run"):
+        with pytest.raises(ConfigError, match=r": .*/link is a link to unmounted, which is not th"):
+            RunFolder(tmp_path / name).begin(CONFIG)
     made = os.mkdir
 
     def make(path, mode=0o777):
