@@ -155,7 +155,7 @@ def reason_in(words: bytes) -> str:
 
 def open_regular(path: str, flags: int) -> int:
     """An opener for `open`, which would otherwise wait until somebody writes to a pipe."""
-    fd = os.open(path, flags | os.O_NONBLOCK)
+    fd = os.open(path, flags | os.O_NONBLOCK, PUBLIC)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from impala_async.errors import CheckpointError
-from impala_async.files import MOST_BYTES, beside, find_bytes, find_object, last_words, write_whole
+from impala_async.files import (
+    MOST_BYTES,
+    beside,
+    find_bytes,
+    find_object,
+    last_words,
+    open_regular,
+    write_whole,
+)
 
 
 def grow(path):
@@ -100,3 +108,12 @@ def test_last_words_are_an_error_or_the_last_line_since_a_process_began(tmp_path
     assert last_words(log, begin) == "the last line of its log: ep 7"
     log.write_text(f"{log.read_text()}error: no GL\nbye\n")
     assert last_words(log, begin) == "no GL"
+
+
+def test_a_log_is_no_program(tmp_path):
+    log, mask = tmp_path / "log", os.umask(0o022)
+    try:
+        open(log, "a+b", opener=open_regular).close()
+    finally:
+        os.umask(mask)
+    assert log.stat().st_mode & 0o777 == 0o644
