@@ -151,8 +151,8 @@ def row(task: str, results: Sequence[Result]) -> str | None:
     if not ours or not theirs:
         return None
     # A seed that was trained again counts by its last return.
-    last = {each.seed: each for each in ours}.values()
-    mine, other = (statistics.median(each.final for each in of) for of in (last, theirs))
+    last, rival = ({each.seed: each for each in of}.values() for of in (ours, theirs))
+    mine, other = (statistics.median(each.final for each in of) for of in (last, rival))
     # Seconds are compared on one machine, where a return may be of an earlier commit.
     shared = [each.machine for each in ours if each.machine in {other.machine for other in theirs}]
     times = "| | |"
@@ -167,7 +167,7 @@ def row(task: str, results: Sequence[Result]) -> str | None:
     finals = ", ".join(f"{each.final:.4g}" for each in last)
     return (
         f"| {task} | {TASKS[task]:,} | **{mine:.4g}** ({finals}) | {commits_of(last)} "
-        f"| {other:.4g} ({len(theirs)}) | {times}"
+        f"| {other:.4g} ({len(rival)}) | {times}"
     )
 
 

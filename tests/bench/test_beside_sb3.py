@@ -42,6 +42,8 @@ def test_a_row_has_the_time_to_the_other_s_return():
     again = [Result("ours", TASK, 2, [(8.0, 2, 95.0)]), Result("ours", TASK, 1, [(6.0, 2, 99.0)])]
     found = row(TASK, [*ours, *again, *theirs])
     assert "**99** (100, 99, 95) |  | 90 (1) | 36 | 4 | 9.0 |" in found
+    other = Result("sb3", TASK, 0, [(20.0, 1, 10.0), (60.0, 2, 90.0)])
+    assert "| 90 (1) | 48 | 4 | 12.0 |" in row(TASK, [*ours, *again, *theirs, other])
     # The seconds of other commits than the returns' have their names.
     newer = [Result("ours", TASK, n, [(1.0, 2, 99.0)], "new", "another") for n in range(3)]
     assert "| 36 | 4 (old) | 9.0 |" in row(
