@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from impala_async.doors import new_parser, run_door, start_told_of, typed_path
 from impala_async.envs.faults import tell_stderr
-from impala_async.files import check_folder, unwritten, write_whole
+from impala_async.files import check_file, unwritten, write_whole
 from impala_async.processes import leave, result_wanted
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export(args: argparse.Namespace) -> int:
     flag, file = ("--onnx", args.onnx) if args.onnx else ("--torch", args.torch)
-    check_folder(flag, file)
+    check_file(flag, file)
     whole = file.absolute()  # code of the user's own may change the current folder
     with start_told_of("torch and its exporter are loaded, the policy is traced", tell_stderr):
         from impala_async.library.exported import as_onnx, as_torch, check_needs, trace

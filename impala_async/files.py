@@ -83,12 +83,15 @@ def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
         raise ConfigError(f"{flag}: cannot write to {where}: {why}") from None
 
 
-def check_folder(flag: str, path: Path) -> None:
+def check_file(flag: str, path: Path) -> None:
     """Raise ConfigError, before there is a result, where it cannot be written."""
     if not os.path.isdir(path.absolute().parent):  # unlike Path.is_dir, where it may not be looked
         raise ConfigError(f"{flag}: {path}: there is no such folder")
     if os.path.isdir(path):
         raise ConfigError(f"{flag}: {path} is a folder: wants a file")
+    if os.path.lexists(path) and not os.path.isfile(path):
+        # A file that is written whole would take its place, as that of /dev/stdout.
+        raise ConfigError(f"{flag}: {path} is there, and no regular file: wants a file")
 
 
 def unwritten(flag: str, path: Path, error: OSError) -> Exception:

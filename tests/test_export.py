@@ -73,9 +73,11 @@ def test_what_cannot_be_written_is_told(tmp_path, capsys, monkeypatch):
     folder, _ = begin(tmp_path, *CASES["mlp"])
     assert main([str(tmp_path), "--torch", "x"]) == 2
     assert "wants the folder of a run" in one_error(capsys)
+    os.mkfifo(tmp_path / "pipe")
     for file, says in (
         (f"{tmp_path}/no/x.pt2", ": there is no such folder"),
         (".", " is a folder: wants a file"),
+        (f"{tmp_path}/pipe", " is there, and no regular file: wants a file"),
     ):
         # Nothing is traced first, which takes seconds.
         with patch("impala_async.library.exported.trace", side_effect=AssertionError):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from impala_async.envs.faults import Blame, tell_stderr
 from impala_async.errors import ConfigError, EnvError
-from impala_async.files import check_folder, unwritten
+from impala_async.files import check_file, unwritten
 from impala_async.user_code import UserCode
 
 Frame = NDArray[np.uint8]
@@ -79,7 +79,7 @@ def check_film(path: Path) -> None:
     """Raise ConfigError, before anything is played, where no film can be written."""
     if path.suffix not in KINDS:
         raise ConfigError(f"--video: wants a name that ends in .gif or .mp4, got {path}")
-    check_folder("--video", path)
+    check_file("--video", path)
     with UserCode(f"--video: {path}", "for want of a writer; a .gif needs none"):
         if path.suffix == ".mp4":
             import imageio_ffmpeg
