@@ -75,7 +75,9 @@ def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where, why = Path(error.filename or path), error.strerror or error
+        # Where it was to get its name, that is the second of two.
+        where = Path(error.filename2 or error.filename or path)
+        why = error.strerror or error
         for each in (where, *where.parents):
             # A folder cannot be made where such a link has its name.
             if error.errno == errno.EEXIST and each.is_symlink() and not each.exists():

@@ -70,6 +70,16 @@ def _idle_warnings(config: RunConfig) -> Iterator[str]:
             "learner.stop_kl is looked at between the passes over a batch, and here is one: "
             "raise learner.num_passes, or drop learner.stop_kl"
         )
+    if learner.stop_kl is not None and (
+        algorithm.name,
+        algorithm.tau,
+        algorithm.target_update_every_updates,
+    ) == ("appo", 1, 1):
+        yield (
+            "learner.stop_kl does nothing while algorithm.target_update_every_updates is 1 and "
+            "algorithm.tau is 1: it is the KL from the target network, which is always the current "
+            "one: raise the former or lower algorithm.tau"
+        )
     if learner.minibatch_buffer_size > 1 and learner.most_passes == 1:
         yield (
             f"learner.minibatch_buffer_size ({learner.minibatch_buffer_size}) mixes the passes of "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from impala_async.errors import ConfigError
-from impala_async.files import writing
+from impala_async.files import PRIVATE, write_whole, writing
 
 FOLDER = "slurm"
 """The script and the output of its jobs lie there, in the run folder."""
@@ -92,7 +92,8 @@ def submit(script: str, run: Path) -> tuple[str, Path]:
     path = run / FOLDER / "job.sh"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script, encoding="utf-8")
+        # The arguments of the environment are in it.
+        write_whole(path, script.encode(), PRIVATE)
     try:
         done = subprocess.run(["sbatch", path], capture_output=True, check=True)
     except subprocess.CalledProcessError as error:

@@ -38,7 +38,8 @@ class Recorder:
     """Owns the file of a recording, which it makes at once."""
 
     def __init__(self, path: Path, run_id: bytes) -> None:
-        self._path, self._run_id = path, run_id
+        # Code of the user's own, imported later, may change the current folder.
+        self._path, self._run_id = path.absolute(), run_id
         # A new file, to append to: whatever somebody does to it then shows in its size.
         how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         try:

@@ -70,7 +70,6 @@ class LoadedPolicy:
         self._generator = torch.Generator(opened.policy.device).manual_seed(seed)
         named = [replace(part, name=name) for name, part in opened.shown.items()]
         self._state = {spec.name: spec for spec in (*opened.schema.state, *named)}
-        self._rows = ObsRows(opened.spaces.leaves, 1)
 
     def __getstate__(self) -> dict[str, Any]:
         """The tensor that torch makes of a generator is gone before another process opens it."""
@@ -122,9 +121,11 @@ class LoadedPolicy:
     def _read(self, obs: Any, num_columns: int | None) -> dict[str, NDArray[Any]]:
         """The leaves of a batch; EnvError for what is not of the space."""
         if num_columns is None:
-            self._rows.write(0, obs)
-            leaves = self._rows.arrays
-            self._rows.check_choices(leaves)
+            # Rows of its own, as another thread may act at the same time.
+            rows = ObsRows(self._spaces.leaves, 1)
+            rows.write(0, obs)
+            leaves = rows.arrays
+            rows.check_choices(leaves)
         else:
             read = ObsRows(self._spaces.leaves, num_columns).read(obs)
             # A view that runs backwards, as of an image that is flipped, is none of torch's.

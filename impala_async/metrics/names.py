@@ -188,7 +188,11 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("lockstep/waits_for", "text", "actors whose part is not: the first few of them"),
         ("lockstep/rows_cut", "rows", "masked in this start, as pace.cut_share had them cut"),
         ("actor/hang", "text", "the environment that has hung for longest; null: none"),
-        ("actor/last_death", "text", "what the last actor that said so died of"),
+        (
+            "actor/last_death",
+            "text",
+            "what the last actor that said so died of, while none has joined since",
+        ),
     ),
     "Ranks": (
         ("ranks/num_actors", "actors", "of each rank"),

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 # learner, a start that was killed may have left another, and a file system of its own has the last.
 PREPARED = ("actors", "replay.json", "slurm", "checkpoints", "lost+found", RANKS)
 SPACES = "spaces.json"
+# A learner that was killed may have left one of these half written, under the name of `beside`.
+WHOLE = ("config.json", "epoch", "last_checkpoint", "service.json", "summary.json", KEY_FILE)
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""
 # Threads of one program may begin several in a second.
@@ -127,6 +129,8 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             # Whether checkpoints can be written is known now. `prune` would clear this one away.
             TemporaryDirectory(prefix=".partial-", dir=self.checkpoints).cleanup()
+            for left in (left for name in WHOLE for left in self.path.glob(f".{name}.[0-9]*")):
+                left.unlink(missing_ok=True)
         if self._is_new:
             self.write_settings(config, run_id=uuid.uuid4().hex)
         self._has_begun = True

@@ -58,10 +58,10 @@ class SeedRuns:
     def train(self, train_one: TrainOne) -> int:
         """Train those that are left; the first that does not end by itself is the last."""
         try:
-            code = self._train_each(train_one)
-            if self._summaries:
-                # Another Ctrl-C may end this process while the picture is drawn.
-                with undone(self._tell_rest):
+            # A signal ends this process at once between two seeds, and while the picture is drawn.
+            with undone(self._tell_rest):
+                code = self._train_each(train_one)
+                if self._summaries:
                     self._tell_table()
             return code
         finally:

@@ -109,6 +109,8 @@ def _check_resumed(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
     if flags.run_dir is None:
         raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
     folder = RunFolder(flags.run_dir)
+    if flags.is_auto:  # others may go on with it at the same moment
+        folder.in_use_error = InUseError
     first = RunFolder(place_in().run_of(flags.run_dir))
     # All have those of rank 0, whatever a rank knows that was not there for a while.
     known = first if first.exists() else folder

@@ -113,10 +113,13 @@ def test_a_long_way_from_acting_to_learning_is_warned_of():
 
 
 def test_keys_that_do_nothing_in_this_shape_are_warned_of():
+    same = "algorithm.name=appo algorithm.target_update_every_updates=1"
     one = f"{PARTS}=1 learner.num_passes=1"
     for settings, says in (
         (f"{PPO} learner.stop_kl=0.02 learner.num_passes=2", None),
         (f"{PPO} learner.stop_kl=0.02 learner.num_passes=1", "learner.stop_kl is looked at betwe"),
+        (f"{same} learner.stop_kl=0.02", "learner.stop_kl does nothing while algorithm.target_up"),
+        (f"{same} algorithm.tau=0.5 learner.stop_kl=0.02", None),
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one}", "algorithm.kl_coeff (1.0) does no"),
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one} algorithm.tau=0.5", None),
         (f"algorithm.name=appo algorithm.kl_coeff=1.0 {one} learner.num_passes=auto", None),

@@ -118,6 +118,8 @@ def test_a_script_is_kept_in_the_run_folder_and_submitted(make_commands, monkeyp
     said, path = slurm.submit("the script", Path("run").absolute())
     assert (said, path) == ("Submitted batch job 7", Path("run/slurm/job.sh").absolute())
     assert Path("submitted").read_text() == "the script" == path.read_text()
+    # Arguments of environments may be secret.
+    assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_job_that_is_refused_and_a_folder_that_cannot_be_are_one_line(make_commands, monkeypatch):

@@ -52,8 +52,11 @@ def take(recorder, seq, num_bytes=8, num_episodes=0):
     obs[:] = small[:] = 99
 
 
-async def test_all_that_is_taken_is_in_the_file_in_order(path):
-    recorder = Recorder(path, RUN)
+async def test_all_that_is_taken_is_in_the_file_in_order(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    recorder = Recorder(Path(path.name), RUN)
+    # As code of a user's own may.
+    monkeypatch.chdir("/")
     begin(recorder)
     for seq in range(50):
         take(recorder, seq, num_episodes=seq % 3)

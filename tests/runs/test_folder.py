@@ -225,7 +225,7 @@ def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path):
     # Put there for a learner, by those who start it, or by a start that was killed.
     for name in ("actors", "lost+found", "checkpoints"):
         (tmp_path / name).mkdir()
-    for name in (".config.json.4711", ".epoch.4712"):
+    for name in (".config.json.4711", ".epoch.4712", ".mine"):
         (tmp_path / name).touch()
     RunFolder(tmp_path).check_new()
     for other in ("checkpoints/ckpt-1-1", "thesis.tex"):
@@ -238,8 +238,9 @@ def test_a_new_run_begins_in_a_new_or_an_empty_folder(tmp_path):
     begun = RunFolder(tmp_path)
     begun.begin(CONFIG)
     begun.let_go()
-    kept = {"checkpoints", "config.json", "actors", "lost+found"}
-    assert {name for name in os.listdir(tmp_path) if name[0] != "."} == kept
+    # Gone is all that such a start had half written.
+    kept = {"checkpoints", "config.json", "actors", "lost+found", ".mine"}
+    assert {*os.listdir(tmp_path)} == kept
     with pytest.raises(ConfigError, match="already holds a run"):
         RunFolder(tmp_path).check_new()
 
@@ -252,6 +253,10 @@ def test_where_nothing_can_be_made_or_written_the_flag_is_wrong(tmp_path, monkey
     for name in ("link", "link/run"):
         with pytest.raises(ConfigError, match=r": .*/link is a link to unmounted, which is not th"):
             RunFolder(tmp_path / name).begin(CONFIG)
+    folder = RunFolder(tmp_path / "in the way")
+    (folder.path / "service.json").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"cannot write to .*/in the way/service\.json: Is a di"):
+        folder.announce("tcp://a:1", "tcp://a:2", epoch=1)
     made = os.mkdir
 
     def make(path, mode=0o777):

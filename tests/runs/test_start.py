@@ -198,6 +198,12 @@ def test_of_commands_that_begin_a_run_at_one_moment_all_but_one_are_to_be_run_ag
     with pytest.raises(errors.InUseError, match="in use by a run of another learner"):
         other.begin(config)
     folder.let_go()
+    # So it is of those that go on with one.
+    _, config, other = again()
+    folder.hold()
+    with pytest.raises(errors.InUseError, match="in use by a run of another learner"):
+        other.begin(config)
+    folder.let_go()
 
 
 def test_a_command_that_is_run_again_names_its_folder_and_no_recording(tmp_path):

@@ -308,6 +308,8 @@ class Sessions:
         return [Answer(peer.data_route, [wire.pack(reject("hello_again", why, 0.0))])]
 
     def _note_join(self, peer: Peer) -> None:
+        # Where nobody is there later, that one was not the reason.
+        self._last_death = None
         self._log.say(logging.INFO, "actor %d joined with %d columns", peer.number, peer.columns)
         if peer.build != __version__:
             text = f"actor %d runs %s, the learner {__version__}"

@@ -136,6 +136,9 @@ def test_goodbyes_end_sessions_and_say_why(caplog):
     # A goodbye to a session that is over changes nothing.
     assert actors[2].say(wire.Bye(NOBODY, 0)) == actors[2].say(wire.ByeOk(NOBODY)) == ""
     assert (actors[2].others, learner.report()["sessions/closed"]) == ([], 4)
+    # That no one is there is not its doing where another has come since.
+    HandActor(learner).join()
+    assert learner.report()["actor/last_death"] is None
 
 
 def test_who_speaks_of_no_session_is_unknown_and_who_says_what_is_not_his_not_allowed():
