@@ -39,8 +39,9 @@ logger = logging.getLogger(__name__)
 POLL_MS = 50
 # More than that between two looks is not the worker's time.
 LOOK_S = 1.0
-# A worker gets so long to finish its step and to close its environments.
-CLOSE_S = 1.0
+# A worker gets so long to finish its step and to close its environments, each of which may be a
+# simulator that ends in a second. `train` waits for an actor for longer.
+CLOSE_S = 5.0
 DEATH_S = 1.0
 STACKS_S = 0.5
 PROGRAM = (sys.executable, "-m", "impala_async.actor.env_worker")

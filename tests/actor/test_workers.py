@@ -149,6 +149,15 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
     assert time.monotonic() - before < CLOSE_S + 2
 
 
+def test_simulators_that_end_slowly_are_ended(tmp_path, caplog):
+    env = section("Simulator", kwargs={"folder": str(tmp_path), "takes_s": 0.4})
+    envs = WorkerEnvs(env, 4, 1)
+    envs.reset(0)
+    envs.close()
+    assert len([*tmp_path.iterdir()]) == 4
+    assert not caplog.messages
+
+
 def test_many_that_do_not_end_are_one_line(caplog):
     envs = WorkerEnvs(section("Hanging", kwargs={"after": 0}), 3, 3)
     envs.reset(0)

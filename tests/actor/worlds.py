@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -56,6 +57,18 @@ def short_poles(num_envs, mode="SameStep"):
         return gym.make("CartPole-v1", max_episode_steps=9)
 
     return SyncVectorEnv([one] * num_envs, autoreset_mode=AutoresetMode(mode))
+
+
+class Simulator(Counting):
+    """Takes its time to end, and leaves a sign that it has."""
+
+    def __init__(self, folder, takes_s):
+        super().__init__(100)
+        self._folder, self._takes_s = Path(folder), takes_s
+
+    def close(self):
+        time.sleep(self._takes_s)
+        (self._folder / f"{id(self)}").touch()
 
 
 class Busy(Counting):

@@ -52,7 +52,8 @@ def take(recorder, seq, num_bytes=8, num_episodes=0):
     obs[:] = small[:] = 99
 
 
-async def test_all_that_is_taken_is_in_the_file_in_order(path, monkeypatch):
+async def test_all_that_is_taken_is_in_the_file_in_order(path, monkeypatch, caplog):
+    caplog.set_level("INFO")
     monkeypatch.chdir(path.parent)
     recorder = Recorder(Path(path.name), RUN)
     # As code of a user's own may.
@@ -61,6 +62,7 @@ async def test_all_that_is_taken_is_in_the_file_in_order(path, monkeypatch):
     for seq in range(50):
         take(recorder, seq, num_episodes=seq % 3)
     await recorder.finish("env_steps", 12, {"model.safetensors": "abc"})
+    assert f"recorded 50 messages in {path}" in caplog.messages
     first, *messages, last = records(path)
     assert first[:4] == (RUN, 1, 0, __version__)
     assert (first.schema, first.settings) == (small_schema(), SETTINGS)
