@@ -17,7 +17,7 @@ import pytest
 
 from impala_async.actor import workers as worker_module
 from impala_async.actor.env_worker import RESET, STEP, SharedColumns, as_line
-from impala_async.actor.workers import CLOSE_S, Worker, WorkerEnvs
+from impala_async.actor.workers import Worker, WorkerEnvs
 from impala_async.config.policies import ONE_POLICY
 from impala_async.envs.faults import RUNNING
 from impala_async.envs.make import build_envs
@@ -126,7 +126,8 @@ def test_memory_that_cannot_be_had_is_no_bug(monkeypatch):
     assert caught.value.is_death
 
 
-def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
+def test_while_a_worker_hangs_others_are_heard_and_an_end_comes(monkeypatch):
+    monkeypatch.setattr(worker_module, "CLOSE_S", 1.0)
     seen = []
 
     def look_up():
@@ -146,7 +147,7 @@ def test_while_a_worker_hangs_others_are_heard_and_an_end_comes():
     assert RUNNING.call is None
     before = time.monotonic()
     envs.close()
-    assert time.monotonic() - before < CLOSE_S + 2
+    assert time.monotonic() - before < worker_module.CLOSE_S + 2
 
 
 def test_simulators_that_end_slowly_are_ended(tmp_path, caplog):
@@ -158,7 +159,8 @@ def test_simulators_that_end_slowly_are_ended(tmp_path, caplog):
     assert not caplog.messages
 
 
-def test_many_that_do_not_end_are_one_line(caplog):
+def test_many_that_do_not_end_are_one_line(caplog, monkeypatch):
+    monkeypatch.setattr(worker_module, "CLOSE_S", 1.0)
     envs = WorkerEnvs(section("Hanging", kwargs={"after": 0}), 3, 3)
     envs.reset(0)
     for worker in envs._workers:
@@ -225,7 +227,7 @@ def working(env, look_up=lambda: None):
     finally:
         os.close(memory)
         os.close(worker.commands)
-        worker.closes_until(time.monotonic() + CLOSE_S)
+        worker.closes_until(time.monotonic() + 1.0)
         worker.process.kill()
         worker.end()
 
