@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(args: argparse.Namespace) -> int:
     flag, file = ("--onnx", args.onnx) if args.onnx else ("--torch", args.torch)
     check_file(flag, file)
-    whole = file.absolute()  # code of the user's own may change the current folder
+    # Code of the user's own may change the current folder; and a link stays where it is.
+    whole = file.resolve()
     with start_told_of("torch and its exporter are loaded, the policy is traced", tell_stderr):
         from impala_async.library.exported import as_onnx, as_torch, check_needs, trace
         from impala_async.library.loaded_policy import open_policy

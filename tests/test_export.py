@@ -65,8 +65,12 @@ def test_it_writes_where_it_was_begun_though_a_torso_changes_the_folder(tmp_path
     monkeypatch.chdir(tmp_path)
     folder, _ = begin(tmp_path, CASES["mlp"][0], {"name": f"{__name__}:Wanders"})
     os.chdir(tmp_path)
-    assert main([str(folder.path), "--torch", "policy.pt2"]) == 0
-    assert (tmp_path / "policy.pt2").exists()
+    (tmp_path / "newest.pt2").symlink_to("policy.pt2")
+    (tmp_path / "policy.pt2").write_text("the one before")
+    assert main([str(folder.path), "--torch", "newest.pt2"]) == 0
+    # Others read it by its own name, and by that of the link.
+    assert (tmp_path / "policy.pt2").stat().st_size > 1000
+    assert (tmp_path / "newest.pt2").is_symlink()
 
 
 def test_what_cannot_be_written_is_told(tmp_path, capsys, monkeypatch):

@@ -90,12 +90,13 @@ def check_film(path: Path) -> None:
 @contextmanager
 def film(path: Path, frames_per_s: float) -> Iterator[Film]:
     """A film that is there when all of it is; else `unwritten` tells why not."""
-    partial = path.with_name(f".partial-{path.name}")
+    whole = path.resolve()  # a link stays where it is
+    partial = whole.with_name(f".partial-{path.name}")
     opened = KINDS[path.suffix](partial, frames_per_s)
     try:
         yield opened
         opened.close()
-        partial.replace(path)
+        partial.replace(whole)
     except OSError as error:
         raise unwritten("--video", path, error) from None
     finally:
