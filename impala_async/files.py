@@ -69,6 +69,11 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
+def left_beside(path: Path) -> Iterator[Path]:
+    """The paths where processes, killed ones perhaps, first wrote the file."""
+    return path.parent.glob(f".{path.name}.[0-9]*")
+
+
 @contextlib.contextmanager
 def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
     """A context in which an OSError is told as that of the folder that a user has named."""

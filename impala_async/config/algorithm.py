@@ -160,6 +160,11 @@ class AlgorithmSection(Section):
         return self.lr_end not in usual or self.entropy_cost_end is not None
 
     @property
+    def has_current_target(self) -> bool:
+        """Whether the target network is the current one after each update, whatever the passes."""
+        return self.tau == 1 and self.target_update_every_updates == 1
+
+    @property
     def has_clip(self) -> bool:
         """Whether a clip of the ratio of policies bounds what several passes can do."""
         return self.name not in ("impala", "a2c")
@@ -221,7 +226,7 @@ class AlgorithmSection(Section):
             yield f"shuffle_rows does not go with {own}, which wants whole columns: drop it"
         if self.reward_scale == 0:
             yield f"reward_scale wants a number that is not 0, got {self.reward_scale}"
-        if self.kl_coeff > 0 and self.tau == 1 and self.target_update_every_updates == 1:
+        if self.kl_coeff > 0 and self.has_current_target:
             yield (
                 f"kl_coeff ({self.kl_coeff}) does nothing while target_update_every_updates is 1 "
                 "and tau is 1, where the target network is always the current one: raise the "

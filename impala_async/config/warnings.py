@@ -70,11 +70,8 @@ def _idle_warnings(config: RunConfig) -> Iterator[str]:
             "learner.stop_kl is looked at between the passes over a batch, and here is one: "
             "raise learner.num_passes, or drop learner.stop_kl"
         )
-    if learner.stop_kl is not None and (
-        algorithm.name,
-        algorithm.tau,
-        algorithm.target_update_every_updates,
-    ) == ("appo", 1, 1):
+    has_no_kl = algorithm.name == "appo" and algorithm.has_current_target
+    if learner.stop_kl is not None and has_no_kl:
         yield (
             "learner.stop_kl does nothing while algorithm.target_update_every_updates is 1 and "
             "algorithm.tau is 1: it is the KL from the target network, which is always the current "

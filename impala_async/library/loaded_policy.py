@@ -120,14 +120,14 @@ class LoadedPolicy:
 
     def _read(self, obs: Any, num_columns: int | None) -> dict[str, NDArray[Any]]:
         """The leaves of a batch; EnvError for what is not of the space."""
+        # Rows of this call alone, as another thread may act at the same time.
+        rows = ObsRows(self._spaces.leaves, 1 if num_columns is None else num_columns)
         if num_columns is None:
-            # Rows of its own, as another thread may act at the same time.
-            rows = ObsRows(self._spaces.leaves, 1)
             rows.write(0, obs)
             leaves = rows.arrays
             rows.check_choices(leaves)
         else:
-            read = ObsRows(self._spaces.leaves, num_columns).read(obs)
+            read = rows.read(obs)
             # A view that runs backwards, as of an image that is flipped, is none of torch's.
             leaves = {name: np.ascontiguousarray(array) for name, array in read.items()}
         for leaf in self._spaces.obs_spec.leaves:

@@ -29,6 +29,7 @@ from impala_async.files import (
     beside,
     find_bytes,
     find_object,
+    left_beside,
     write_whole,
     writing,
 )
@@ -129,8 +130,9 @@ class RunFolder:
             self.checkpoints.mkdir(exist_ok=True)
             # Whether checkpoints can be written is known now. `prune` would clear this one away.
             TemporaryDirectory(prefix=".partial-", dir=self.checkpoints).cleanup()
-            for left in (left for name in WHOLE for left in self.path.glob(f".{name}.[0-9]*")):
-                left.unlink(missing_ok=True)
+            for name in WHOLE:
+                for left in left_beside(self.path / name):
+                    left.unlink(missing_ok=True)
         if self._is_new:
             self.write_settings(config, run_id=uuid.uuid4().hex)
         self._has_begun = True

@@ -58,11 +58,10 @@ def settle(flags: RunFlags) -> RunFlags:
         raise ConfigError(
             "--record: wants a new file at each start, and --resume auto names the same: drop one"
         )
-    folder = RunFolder(flags.run_dir)
+    folder = _folder_at(flags.run_dir, flags)
     if not folder.exists():
         # A rank that the run did not have before goes on with it, too.
         return flags._replace(is_resumed=RunFolder(place_in().run_of(flags.run_dir)).exists())
-    folder.in_use_error = InUseError
     folder.hold()
     folder.let_go()
     return flags._replace(is_resumed=True)
@@ -94,11 +93,16 @@ def check_run(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
     return _check_resumed(flags) if flags.is_resumed else _check_new(flags)
 
 
+def _folder_at(path: Path, flags: RunFlags) -> RunFolder:
+    folder = RunFolder(path)
+    if flags.is_auto:  # others may begin it, or go on with it, at the same moment
+        folder.in_use_error = InUseError
+    return folder
+
+
 def _check_new(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
     config = load_config(flags.config, flags.overrides)
-    folder = RunFolder(flags.run_dir or default_run_path(config))
-    if flags.is_auto:  # others may begin it at the same moment
-        folder.in_use_error = InUseError
+    folder = _folder_at(flags.run_dir or default_run_path(config), flags)
     folder.check_new()
     return config, folder
 
@@ -108,9 +112,7 @@ def _check_resumed(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
         raise ConfigError("--resume: a run keeps its settings; drop --config and use --set")
     if flags.run_dir is None:
         raise ConfigError("--resume needs --run-dir, the folder of the run to continue")
-    folder = RunFolder(flags.run_dir)
-    if flags.is_auto:  # others may go on with it at the same moment
-        folder.in_use_error = InUseError
+    folder = _folder_at(flags.run_dir, flags)
     first = RunFolder(place_in().run_of(flags.run_dir))
     # All have those of rank 0, whatever a rank knows that was not there for a while.
     known = first if first.exists() else folder

@@ -308,7 +308,7 @@ class Sessions:
         return [Answer(peer.data_route, [wire.pack(reject("hello_again", why, 0.0))])]
 
     def _note_join(self, peer: Peer) -> None:
-        # Where nobody is there later, that one was not the reason.
+        # A death before this is not the reason if nobody is there later.
         self._last_death = None
         self._log.say(logging.INFO, "actor %d joined with %d columns", peer.number, peer.columns)
         if peer.build != __version__:
