@@ -84,7 +84,7 @@ class AgentEnvs(OwnEnvs):
         section: EnvSection | None = None,
         policies: PoliciesSection = ONE_POLICY,
     ) -> None:
-        agents, num_envs = list(envs[0].possible_agents), len(envs)
+        agents, num_envs = list(envs[0].possible_agents or ()), len(envs)
         super().__init__(envs, section, _shared_spaces, num_envs * len(agents), num_envs)
         self._worlds = [
             _World(env, {agent: i for i, agent in enumerate(agents, e * len(agents))})

@@ -181,7 +181,9 @@ class ObsRows:
                 first = 0 if leaf.start is None else int(leaf.start[item])
                 at = f" at {list(item)}" if item else ""
                 span = f"{first} to {first + int(last[item])}"
-                raise _broken(leaf, at, f"{span}, it is {first + int(values[place])}")
+                # Without a sign, one below the first was a huge one, and comes back to itself.
+                own = np.add([values[place]], first, dtype=leaf.dtype, casting="unsafe")[0]
+                raise _broken(leaf, at, f"{span}, it is {own}")
 
 
 def _checked(leaf: ObsLeaf, value: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:

@@ -77,9 +77,14 @@ def registered(gym_id: str) -> registration.EnvSpec | None:
 
 
 def makes_vectors(found: str | Factory) -> bool:
-    """Whether a class or factory makes a whole vector of environments."""
-    if isinstance(found, str | type):
-        return isinstance(found, type) and issubclass(found, VectorEnv)
+    """Whether a class or factory, or what is registered, makes whole vectors of environments
+    alone."""
+    if isinstance(found, str):
+        spec = registered(found)
+        is_single = spec is None or spec.entry_point is not None
+        return not is_single and spec.vector_entry_point is not None
+    if isinstance(found, type):
+        return issubclass(found, VectorEnv)
     try:
         return "num_envs" in inspect.signature(found).parameters
     except (TypeError, ValueError):

@@ -253,11 +253,12 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
             # Missing metadata: `VectorEnvs` refuses it, and says how to mend it.
             warnings.filterwarnings("ignore", "(?s).*AutoresetMode", UserWarning)
             env = gym.make_vec(found, vectorization_mode="vector_entry_point", **kwargs)
-    if not isinstance(env, VectorEnv) or env.num_envs != num_envs:
+    # One that forgets to say how many there are has no such number.
+    if not isinstance(env, VectorEnv) or getattr(env, "num_envs", None) != num_envs:
         with suppress(EnvError):
             close_all([env], section.id)
         raise EnvError(
-            f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no')} "
+            f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no number of')} "
             f"environments, and must make a gymnasium.vector.VectorEnv of {num_envs}"
         )
     return env

@@ -95,6 +95,10 @@ class Spaces:
         specs = [leaf.spec for leaf in self.leaves]
         leaf = next((spec for spec in specs if spec.name == key), None)
         if key is None or (is_usual and leaf is None):
+            for spec in specs:
+                if key and spec.name.endswith(f"/{key}"):
+                    told = "%r is taken for an input: if it masks actions, set env.action_mask_key"
+                    logger.warning(f"{told} to that", spec.name)
             return None
         is_flags = leaf is not None and not (leaf.is_float or leaf.choices)
         if leaf is not None and is_flags and leaf.num_items == num_choices and len(specs) > 1:

@@ -155,12 +155,15 @@ class VectorEnvs(OwnEnvs):
     """A gymnasium VectorEnv that resets its own columns, NEXT_STEP or SAME_STEP."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], section: EnvSection | None = None) -> None:
-        given = env.metadata.get("autoreset_mode")
+        given = (env.metadata or {}).get("autoreset_mode")
         modes = [mode for mode in SUPPORTED_MODES if given in (mode, mode.value)]
         if not modes:
+            does = "whichever the environment does"
+            if given in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value):
+                does = "and let the environment reset its columns so"
             raise EnvError(
                 f"{env_name(env)}: metadata['autoreset_mode'] is {given or 'missing'}; set it to "
-                f"{' or '.join(map(str, SUPPORTED_MODES))}, whichever the environment does"
+                f"{' or '.join(map(str, SUPPORTED_MODES))}, {does}"
             )
         self.autoreset = modes[0]
         look = attrgetter("single_observation_space", "single_action_space")

@@ -246,11 +246,18 @@ def with_spaces(look):
     return type("Odd", (Lives,), {"observation_space": look})()
 
 
+def unsaid():
+    env = Lives()
+    env.possible_agents = None
+    return env
+
+
 def test_what_does_not_fit_is_refused():
     for env, text in (
         (Lives((1, 9), change=come_back), "agent_0 comes back after its end without a reset"),
         (StaysListed((1, 9), tells=False), "agent_0 comes back after its end"),
         (Lives(()), "Lives has no possible_agents"),
+        (unsaid(), "Lives has no possible_agents"),
         (
             with_spaces(lambda _, agent: Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)),
             "observation space of agent_0 is Box.* and that of agent_1 is Box",

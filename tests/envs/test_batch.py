@@ -220,6 +220,8 @@ def test_a_category_that_is_none_is_named_whenever_it_comes(kind):
     for space, sound, then, says in (
         (Discrete(5), 0, -1, "observation: the space promises 0 to 4, it is -1"),
         (Discrete(5, start=3), 3, 8, "observation: the space promises 3 to 7, it is 8"),
+        (Discrete(5, start=3, dtype=np.uint8), np.uint8(3), np.uint8(0),
+         "observation: the space promises 3 to 7, it is 0"),
         (MultiBinary(2), np.zeros(2, np.int8), np.array([1, 7], np.int8),
          r"observation at \[1\]: the space promises 0 to 1, it is 7"),
         # An excess here would be the first choice of the next item.

@@ -278,6 +278,18 @@ def no_metadata(num_envs):
     return env
 
 
+class Unsaid(gym.vector.VectorEnv):
+    """It does not say how many environments it has."""
+
+
+def test_what_has_vector_code_alone_is_stepped_by_it_or_its_own_error_is_told(register):
+    register("Alone-v0", entry_point=None, vector_entry_point=CountingVector)
+    for sampler in ("auto", "vector", "parallel"):
+        assert isinstance(build_envs(sampler, section("Alone-v0"), 2), VectorEnvs)
+        assert "'length'" in fails(section("Alone-v0", length=4), sampler)
+    assert "makes a whole vector of environments" in fails(section("Alone-v0"), "serial")
+
+
 def test_vector_code_that_cannot_be_used_is_told_and_auto_falls_back(register, caplog):
     # The arguments of the second one suit the single environment only.
     register("NoMode-v0", entry_point=Counting, vector_entry_point=no_metadata)
@@ -303,8 +315,13 @@ def test_a_vector_of_the_wrong_kind_or_size_is_refused(module):
     Closing.__name__ = "CountingVector"
     module.too_many = lambda num_envs: Closing(num_envs + 1)
     module.none = lambda num_envs: Counting()
+    module.unsaid = lambda num_envs: Unsaid()
     must = "environments, and must make a gymnasium.vector.VectorEnv of 2"
-    for name, made in (("too_many", "a CountingVector of 3"), ("none", "a Counting of no")):
+    for name, made in (
+        ("too_many", "a CountingVector of 3"),
+        ("none", "a Counting of no number of"),
+        ("unsaid", "a Unsaid of no number of"),
+    ):
         assert fails(section(f"{MODULE}:{name}"), "auto") == f"{MODULE}:{name} made {made} {must}"
     assert len(closed) == 1
     # No other sampler would help it.

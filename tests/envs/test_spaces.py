@@ -282,6 +282,16 @@ def test_one_that_does_not_fit_is_an_input_or_refused(caplog):
             legal(obs, action, "action_mask")
 
 
+def test_a_mask_that_lies_deeper_is_an_input_and_that_is_told(caplog):
+    space = Dict(a=BOX, info=Dict(action_mask=flags(3)))
+    assert legal(space, Discrete(3)) is None
+    assert "'info/action_mask' is taken for an input: if it masks actions, set env" in caplog.text
+    caplog.clear()
+    for key in ("info/action_mask", None):
+        assert legal(space, Discrete(3), key) == key
+    assert not caplog.text
+
+
 def test_only_images_of_bytes_are_stacks():
     image, small = Box(0, 255, (4, 8, 8), np.uint8), Box(0, 255, (8, 8), np.uint8)
     numbers = Box(-1, 1, (4, 8, 8))

@@ -234,12 +234,16 @@ def test_the_resetting_mode_is_read_from_the_metadata():
         assert VectorEnvs(env).autoreset is Mode(mode)
     for metadata, found in (
         ({}, "missing"),
+        (None, "missing"),
         ({"autoreset_mode": Mode.DISABLED}, "AutoresetMode.DISABLED"),
         ({"autoreset_mode": "later"}, "later"),
     ):
         env.metadata = metadata
-        with pytest.raises(EnvError, match=f"is {found}; set it to AutoresetMode.NEXT_STEP or"):
+        match = f"is {found}; set it to AutoresetMode.NEXT_STEP or"
+        with pytest.raises(EnvError, match=match) as caught:
             VectorEnvs(env)
+        # One that resets nothing does neither.
+        assert ("whichever the environment does" in str(caught.value)) is ("DISABLED" not in found)
 
 
 def test_final_observations_are_read_one_per_column_and_nested():
