@@ -234,8 +234,9 @@ def tell_death(code: int, folder: "RunFolder", door: str) -> None:
     resume = f"{command_of(door)} --resume --run-dir {run}"
     if place.count > 1:
         resume = f"torchrun as before, with --resume --run-dir {run}"
-    since = " since its last checkpoint" if folder.has_checkpoint() else ""
-    lost = f"what it trained{since} is lost"
+    lost = "there was no checkpoint yet"
+    if folder.has_checkpoint():
+        lost = "what it trained since its last checkpoint is lost"
     go_on = f"; {lost}; to go on: {resume}" if folder.exists() else ""
     logger.error("the learner %s%s", errors.how_it_ended(code), go_on)
 
@@ -249,9 +250,10 @@ def start_told_of(
 
 def run_door(body: Callable[[], int]) -> int:
     """The exit code of a door. A user's mistake is told in a line, our bug by its traceback."""
-    said = ""
+    said, stderr = "", sys.stderr
     try:
         begin()
+        stderr = sys.stderr
         _check_current_folder()
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
@@ -282,13 +284,16 @@ def run_door(body: Callable[[], int]) -> int:
             said, code = "", errors.Exit.DONE
         elif is_scarce or str(error) == "can't start new thread":
             what = " ".join(str(error).split()) or "no memory is left"
+            what += " (standard output)" if _is_full(sys.stdout) else ""
             said, code = f"error: {what}\n", errors.Exit.TRY_AGAIN
         elif isinstance(error, ImportError) and (error.name or "").split(".")[0] != PACKAGE:
             # A user's own code has said so before. Under a small ulimit -v torch fails like this.
             said = f"error: a package that this needs cannot be loaded: {one_line(error)}\n"
             code = errors.Exit.CONFIG
-    with suppress(OSError):
-        sys.stderr.write(said)
+    # An environment may have taken the streams away, or closed what is beneath them.
+    sys.stderr = stderr
+    with suppress(OSError, ValueError):
+        stderr.write(said)
     flush_output()
     return code
 
@@ -299,6 +304,16 @@ def _check_current_folder() -> None:
     except FileNotFoundError:  # paths lead nowhere, and torch ends the process when it is imported
         gone = "the current folder was removed: change to one that is there"
         raise errors.ConfigError(gone) from None
+
+
+def _is_full(stream: IO[str] | None) -> bool:
+    """Whether it still holds what it could not write."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError as error:
+        return error.errno in FULL
+    return False
 
 
 def _has_reader(stream: IO[str]) -> bool:

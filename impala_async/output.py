@@ -108,6 +108,8 @@ def flush_output() -> None:
         except OSError:
             # The interpreter flushes once more when it ends, and would complain.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except ValueError:  # somebody has closed it
+            pass
 
 
 def _has_reader(stream: TextIO) -> bool:

@@ -259,6 +259,19 @@ def test_a_broken_pipe_is_no_bug_where_nobody_reads_any_more(monkeypatch, capsys
         assert doors.run_door(broken) == 0
 
 
+def test_an_error_is_told_though_the_streams_were_taken_away(monkeypatch, capsys):
+    def take(error):
+        sys.stdout = sys.stderr = None
+        raise error
+
+    for error, code in ((errors.ConfigError("wrong"), 2), (errors.RunOver("over"), 0)):
+        monkeypatch.setattr("sys.stdout", sys.stdout)
+        monkeypatch.setattr("sys.stderr", sys.stderr)
+        assert doors.run_door(lambda error=error: take(error)) == code
+        monkeypatch.undo()
+        assert str(error) in capsys.readouterr().err
+
+
 def test_output_that_is_full_does_not_change_the_end(monkeypatch):
     def say():
         print("a word")

@@ -208,7 +208,7 @@ def test_a_result_that_the_disk_does_not_take_is_no_success(run, capsys, monkeyp
     with open("/dev/full", "w") as full:
         monkeypatch.setattr("sys.stdout", full)
         assert main([str(run.path)]) == 75
-    assert "No space left on device" in capsys.readouterr().err
+    assert "No space left on device (standard output)" in capsys.readouterr().err
 
 
 def test_a_damaged_newest_one_falls_back_to_the_older(run, capsys, caplog):

@@ -13,7 +13,7 @@ from tests.fake_run import FakeRun, write_down
 
 ANY = "tcp://127.0.0.1:*"
 SUMMARY = {"exit_reason": "mean_return", "env_steps_trained": 123456}
-LOST = "; what it trained is lost"
+LOST = "; there was no checkpoint yet"
 
 
 pytestmark = pytest.mark.usefixtures("fake_run")

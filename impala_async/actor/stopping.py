@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 
 from impala_async.envs.faults import RUNNING, WAITED_FOR, tell_stderr
@@ -46,8 +46,10 @@ class Stopper:
         return self
 
     def close(self) -> None:
-        signal.set_wakeup_fd(self._before)
-        os.close(self._wakeup)
+        # An environment that becomes a daemon closes all that is open.
+        with suppress(OSError, ValueError):
+            signal.set_wakeup_fd(self._before)
+            os.close(self._wakeup)
 
     @contextmanager
     def building(self) -> Iterator[None]:

@@ -103,7 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
         if path.suffix != ".json":
             return tomllib.loads(text)
         content = json.loads(text)
-        return _given(dict(content["config"]), content.get("decided", {}))
+        return without_decided(dict(content["config"]), content.get("decided", {}))
     except CheckpointError as error:
         raise ConfigError(str(error)) from None
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
@@ -115,7 +115,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a valid TOML file: {why}") from None
 
 
-def _given(settings: dict[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+def without_decided(settings: dict[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run without those that were decided, which a new run decides anew."""
     for key, value in decided.items():
         section, _, name = key.partition(".")

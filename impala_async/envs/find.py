@@ -81,8 +81,7 @@ def makes_vectors(found: str | Factory) -> bool:
     alone."""
     if isinstance(found, str):
         spec = registered(found)
-        is_single = spec is None or spec.entry_point is not None
-        return not is_single and spec.vector_entry_point is not None
+        return spec is not None and spec.entry_point is None and bool(spec.vector_entry_point)
     if isinstance(found, type):
         return issubclass(found, VectorEnv)
     try:

@@ -243,6 +243,12 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
         fix = "drop these" if is_vector else "set actor.sampler to serial or auto"
         raise EnvError(f"{section.id} {why_not}: {fix}")
     found = find_env(section.id)
+    if is_atari(found) and section.kwargs.get("life_loss_info"):
+        # The game goes on behind such an end, and its next step would be taken for a reset.
+        raise EnvError(
+            f"{section.id}: env.kwargs.life_loss_info ends an episode that goes on: use "
+            "episodic_life, which ends it with a life"
+        )
     kwargs = {"num_envs": num_envs, **section.kwargs}
     with Blame(section.id, f"to be made{_with(section.kwargs)}"), warnings.catch_warnings():
         if callable(found):
@@ -257,9 +263,9 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
     if not isinstance(env, VectorEnv) or getattr(env, "num_envs", None) != num_envs:
         with suppress(EnvError):
             close_all([env], section.id)
+        made = f"{type(env).__name__} of {getattr(env, 'num_envs', 'no number of')} environments"
         raise EnvError(
-            f"{section.id} made a {type(env).__name__} of {getattr(env, 'num_envs', 'no number of')} "
-            f"environments, and must make a gymnasium.vector.VectorEnv of {num_envs}"
+            f"{section.id} made a {made}, and must make a gymnasium.vector.VectorEnv of {num_envs}"
         )
     return env
 

@@ -35,7 +35,8 @@ def job_script(
         "--ntasks-per-node=1",
         f"--signal=HUP@{NOTICE_S}",
         f"--chdir={Path.cwd()}",
-        f"--output={run / FOLDER}/%j.out",
+        # sbatch puts the number of the job, and more, where there is a `%`.
+        f"--output={str(run / FOLDER).replace('%', '%%')}/%j.out",
     ]
     # An option may have its value in the next word, and the last of two that are alike holds.
     lines = [shlex.quote(flag) for flag in asked]
@@ -44,6 +45,9 @@ def job_script(
             lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
+    if broken := [line for line in lines if not line.isprintable()]:
+        # The text behind an end of a line in a path would be an option of its own.
+        raise ConfigError(f"sbatch takes no such text: {broken[0]!r}: name another folder or flag")
     return _SCRIPT.format(
         options="\n".join(f"#SBATCH {line}" for line in lines),
         run=shlex.quote(str(run)),

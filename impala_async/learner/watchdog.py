@@ -33,6 +33,8 @@ END_WITHIN_S = 90.0
 SAY_WITHIN_S = 5.0
 # Between the word that ends it and the kernel, which would not take the exit code along.
 GRACE_S = 2.0
+# A process that is stopped for longer is told of: it cannot do so itself.
+STOPPED_S = 5.0
 LOOP_STANDS = "the event loop has not moved"
 TOO_LATE = "not ended"
 
@@ -172,21 +174,43 @@ class Silence:
         return said, self._ticks == end_ticks
 
 
+class Stops:
+    """Counts the ticks in which the process is stopped, as by Ctrl-Z or in a debugger."""
+
+    def __init__(self, pid: int, tick_s: float) -> None:
+        self._tick_s, self._go_on = tick_s, f"kill -CONT {pid}"
+        self._ticks, self._is_told = 0, False
+
+    def add(self, *, is_stopped: bool) -> str | None:
+        """Take a tick; returns what to say."""
+        self._ticks += is_stopped
+        stopped_s = self._ticks * self._tick_s
+        if is_stopped and stopped_s >= STOPPED_S and not self._is_told:
+            self._is_told = True
+            return f"the learner is stopped, for {stopped_s:.0f} s now; to go on: {self._go_on}"
+        if is_stopped:
+            return None
+        told = f"the learner was stopped for {stopped_s:.0f} s; its reports have that among waits"
+        was_told, self._is_told, self._ticks = self._is_told, False, 0
+        return told if was_told else None
+
+
 def _watch_over(pid: int, silence: Silence, tick_s: float, end_fd: int) -> None:
     os.set_blocking(0, False)
+    stops = Stops(pid, tick_s)
     while os.getppid() == pid:
         time.sleep(tick_s)
         heard = b""
         with contextlib.suppress(BlockingIOError):
             heard = os.read(0, 1 << 16)
-        found = silence.add(heard.decode().splitlines(), is_stopped=_is_stopped(pid))
+        is_stopped = _is_stopped(pid)
+        if stop := stops.add(is_stopped=is_stopped):
+            _say(stop)
+        found = silence.add(heard.decode().splitlines(), is_stopped=is_stopped)
         if found is None:
             continue
         what, is_end = found
-        follows = "the learner ends" if is_end else "all its stacks"
-        if select.select([], [2], [], SAY_WITHIN_S)[1]:
-            with contextlib.suppress(OSError):
-                os.write(2, f"{what}: {follows}\n".encode())
+        _say(f"{what}: {'the learner ends' if is_end else 'all its stacks'}")
         os.kill(pid, DUMP_SIGNAL)
         if is_end:
             time.sleep(tick_s)
@@ -194,6 +218,12 @@ def _watch_over(pid: int, silence: Silence, tick_s: float, end_fd: int) -> None:
             time.sleep(GRACE_S)
             if os.getppid() == pid:
                 os.kill(pid, signal.SIGKILL)
+
+
+def _say(line: str) -> None:
+    if select.select([], [2], [], SAY_WITHIN_S)[1]:
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode())
 
 
 def _is_stopped(pid: int) -> bool:

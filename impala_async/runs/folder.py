@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
-from impala_async.config.load import validate_config
+from impala_async.config.load import validate_config, without_decided
 from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import RunConfig
 from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
@@ -44,6 +44,8 @@ SPACES = "spaces.json"
 WHOLE = ("config.json", "epoch", "last_checkpoint", "service.json", "summary.json", KEY_FILE)
 UNSAVED = "checkpoint_not_written"
 """The reason of an end whose summary is ahead of the checkpoints."""
+# Eight digits, as `last_epoch` reads them.
+MOST_STARTS = 10**8 - 1
 # Threads of one program may begin several in a second.
 _numbers = itertools.count()
 
@@ -90,8 +92,12 @@ class RunFolder:
     def check_free(self) -> None:
         """Raise ConfigError where another learner has the folder; it is made if there is none."""
         self.hold()
-        self.remove("service.json")  # of a learner that was killed
-        self.let_go()
+        service = self.absolute / "service.json"
+        try:
+            with writing(self.path):
+                service.unlink(missing_ok=True)  # of a learner that was killed
+        finally:
+            self.let_go()
 
     def hold(self) -> None:
         """Take the folder for this process, until it lets go, however it ends."""
@@ -141,8 +147,9 @@ class RunFolder:
         """The learner is built: a resumed run goes on, so its settings are now the new ones, and
         its end is to come."""
         if not self._is_new:
-            # A resumed run was given all settings; those that are as they were decided still are.
-            decided = self._read_config().get("decided", {})
+            # A resumed run was given all settings, unless some had to be decided anew; those that
+            # are as they were decided still are.
+            decided = {**self._read_config().get("decided", {}), **config.decided}
             self.write_settings(config, run_id=self.run_id.hex(), decided=decided)
             self.remove("summary.json")
 
@@ -171,6 +178,8 @@ class RunFolder:
             return False
         if self._is_gone:
             told = "run folder %s: it is gone, or another one lies there: nothing can be saved now"
+            if self.absolute.is_dir() and not os.path.lexists(self._config):
+                told = "run folder %s: its config.json is gone: nothing can be saved now"
             logger.error(told, self.path)
         return self._is_gone
 
@@ -200,9 +209,12 @@ class RunFolder:
     def exists(self) -> bool:
         return os.path.exists(self._config)  # unlike Path.exists, where it may not be looked for
 
-    def load_settings(self) -> dict[str, Any]:
-        """The settings as nested keys, to be changed and validated again."""
-        return dict(self._read_config()["config"])
+    def load_settings(self, *, given: bool = False) -> dict[str, Any]:
+        """The settings as nested keys, to be changed and validated again; without those that were
+        decided, where only the `given` ones are wanted."""
+        content = self._read_config()
+        settings = dict(content["config"])
+        return without_decided(settings, content.get("decided", {})) if given else settings
 
     def load_config(self) -> RunConfig:
         return validate_config(self.load_settings(), {"": str(self._config)})
@@ -227,6 +239,11 @@ class RunFolder:
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
         epoch = max(last, saved) + 1
+        if epoch > MOST_STARTS:
+            raise CheckpointError(
+                f"{self.checkpoints}: there is a checkpoint of start {saved:,}, and no run has "
+                f"more than {MOST_STARTS:,}: move it away"
+            )
         with writing(self.path):
             write_whole(self._epoch, str(epoch).encode())
         return epoch

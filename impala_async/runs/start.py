@@ -118,7 +118,7 @@ def _check_resumed(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
     known = first if first.exists() else folder
     known.check_resumable()
     before = _fixed(known.load_config())
-    config = validate_config(*merge_overrides(known.load_settings(), flags.overrides))
+    config = _changed(known, flags.overrides)
     if flags.config is not None:
         _check_same(flags.config, load_config(flags.config, flags.overrides), config)
     changed = [
@@ -132,6 +132,18 @@ def _check_resumed(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
     # All do as rank 0: their returns differ, and one may have been killed at the end.
     check_not_over(config, known.read_json("summary.json") or {})
     return config, folder
+
+
+def _changed(known: RunFolder, overrides: Sequence[str]) -> RunConfig:
+    """The settings of a run with overrides. Those that the run had decided stay, but are decided
+    anew where they do not go with them, and in lockstep, where they follow from the actors."""
+    try:
+        config = validate_config(*merge_overrides(known.load_settings(), overrides))
+        if not config.pace.is_lockstep:
+            return config
+    except ConfigError:
+        pass
+    return validate_config(*merge_overrides(known.load_settings(given=True), overrides))
 
 
 def _check_same(path: Path, given: RunConfig, config: RunConfig) -> None:

@@ -43,6 +43,7 @@ ENV_STEPS, INTERVAL_RETURN = "env_steps_trained", "episodes/return_mean"
 RETURNS = {INTERVAL_RETURN, *(f"evaluate/{kind}_return" for kind in ("greedy", "sampled"))}
 DRAWN = {*RETURNS, ENV_STEPS, "mean_return_100", "lag/mean", "evaluate/env_steps"}
 PICTURE = "learning_curve.png"
+NOTHING_TO_DRAW = "no report had an episode that ended, or an evaluation"
 # A report has some kilobytes.
 MOST_LINE = 1 << 20
 
@@ -158,17 +159,22 @@ def draw_at_end(summary: dict[str, Any], folder: "RunFolder", goal: float | None
 
     if not os.path.isfile(folder.metrics):
         return f"none, as {folder.metrics} is gone"
-    why_not = save_picture(folder.absolute / PICTURE, "the learning curve", draw)
+    why_none = NOTHING_TO_DRAW
+    if summary["mean_return"] is not None:  # the disk was full for a while
+        why_none = f"no report with an episode that ended is in {folder.metrics}"
+    why_not = save_picture(folder.absolute / PICTURE, "the learning curve", draw, why_none)
     return why_not or str(folder.path / PICTURE)
 
 
-def save_picture(path: Path, what: str, draw: Callable[[], bytes | None]) -> str:
+def save_picture(
+    path: Path, what: str, draw: Callable[[], bytes | None], why_none: str = NOTHING_TO_DRAW
+) -> str:
     """Draw, and write it down: why there is no picture, or nothing."""
     try:
         with told_of(f"ending: drawing {what}, with matplotlib", logger.info):
             drawn = draw()
         if drawn is None:
-            return "none, as no report had an episode that ended, or an evaluation"
+            return f"none, as {why_none}"
         write_whole(path, drawn)
     except OSError as error:
         return f"cannot be written: {error.strerror or error}"

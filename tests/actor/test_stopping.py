@@ -123,3 +123,10 @@ def test_it_hears_a_signal_wherever_the_main_thread_is(stage, monkeypatch):
         stage.stopper.close()
         signal.signal(signal.SIGTERM, before)
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_an_environment_may_close_all_that_is_open(monkeypatch):
+    monkeypatch.setattr(signal, "set_wakeup_fd", lambda *_, **__: -1)
+    stopper = Stopper(print, str).start()
+    os.close(stopper._wakeup)
+    stopper.close()

@@ -329,6 +329,14 @@ def test_a_vector_of_the_wrong_kind_or_size_is_refused(module):
     assert fails(wrapped, "vector").endswith("which go around single environments: drop these")
 
 
+def test_a_life_that_ends_while_its_game_goes_on_ends_no_episode():
+    pytest.importorskip("ale_py")
+    pong = EnvSection(id="ALE/Pong-v5", kwargs={"life_loss_info": True})
+    assert "env.kwargs.life_loss_info ends an episode that goes on: use epi" in fails(
+        pong, "vector"
+    )
+
+
 # As ale_py's, whose games are stacks of frames.
 class Game(gym.Env):
     observation_space, action_space = Box(0, 255, (4, 8, 8), np.uint8), gym.spaces.Discrete(2)

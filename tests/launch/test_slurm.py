@@ -64,6 +64,16 @@ def test_options_of_sbatch_come_last_each_with_its_value(monkeypatch, tmp_path):
     assert options(job(*flags)) == [*ours, *theirs]
 
 
+def test_a_folder_is_a_name_to_sbatch_and_never_more():
+    assert "--output=/shared/100%%/%%j/slurm/%j.out" in options(job(run="/shared/100%/%j"))
+    for run in ("/shared/a\n#SBATCH --wrap=evil", "/shared/\udcff"):
+        with pytest.raises(
+            ConfigError, match=r"^sbatch takes no such text: .*--job-name"
+        ) as caught:
+            job(run=run)
+        assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize(("codes", "ends"), [("0", 0), ("137 70 75 0", 0), ("137 2", 2)])
 def test_a_job_starts_its_learner_again_unless_a_setting_is_wrong(codes, ends, make_commands):
     make_commands(srun=SRUN)

@@ -9,7 +9,14 @@ import sys
 import pytest
 
 from impala_async.errors import Exit
-from impala_async.learner.watchdog import BUILD_PATIENCE, EXIT_STUCK, LOOP_STANDS, Silence, Watchdog
+from impala_async.learner.watchdog import (
+    BUILD_PATIENCE,
+    EXIT_STUCK,
+    LOOP_STANDS,
+    Silence,
+    Stops,
+    Watchdog,
+)
 from tests.learner.hand_actor import until
 
 HANGS = "the learner thread has not moved"
@@ -83,6 +90,16 @@ def test_a_hang_shows_its_stacks_and_ends_as_a_bug_ends(what, says):
 def test_a_build_and_a_process_that_was_stopped_are_waited_for(what):
     ended = run(what)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_process_that_is_stopped_is_told_of_and_so_is_its_going_on():
+    stops = Stops(77, 1.0)
+    said = [stops.add(is_stopped=each) for each in (1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 0, 0)]
+    assert [tick for tick, line in enumerate(said) if line] == [7, 10]
+    assert said[7] == "the learner is stopped, for 5 s now; to go on: kill -CONT 77"
+    assert said[10].startswith("the learner was stopped for 7 s; its reports have")
+    # Once more for another time.
+    assert [bool(stops.add(is_stopped=True)) for _ in range(6)] == [False] * 4 + [True, False]
 
 
 class Watched:

@@ -200,6 +200,9 @@ def test_the_epoch_grows_by_one_at_every_start_that_could_write_it(folder, caplo
     assert folder.next_epoch(saved=7) == 8
     assert "3, but there are checkpoints of 7" in caplog.text
     assert folder.next_epoch(saved=7) == 9
+    with pytest.raises(CheckpointError, match="a checkpoint of start 99,999,999, and no run has m"):
+        folder.next_epoch(saved=10**8 - 1)
+    assert folder.next_epoch() == 10
 
 
 def test_an_epoch_that_is_no_number_is_refused_and_not_guessed(folder):
@@ -255,8 +258,10 @@ def test_where_nothing_can_be_made_or_written_the_flag_is_wrong(tmp_path, monkey
             RunFolder(tmp_path / name).begin(CONFIG)
     folder = RunFolder(tmp_path / "in the way")
     (folder.path / "service.json").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"cannot write to .*/in the way/service\.json: Is a di"):
-        folder.announce("tcp://a:1", "tcp://a:2", epoch=1)
+    for what in (folder.check_free, lambda: folder.announce("tcp://a:1", "tcp://a:2", epoch=1)):
+        with pytest.raises(ConfigError, match=r"cannot write to .*/in the way/service\.json: Is a"):
+            what()
+    assert not folder.is_taken()
     made = os.mkdir
 
     def make(path, mode=0o777):
@@ -364,7 +369,10 @@ def test_a_folder_that_is_gone_is_known_and_not_written_into(folder, caplog, how
     assert (sorted(folder.path.iterdir()) if folder.path.exists() else None) == before
     # It does not come back, not even when nobody holds it any more, and is told once.
     assert folder.is_gone()
-    assert caplog.text.count("it is gone, or another one lies there") == 1
+    said = (
+        "its config.json is gone" if how == "emptied" else "it is gone, or another one lies there"
+    )
+    assert caplog.text.count(said) == len(caplog.records) == 1
 
 
 def test_a_run_is_found_by_its_folder_its_checkpoints_or_one_of_them(folder, tmp_path):

@@ -268,7 +268,7 @@ def test_a_full_disk_behind_the_output_ends_seeds_as_an_error_of_one_line(
         assert train.main(["--seeds", "0-1", "--run-dir", "all"]) == 75
     said = capfd.readouterr().err
     assert "Traceback" not in said
-    assert re.search(r"(?m)^error: .*No space left on device$", said)
+    assert re.search(r"(?m)^error: .*No space left on device \(standard output\)$", said)
     assert caplog.messages[-1].endswith("--seeds 0,1 --run-dir all --resume auto")
 
 

@@ -47,6 +47,23 @@ def test_a_run_is_resumed_whatever_numbers_its_environment_is_made_with(tmp_path
         resume(tmp_path / "run", "env.kwargs={floor=0.0}")
 
 
+def test_what_a_run_had_decided_stays_unless_it_goes_not_with_what_is_set_now(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(load_config(None, ["env.id=X", "pace.mode=lockstep", "actor.num_envs=4"]))
+    folder.let_go()
+    kept = resume(folder.path)
+    assert (kept.train.num_actors, kept.learner.batch_columns) == (2, 8)
+    more = resume(folder.path, "train.num_actors=3")
+    assert more.learner.batch_columns == 12
+    with pytest.raises(ConfigError, match=r"batch_columns \(8\) must be train.num_actors"):
+        resume(folder.path, "train.num_actors=3", "learner.batch_columns=8")
+    # It is decided once more where it has to be.
+    folder.begin(more)
+    folder.confirm(more)
+    folder.let_go()
+    assert resume(folder.path, "train.num_actors=1").learner.batch_columns == 4
+
+
 def test_all_that_is_wrong_with_a_resumed_run_is_told(run_dir):
     def told(*settings):
         with pytest.raises(ConfigError) as caught:

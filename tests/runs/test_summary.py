@@ -255,12 +255,15 @@ def test_a_file_that_is_large_is_not_kept_in_memory(tmp_path):
 def test_without_episodes_there_is_no_picture_and_a_pipe_is_not_waited_for(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
 
-    def check(why="no report had an episode that ended, or an evaluation"):
-        assert draw_at_end(ENDED, RunFolder(tmp_path), None) == f"none, as {why}"
+    def check(why="no report had an episode that ended, or an evaluation", ended=ENDED):
+        assert draw_at_end(ended, RunFolder(tmp_path), None) == f"none, as {why}"
 
     for lines in ([], [""], ['{"torn'], [report(0, **{"episodes/return_mean": None})]):
         write(tmp_path, *lines)
         check()
+    # Those that had one found no room on the disk.
+    why = f"no report with an episode that ended is in {metrics}"
+    check(why, {"env_id": "Pole", "mean_return": 21.3, "episodes": 12})
     metrics.unlink()
     check(f"{metrics} is gone")
     os.mkfifo(metrics)
