@@ -37,14 +37,16 @@ class ResetAhead(Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
+        # A `reset` of a user's own may know none.
+        more: dict[str, Any] = {} if options is None else {"options": options}
         if self._played is None or seed is not None:
             seeds = self.np_random.integers(2**31, size=len(self._members)).tolist()
             self._ready = deque(
-                (member, member.begin("reset", seed=each, options=options))
+                (member, member.begin("reset", seed=each, **more))
                 for member, each in zip(self._members, seeds, strict=True)
             )
         else:
-            self._ready.append((self._played, self._played.begin("reset", options=options)))
+            self._ready.append((self._played, self._played.begin("reset", **more)))
         self._played, begun = self._ready.popleft()
         obs, info = begun.result()
         return obs, info

@@ -165,6 +165,8 @@ class Recorder:
         if error is None:
             return
         self._has_failed = True
+        # Nobody writes those that wait.
+        self._queue, self._written_bytes = queue.SimpleQueue(), self._queued_bytes
         self.is_empty = True
         if not isinstance(error, FileNotFoundError):
             with contextlib.suppress(RecordingError):

@@ -141,9 +141,11 @@ def _check_flags(flags: RunFlags) -> None:
 
 def _check_one(seed: int, flags: RunFlags) -> None:
     """Raise for a run that could neither begin nor go on, unless it is over."""
+    folder = _folder_of(flags)
+    if folder.exists() and not flags.is_auto:
+        folder.check_new("go on with it by --resume auto, or name another folder")
     with suppress(RunOver):
         _settings_of(flags)
-    folder = _folder_of(flags)
     if folder.exists() and (other := folder.load_config().seed) != seed:
         raise ConfigError(f"{folder.path} holds a run of seed {other}: name another folder")
     read_ended(folder)

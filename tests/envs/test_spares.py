@@ -137,6 +137,18 @@ def test_the_seeds_come_from_the_one_seed_and_are_apart():
 
 
 @pytest.mark.filterwarnings("ignore:.*A Box observation space:UserWarning")
+def test_a_reset_gets_no_options_unless_there_are_some():
+    class Plain(Counting):
+        def reset(self, seed=None):
+            return super().reset(seed=seed)
+
+    with closing(ResetAhead([Plain(), Plain()])) as env:
+        for seed in (3, None):
+            assert env.reset(seed=seed)[1] == {}
+        with pytest.raises(TypeError, match="unexpected keyword argument 'options'"):
+            env.reset(seed=3, options={"level": 2})
+
+
 def test_it_is_an_environment_as_those_that_it_has():
     members = [gym.make("CartPole-v1") for _ in range(2)]
     with closing(ResetAhead(members)) as env:

@@ -176,6 +176,7 @@ async def test_a_disk_that_takes_no_more_ends_the_recording_and_nothing_else(
     await until(lambda: says in caplog.text, "the end")
     assert room == ["room"]
     assert "No space left" in caplog.text
+    assert recorder.report()["recording/waiting_bytes"] == 0
     # It claims no more than is true.
     claim = "All that is in the file can be replayed" if had_messages else "Nothing there can be"
     assert (recorder.is_empty, claim in caplog.text) == (not had_messages, True)

@@ -283,7 +283,7 @@ def test_seeds_are_refused_where_they_are_not_what_is_asked_for(capsys):
         (["--resume"], "--seeds: wants no single run to resume and no recording: say --resume au"),
         (["--record", "x"], "--seeds: wants no single run to resume and no recording"),
         (["--set", "seed=3"], "--set: seed: --seeds names the seeds: drop either"),
-        ([], "all/seed-2 already holds a run"),
+        ([], "all/seed-2 already holds a run: go on with it by --resume auto"),
         (["--run-dir", "all/seed-2"], "all/seed-2 already holds a run: name another folder"),
     ):
         where = [] if flags[:1] == ["--run-dir"] else ["--run-dir", "all"]
