@@ -136,7 +136,6 @@ def test_the_seeds_come_from_the_one_seed_and_are_apart():
     assert len({each for (each,) in seeds[0]}) == 3
 
 
-@pytest.mark.filterwarnings("ignore:.*A Box observation space:UserWarning")
 def test_a_reset_gets_no_options_unless_there_are_some():
     class Plain(Counting):
         def reset(self, seed=None):
@@ -149,6 +148,7 @@ def test_a_reset_gets_no_options_unless_there_are_some():
             env.reset(seed=3, options={"level": 2})
 
 
+@pytest.mark.filterwarnings("ignore:.*A Box observation space:UserWarning")
 def test_it_is_an_environment_as_those_that_it_has():
     members = [gym.make("CartPole-v1") for _ in range(2)]
     with closing(ResetAhead(members)) as env:
