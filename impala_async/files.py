@@ -164,12 +164,23 @@ def reason_in(words: bytes) -> str:
 
 
 def open_regular(path: str, flags: int) -> int:
-    """An opener for `open`, which would otherwise wait until somebody writes to a pipe."""
-    fd = os.open(path, flags | os.O_NONBLOCK, PUBLIC)
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    raise OSError(errno.EINVAL, "it is no regular file")
+    """An opener for `open`, which would otherwise wait until somebody writes to a pipe. A device is
+    not opened, which may have an effect of its own."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_regular(os.stat(path, follow_symlinks=not flags & os.O_NOFOLLOW))
+    # Another file may be there by now.
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, PUBLIC)
+    try:
+        _check_regular(os.fstat(fd))
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def _number(kind: type[int | float], most: float, text: str) -> float:

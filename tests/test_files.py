@@ -72,6 +72,15 @@ def test_numbers_that_nothing_can_be_computed_with(path, text):
         find_object(path, is_strict=True)
 
 
+def test_a_device_is_not_opened_to_see_what_it_is(path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(os, "open", lambda *how: opened.append(how))
+    path.symlink_to("/dev/zero")
+    with pytest.raises(CheckpointError, match="it is no regular file"):
+        find_bytes(path)
+    assert opened == []
+
+
 def test_no_more_is_read_than_may_be_there(path):
     path.write_bytes(b"12345")
     assert find_bytes(path, most=5) == b"12345"

@@ -216,11 +216,12 @@ class RunConfig(Section):
             )
         is_one_row = self.algorithm.shuffle_rows or self.trajectory.rows == 1
         is_normal = self.algorithm.name in ALGORITHMS and self.algorithm.has_normal_advantages
-        if is_normal and is_one_row and num_minibatches == self._most_parts:
+        if is_normal and is_one_row and self._most_parts // num_minibatches == 1:
             fewer = "lower algorithm.num_minibatches, " if num_minibatches > 1 else ""
+            which = "each" if num_minibatches == self._most_parts else "one or more"
             yield (
-                f"each of algorithm.num_minibatches ({num_minibatches}) has one row, over which an "
-                f"advantage is normalised to 0, so that no policy is learned: {fewer}raise "
+                f"{which} of algorithm.num_minibatches ({num_minibatches}) has one row, over which "
+                f"an advantage is normalised to 0, so that no policy is learned: {fewer}raise "
                 "trajectory.rows or learner.batch_columns, or set algorithm.normalize_advantages "
                 "to false"
             )
@@ -293,10 +294,15 @@ class RunConfig(Section):
             return
         width *= self.train.num_actors
         if columns > MAX_COLUMNS or (columns != width if agents else columns % width):
+            # Until they are known there may be several.
+            or_more = ": set it"
+            if not agents:
+                or_more = (
+                    ", as it is when it is not set, or that times the agents of an environment"
+                )
             yield (
                 f"pace.mode lockstep: learner.batch_columns ({columns}) must be train.num_actors * "
-                f"actor.num_envs{of_agents} ({width}), as it is when it is not set, or that times "
-                f"the agents of an environment, and at most {MAX_COLUMNS}"
+                f"actor.num_envs{of_agents} ({width}), and at most {MAX_COLUMNS}{or_more}"
             )
 
     @property

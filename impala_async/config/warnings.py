@@ -9,9 +9,11 @@ from impala_async.config.run import RunConfig
 SAFE_LAG = 8
 
 
-def warnings_of(config: RunConfig, env_steps: int = 0) -> list[str]:
-    """Those of a run that has trained so many env steps."""
+def warnings_of(config: RunConfig, env_steps: int = 0, num_ranks: int = 1) -> list[str]:
+    """Those of a run of so many learners that has trained so many env steps."""
     found = *_lag_warnings(config), *_idle_warnings(config), *_schedule_warnings(config, env_steps)
+    if config.pace.cut_share is not None and num_ranks == 1:
+        found += ("pace.cut_share does nothing with one learner: start several, or drop it",)
     return [*found, *config.bind.warnings()]
 
 

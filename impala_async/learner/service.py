@@ -289,7 +289,8 @@ class LearnerService:
         server = self._server
         urls, is_encrypted = (server.data_url, server.weights_url), server.key is not None
         command = self._folder.announce(*urls, self._start.epoch, is_encrypted=is_encrypted)
-        for warning in warnings_of(self._config, self._start.env_steps_trained):
+        trained, num_ranks = self._start.env_steps_trained, self._place.count
+        for warning in warnings_of(self._config, trained, num_ranks):
             logger.warning("%s", warning)
         logger.info("run folder: %s", self._folder.path)
         if self._place.is_first:  # that one sends actors to the others

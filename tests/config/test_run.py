@@ -230,6 +230,8 @@ def test_an_advantage_is_normalised_over_more_than_one_row():
     by_row = "algorithm.name=ppo learner.max_lag=999 learner.batch_columns=8"
     for settings in (
         f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=32",
+        # Some parts have a second one.
+        f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=17",
         f"{by_row} trajectory.rows=1 {PARTS}=8",
         f"{by_row} trajectory.rows=1 {PARTS}=1 learner.batch_columns=1 actor.num_envs=1",
     ):
@@ -237,7 +239,7 @@ def test_an_advantage_is_normalised_over_more_than_one_row():
         assert " has one row, over which an advantage is normalised to 0" in told
         assert ("lower algorithm.num_minibatches" in told) == (f"{PARTS}=1 " not in settings)
         config_of(f"{settings} algorithm.normalize_advantages=false")
-    config_of(f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=31")
+    config_of(f"{by_row} trajectory.rows=4 algorithm.shuffle_rows=true {PARTS}=16")
     config_of(f"{by_row} trajectory.rows=2 {PARTS}=8")
 
 
@@ -262,8 +264,8 @@ def test_in_lockstep_one_batch_waits_and_no_other_size_goes():
     preset = {"pace": {"mode": "lockstep"}, "learner": {"queue_size": 9}}
     assert config_of(**preset).learner.queue_size == 1
     for settings, says in (
-        ("learner.batch_columns=24", "must be train.num_actors * actor.num_envs (16), as it is"),
-        ("train.num_actors=1024", "(8192), as it is when it is not set, or that times the agents"),
+        ("learner.batch_columns=24", "must be train.num_actors * actor.num_envs (16), and at m"),
+        ("train.num_actors=1024", "(8192), and at most 4096, as it is when it is not set, or that"),
         (f"{PPO} {PARTS}=17", f"{PARTS} (17) must not exceed learner.batch_columns (16)"),
     ):
         assert says in complaint(f"{LOCKSTEP} {settings}")

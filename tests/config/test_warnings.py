@@ -131,6 +131,12 @@ def test_keys_that_do_nothing_in_this_shape_are_warned_of():
         assert [w.startswith(says) for w in warnings] == ([] if says is None else [True]), settings
 
 
+def test_a_share_of_one_learner_is_warned_of():
+    config = config_of("pace.mode=lockstep pace.cut_share=0.5")
+    assert any("pace.cut_share does nothing" in told for told in warnings_of(config))
+    assert not any("cut_share" in told for told in warnings_of(config, num_ranks=2))
+
+
 def test_passes_that_a2c_cannot_correct_are_warned_of():
     for mode in ("lockstep", "async"):
         found = warned(f"pace.mode={mode} algorithm.name=a2c learner.num_passes=8")
