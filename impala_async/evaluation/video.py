@@ -1,5 +1,8 @@
 """A film of an episode: GIF by Pillow, which matplotlib brings, or MP4 by imageio-ffmpeg."""
 
+import errno
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async.envs.faults import Blame, tell_stderr
-from impala_async.errors import ConfigError, EnvError
+from impala_async.errors import ConfigError, EnvError, plain
 from impala_async.files import check_file, unwritten
 from impala_async.user_code import UserCode
 
@@ -24,6 +27,9 @@ class Film(Protocol):
 
     def close(self) -> None:
         """Write what is left of it; there is a frame at least."""
+
+    def discard(self) -> None:
+        """Nobody wants it any more, if it is not closed."""
 
 
 class Gif:
@@ -52,24 +58,56 @@ class Gif:
         how = {"save_all": True, "append_images": others, "loop": 0}
         first.save(self._path, "GIF", duration=self._frame_ms, **how)
 
+    def discard(self) -> None:
+        self._frames.clear()
+
 
 class Mp4:
+    """Frames go to a process of ffmpeg, whose exit code alone says whether the film is whole."""
+
     def __init__(self, path: Path, frames_per_s: float) -> None:
         self._path, self._frames_per_s = path, frames_per_s
-        self._writer: Any = None
+        self._ffmpeg: subprocess.Popen[bytes] | None = None
+        self._shape: tuple[int, ...] = ()
 
     def add(self, frame: Frame) -> None:
-        if self._writer is None:
-            from imageio_ffmpeg import write_frames
-
-            height, width, _ = frame.shape
-            how = {"fps": self._frames_per_s, "macro_block_size": 2, "ffmpeg_log_level": "error"}
-            self._writer = write_frames(str(self._path), (width, height), **how)
-            self._writer.send(None)
-        self._writer.send(np.ascontiguousarray(frame))
+        if self._ffmpeg is None:
+            self._shape = frame.shape
+            self._ffmpeg = self._start(*frame.shape[:2])
+        if frame.shape != self._shape:
+            raise OSError(f"a picture of {frame.shape} follows one of {self._shape}")
+        assert self._ffmpeg.stdin is not None
+        try:
+            self._ffmpeg.stdin.write(frame.tobytes())
+        except BrokenPipeError:  # it has ended, and said why
+            self.close()
+            raise
 
     def close(self) -> None:
-        self._writer.close()
+        assert self._ffmpeg is not None
+        _, said = self._ffmpeg.communicate()
+        if self._ffmpeg.returncode != 0:
+            why, full = " ".join(said.decode(errors="replace").split()), os.strerror(errno.ENOSPC)
+            if full in why:
+                raise OSError(errno.ENOSPC, full)
+            raise OSError(errno.EIO, plain(why) or "ffmpeg was ended before it was done")
+
+    def discard(self) -> None:
+        if self._ffmpeg is not None and self._ffmpeg.returncode is None:
+            self._ffmpeg.kill()
+            self._ffmpeg.communicate()
+
+    def _start(self, height: int, width: int) -> "subprocess.Popen[bytes]":
+        from imageio_ffmpeg import get_ffmpeg_exe
+
+        of_frames = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {self._frames_per_s} -i -"
+        # The codec takes even numbers of pixels alone.
+        of_film = "-an -vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -vcodec libx264 -pix_fmt yuv420p -crf 25"
+        words = f"-y -loglevel error {of_frames} {of_film}".split()
+        # In a group of its own: a Ctrl-C is for us.
+        how: dict[str, Any] = dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
+        how |= {"stdout": subprocess.DEVNULL, "process_group": 0}
+        return subprocess.Popen([get_ffmpeg_exe(), *words, str(self._path)], **how)
 
 
 KINDS: dict[str, Callable[[Path, float], Film]] = {".gif": Gif, ".mp4": Mp4}
@@ -100,6 +138,7 @@ def film(path: Path, frames_per_s: float) -> Iterator[Film]:
     except OSError as error:
         raise unwritten("--video", path, error) from None
     finally:
+        opened.discard()
         # Where none could be written, none can be removed.
         with suppress(OSError):
             partial.unlink()

@@ -227,6 +227,7 @@ def _toml(value: Any) -> str:
         value = os.fspath(value)
     if isinstance(value, np.generic):
         value = value.item()
-    # TOML writes what is not finite as Python does.
+    # TOML writes what is not finite as Python does, and takes no DEL, which JSON leaves as it is.
     is_finite = not isinstance(value, float) or math.isfinite(value)
-    return json.dumps(value, ensure_ascii=False) if is_finite else repr(value)
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text if is_finite else repr(value)

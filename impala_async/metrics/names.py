@@ -132,9 +132,9 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Weights": (
         ("weights/version_epoch", "epoch", "of the newest published version"),
         ("weights/version_update", "updates", "of the newest published version"),
-        ("weights/served", "replies", "that carried weights"),
-        ("weights/not_modified", "replies", "to actors that had the newest"),
-        ("weights/bytes", "bytes", "of weights sent"),
+        ("weights/served", "replies", "with weights, also those that a peer did not take"),
+        ("weights/not_modified", "replies", "without weights: there is nothing newer, or not yet"),
+        ("weights/bytes", "bytes", "of weights in those replies"),
     ),
     "Wire": (
         ("wire/messages", "messages", "received on both sockets"),
@@ -158,7 +158,7 @@ SECTIONS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("bad/unknown_session", "messages", "no such session, or its lease ran out"),
         ("bad/not_allowed_now", "messages", "a known type at the wrong moment"),
         ("sessions/opened", "sessions", "welcomed since the start"),
-        ("sessions/expired", "sessions", "their lease ran out"),
+        ("sessions/expired", "sessions", "their lease ran out, or their connection is closed"),
         ("sessions/refused", "sessions", "their HELLO or SPEC did not fit"),
         ("sessions/closed", "sessions", "said BYE"),
         ("sessions/given_way", "sessions", "ended for another actor that came"),

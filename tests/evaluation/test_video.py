@@ -1,8 +1,10 @@
 """Films of episodes: what is in them, and what is told where there can be none."""
 
 import errno
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +15,7 @@ from bench.probes import Counting
 from impala_async.errors import ConfigError, EnvError
 from impala_async.evaluation import video
 from impala_async.evaluation.video import check_film, film, frames_of, frames_per_s
+from tests.wire.ends import until
 
 
 class Drawn(Counting):
@@ -111,6 +114,66 @@ def test_an_mp4_has_as_many_frames_as_were_added(tmp_path):
         for grey in range(5):
             opened.add(np.full((66, 81, 3), 40 * grey, np.uint8))  # 81 is odd
     assert ffmpeg.count_frames_and_secs(str(path))[0] == 5
+
+
+@pytest.fixture
+def no_ffmpeg(tmp_path, monkeypatch):
+    """In the place of ffmpeg, a script that writes to the file that it is given, and then does
+    this."""
+
+    def does(what):
+        script = tmp_path / "ffmpeg"
+        script.write_text(f"#!/bin/sh\nfor file; do :; done\n{what}\n")
+        script.chmod(0o755)
+        found = SimpleNamespace(get_ffmpeg_exe=lambda: str(script))
+        monkeypatch.setitem(sys.modules, "imageio_ffmpeg", found)
+        return tmp_path / "film.mp4"
+
+    return does
+
+
+def show(path, *shapes, before_last=bool):
+    with film(path, 25.0) as opened:
+        for shape in shapes[:-1]:
+            opened.add(np.zeros(shape, np.uint8))
+        before_last()
+        opened.add(np.zeros(shapes[-1], np.uint8))
+
+
+FULL_DISK = "echo 'Error writing trailer: No space left on device' >&2; exit 228"
+
+
+@pytest.mark.parametrize("reads", ["cat > $file; ", ""])
+@pytest.mark.parametrize(
+    ("what", "kind", "says"),
+    [
+        (FULL_DISK, OSError, "No space left on device"),
+        (
+            "echo one >&2; echo two >&2; exit 1",
+            ConfigError,
+            r"cannot write to .*film\.mp4: one two",
+        ),
+        ("kill -9 $$", ConfigError, r"cannot write to .*film\.mp4: ffmpeg was ended"),
+    ],
+)
+def test_an_mp4_that_its_writer_did_not_finish_is_none(reads, what, kind, says, no_ffmpeg):
+    path = no_ffmpeg(reads + what)
+    path.write_bytes(b"before")
+    check_film(path)
+    with pytest.raises(kind, match=says):
+        show(path, *[(66, 80, 3)] * 100)
+    assert path.read_bytes() == b"before"
+    assert sorted(each.name for each in path.parent.iterdir()) == ["ffmpeg", "film.mp4"]
+
+
+def test_an_mp4_whose_pictures_change_their_size_leaves_no_process(no_ffmpeg):
+    path = no_ffmpeg("echo $$ > ${file%/*}/pid; exec cat > $file")
+    pid = path.with_name("pid")
+    with pytest.raises(ConfigError, match=r"a picture of \(6, 9, 3\) follows one of \(6, 8, 3\)"):
+        show(path, (6, 8, 3), (6, 9, 3), before_last=lambda: until(pid.exists))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

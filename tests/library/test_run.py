@@ -98,7 +98,7 @@ def test_overrides_become_the_flags_that_say_the_same(tmp_path, train, monkeypat
     door = train("raise SystemExit(3)")
     overrides = {
         "env.id": "CartPole-v1",
-        "env.kwargs": {"a b": [1, "2"], "path": tmp_path, "deep": {"is": True}, "range": RANGE},
+        "env.kwargs": {"a b": [1, "2\x7f"], "path": tmp_path, "deep": {"is": True}, "range": RANGE},
         "stop.mean_return": None,
         "stop.env_steps": np.int64(7),
         "algorithm.lr": 1e-3,
@@ -108,7 +108,7 @@ def test_overrides_become_the_flags_that_say_the_same(tmp_path, train, monkeypat
     with pytest.raises(ServiceError):
         run(overrides=overrides)
     config = load_config(None, door.values("--set"))
-    plain = {"a b": [1, "2"], "path": str(tmp_path), "deep": {"is": True}}
+    plain = {"a b": [1, "2\x7f"], "path": str(tmp_path), "deep": {"is": True}}
     # One nan equals no other.
     assert repr(config.env.kwargs) == repr(plain | {"range": RANGE})
     assert config.stop.mean_return is None

@@ -36,6 +36,8 @@ class _Placed(NamedTuple):
     number: int
     since: float
     before: int
+    was_sent: bool = True
+    """Else it is let go, and learns where to when it says hello: a long step comes before."""
 
 
 class Placement:
@@ -100,8 +102,10 @@ class Placement:
         # Others wait for this one, if it has said that it has none.
         is_lacking = self.is_silent and not self._joined[own]
         joined = 0 if is_lacking else num_own, *self._joined[1:]
-        number, since, _ = self._placed.get(actor, _Placed(own, -math.inf, 0))
-        is_asking_again = now - since <= UNDER_WAY_S and number != own
+        placed = self._placed.get(actor, _Placed(own, -math.inf, 0))
+        number, since = placed.number, placed.since
+        within_s = UNDER_WAY_S if placed.was_sent else LOST_S
+        is_asking_again = now - since <= within_s and number != own
         if self._place.is_first and not is_asking_again:
             is_back = now - since <= LOST_S and number != own and self._most is None
             if not is_back:
@@ -111,12 +115,14 @@ class Placement:
                 self._note(actor, _Placed(number, now, joined[number]))
         elif not is_asking_again:
             return None
+        elif not placed.was_sent:
+            self._note(actor, placed._replace(since=now, was_sent=True))
         return None if number == own else self._urls[number]
 
     def let_go(self, actor: bytes, now: float) -> None:
         """It is to go to a rank that has none at work, when it says hello here again."""
         number = min(range(len(self._joined)), key=self._joined.__getitem__)
-        self._note(actor, _Placed(number, now, self._joined[number]))
+        self._note(actor, _Placed(number, now, self._joined[number], was_sent=False))
 
     def is_to_let_go(self, now: float) -> bool:
         """Whether this rank has most, and another one has had none at work for a while. Asked
@@ -145,7 +151,7 @@ class Placement:
         counts: list[float] = list(joined)
         # Those who were placed of late may have joined, or be on their way.
         expected = dict[int, int]()
-        for number, since, before in self._placed.values():
+        for number, since, before, _ in self._placed.values():
             if not self._is_told or now - since <= BUILD_S:
                 expected[number] = expected.get(number, before) + 1
         for number, count in expected.items():

@@ -176,5 +176,16 @@ def test_who_is_let_go_is_told_where_to_go_at_whichever_rank_it_asks():
         ranks = placement(number, joined=(3, 4, 0))
         ranks.let_go(name(1), now=5.0)
         assert ranks.send(name(1), num_own=2, now=5.1) == "tcp://c:3"
+    # It reads that between two steps of its environments, which may take long.
+    for late_s in (UNDER_WAY_S + 0.1, LOST_S - 1):
+        for number in (0, 1):
+            ranks = placement(number, joined=(3, 4, 0))
+            ranks.let_go(name(1), now=5.0)
+            asked_at = 5.0 + late_s
+            assert ranks.send(name(1), num_own=2, now=asked_at) == "tcp://c:3"
+            # From then on it is as any other that was sent there.
+            assert ranks.send(name(1), num_own=2, now=asked_at + UNDER_WAY_S) == "tcp://c:3"
+            later = ranks.send(name(1), num_own=2, now=asked_at + UNDER_WAY_S + 0.1)
+            assert later != "tcp://c:3"
     # At an address that was given for this rank alone it may come back later.
-    assert ranks.send(name(1), num_own=2, now=5.0 + LOST_S) is None
+    assert ranks.send(name(1), num_own=2, now=5.0 + 3 * LOST_S) is None
