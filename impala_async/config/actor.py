@@ -14,8 +14,9 @@ SamplerName = Literal["auto", "serial", "vector", "parallel"]
 
 
 def _check_device(name: str) -> str:
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is None:
-        raise ValueError(f"wants auto, cpu, cuda or cuda:N, got {name!r}")
+    # torch keeps the number in eight bits, and takes 256 for 0.
+    if re.fullmatch(r"auto|cpu|cuda(:(0|[1-9]\d?))?", name) is None:
+        raise ValueError(f"wants auto, cpu, cuda or cuda:N with N up to 99, got {name!r}")
     return name
 
 

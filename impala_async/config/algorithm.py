@@ -89,7 +89,7 @@ class AlgorithmSection(Section):
     pg_rho_bar: float | None = Field(1.0, gt=0)
     """V-trace bar in the policy gradient."""
     lambda_: float | None = Field(None, ge=0, le=1, alias="lambda")
-    """Trace decay; none: 0.95 in ppo, appo and a2c, else 1."""
+    """Trace decay; none: 0.95 in ppo, appo and a2c and with returns by GAE, else 1."""
     normalize_advantages: bool | None = None
     """Give advantages mean 0 and deviation 1; none: in ppo, appo and a2c, else not."""
     clip: float = Field(0.2, gt=0)

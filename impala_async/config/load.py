@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from impala_async.config.mistakes import explain, shown
 from impala_async.config.packaged import packaged_configs
 from impala_async.config.run import RunConfig
+from impala_async.config.section import IS_DRAFT
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.files import find_bytes
 
@@ -32,7 +33,31 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     if path is not None and path.suffix != ".json":
         sections = {key: value for key, value in settings.items() if isinstance(value, dict)}
         keys += [f"{section}.{key}" for section, value in sections.items() for key in value]
-    return validate_config(*merge_overrides(settings, overrides, dict.fromkeys(keys, str(path))))
+    merged, sources, mistakes = merge_overrides(settings, overrides, dict.fromkeys(keys, str(path)))
+    # A key of the file that does something there may have nothing to do beside the overrides, and
+    # another one nothing without it.
+    spared = _idle_in(settings) | {key for key in sources if sources[key] == COMMAND_LINE}
+    while idle := _idle_in(merged) - spared:
+        for key in idle:
+            merged = _without(merged, key.split("."))
+    return validate_config(merged, sources, mistakes)
+
+
+def _idle_in(settings: Mapping[str, Any]) -> set[str]:
+    try:
+        config = RunConfig.model_validate(settings, context=IS_DRAFT)
+    except ValidationError:  # its mistakes are told later
+        return set()
+    return {key for key, _ in config.idle_keys()}
+
+
+def _without(settings: Mapping[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    first, *rest = path
+    if not rest:
+        return {key: value for key, value in settings.items() if key != first}
+    inner = settings.get(first)
+    changed = {first: _without(inner, rest)} if isinstance(inner, dict) else {}
+    return {**settings, **changed}
 
 
 def merge_overrides(

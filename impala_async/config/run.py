@@ -3,7 +3,7 @@
 The text below each key is what the configuration page shows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -197,8 +197,14 @@ class RunConfig(Section):
                 found[key] = getattr(owner, name)
         return found
 
+    def take_for_decided(self, keys: Iterable[str]) -> None:
+        """They have been decided, though they were given with the others: nobody has set them."""
+        for key in keys:
+            section, _, name = key.partition(".")
+            getattr(self, section).model_fields_set.discard(name)
+
     def broken_rules(self) -> Iterator[str]:
-        yield from self._idle_keys()
+        yield from (told for _, told in self.idle_keys())
         yield from self.broken_columns()
         if self.algorithm.wants_horizon and self.schedule_env_steps is None:
             yield (
@@ -261,7 +267,8 @@ class RunConfig(Section):
                 "algorithm.name to ppo or appo"
             )
 
-    def _idle_keys(self) -> Iterator[str]:
+    def idle_keys(self) -> Iterator[tuple[str, str]]:
+        """The keys that do nothing beside others, each with a line that tells so."""
         for (choice, *names), keys in ONLY_WHERE.items():
             chosen, choice = attrgetter(choice)(self), choice.removesuffix("_kind")
             # An algorithm of a user's own may do something with every key.
@@ -275,7 +282,7 @@ class RunConfig(Section):
                 owner = attrgetter(section)(self)
                 value, field = getattr(owner, name), type(owner).model_fields[name]
                 if value != field.get_default(call_default_factory=True):
-                    yield f"{key} ({value}) does nothing {where}: drop it, or set {fix}"
+                    yield key, f"{key} ({value}) does nothing {where}: drop it, or set {fix}"
 
     def broken_columns(self, agents: int | None = None) -> Iterator[str]:
         """Tell if what actors send fits no batch. `agents`: an environment's columns, if known."""

@@ -20,6 +20,8 @@ MOST_S = 1_000_000_000
 NAME_OF_OWN = re.compile(r"[\w.]+:\w+")
 """A package.module:Name."""
 MAX_DEPTH = 50
+# The context of a validation that does not ask whether the rules between keys hold.
+IS_DRAFT = {"is_draft": True}
 
 
 class Section(BaseModel):
@@ -49,8 +51,8 @@ class Section(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _rules_hold(self) -> Self:
-        if broken := list(self.broken_rules()):
+    def _rules_hold(self, info: ValidationInfo) -> Self:
+        if info.context != IS_DRAFT and (broken := list(self.broken_rules())):
             raise ValueError("\n".join(broken))
         return self
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-from impala_async.algo.distributions import joint_of
+from impala_async.algo.distributions import LOG_STD_RANGE, joint_of
 from impala_async.errors import ConfigError
 from impala_async.library.loaded_policy import OpenedPolicy
 from impala_async.models.actor_critic import ActorCritic
@@ -46,7 +46,18 @@ class ActingGraph(nn.Module):
         actions = [
             chosen[part.name].to(getattr(torch, part.array.dtype)) for part in schema.action.parts
         ]
-        return parameters_NP, *actions, joint.log_prob(chosen), *state
+        return self._bounded(parameters_NP), *actions, joint.log_prob(chosen), *state
+
+    def _bounded(self, parameters_NP: Tensor) -> Tensor:
+        """With the deviations by which it acts."""
+        parts, found = self._schema.action.parts, list[Tensor]()
+        pieces = parameters_NP.split([part.num_parameters for part in parts], -1)
+        for part, piece in zip(parts, pieces, strict=True):
+            if part.kind != "discrete":
+                mean, log_std = piece.chunk(2, -1)
+                piece = torch.cat([mean, log_std.clamp(*LOG_STD_RANGE)], -1)
+            found.append(piece)
+        return torch.cat(found, -1)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ C observations of a batch
 """
 
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -153,12 +154,30 @@ class LoadedPolicy:
             raise SpacesError(f"state: wants {wants}, got {', '.join(map(str, state)) or 'none'}")
         read = {}
         for name, spec in self._state.items():
-            array = np.array(state[name], spec.dtype)
+            array = _numbers(state[name], spec)
+            if array is None:
+                got = " ".join(reprlib.repr(state[name]).split())
+                raise SpacesError(f"state: {name}: wants that of the step before, got {got}")
             shape = spec.shape if num_columns is None else (lead, *spec.shape)
             if array.shape != shape:
                 raise SpacesError(f"state: {name}: wants shape {shape}, got {array.shape}")
             read[name] = array.reshape(lead, *spec.shape)
         return read
+
+
+def _numbers(given: Any, spec: ArraySpec) -> NDArray[Any] | None:
+    """A new array; None for what no policy can have returned."""
+    try:
+        array = np.array(given, spec.dtype)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if spec.is_float:
+        return array if are_moderate(array).all() else None
+    last = np.reshape(spec.choices, spec.shape) - 1
+    # Another shape is told as that.
+    has_shape = array.shape[array.ndim - last.ndim :] == last.shape
+    is_beyond = has_shape and ((array < 0) | (array > last)).any()
+    return array if np.asarray(given).dtype.kind in "iu" and not is_beyond else None
 
 
 def load_policy(
@@ -242,7 +261,10 @@ def _reward(
         if state is not None:
             raise ConfigError("last_reward: this run sees it (env.last_reward): wants it, got none")
         last_reward = np.zeros(lead)
-    rewards = np.asarray(last_reward, np.float32).reshape(-1)
+    try:
+        rewards = np.asarray(last_reward, np.float32).reshape(-1)
+    except (TypeError, ValueError):
+        raise ConfigError(f"last_reward: wants a number, got {last_reward!r}") from None
     if rewards.shape != (lead,):
         raise ConfigError(f"last_reward: wants {lead} of them, got {len(rewards)}")
     if not are_moderate(rewards).all():

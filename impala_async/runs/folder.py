@@ -14,14 +14,15 @@ import re
 import shlex
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
-from impala_async.config.load import validate_config, without_decided
+from impala_async.config.load import merge_overrides, sets, validate_config, without_decided
 from impala_async.config.ranks import FOLDER as RANKS
-from impala_async.config.run import RunConfig
+from impala_async.config.run import ADDRESSES, DECIDED, RunConfig
 from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
 from impala_async.files import (
     PRIVATE,
@@ -147,9 +148,10 @@ class RunFolder:
         """The learner is built: a resumed run goes on, so its settings are now the new ones, and
         its end is to come."""
         if not self._is_new:
-            # A resumed run was given all settings, unless some had to be decided anew; those that
-            # are as they were decided still are.
-            decided = {**self._read_config().get("decided", {}), **config.decided}
+            # A resumed run was given its addresses, which are as they were decided.
+            before = self._read_config().get("decided", {})
+            addresses = {key: before[key] for key in ADDRESSES if key in before}
+            decided = {**addresses, **config.decided}
             self.write_settings(config, run_id=self.run_id.hex(), decided=decided)
             self.remove("summary.json")
 
@@ -209,15 +211,25 @@ class RunFolder:
     def exists(self) -> bool:
         return os.path.exists(self._config)  # unlike Path.exists, where it may not be looked for
 
-    def load_settings(self, *, given: bool = False) -> dict[str, Any]:
-        """The settings as nested keys, to be changed and validated again; without those that were
-        decided, where only the `given` ones are wanted."""
-        content = self._read_config()
-        settings = dict(content["config"])
-        return without_decided(settings, content.get("decided", {})) if given else settings
+    def load_settings(self) -> dict[str, Any]:
+        """The settings as nested keys, to be changed and validated again."""
+        return dict(self._read_config()["config"])
 
     def load_config(self) -> RunConfig:
         return validate_config(self.load_settings(), {"": str(self._config)})
+
+    def change(self, overrides: Sequence[str]) -> RunConfig:
+        """The settings for a resume with overrides. Those that were decided stay, but are decided
+        anew where they do not go with them, and in lockstep, where they follow from the actors."""
+        decided = self._read_config().get("decided", {})
+        with contextlib.suppress(ConfigError):
+            config = validate_config(*merge_overrides(self.load_settings(), overrides))
+            kept = [key for key in DECIDED if key in decided and not sets(overrides, key)]
+            config.take_for_decided(kept)
+            if not config.pace.is_lockstep:
+                return config
+        given = without_decided(self.load_settings(), decided)
+        return validate_config(*merge_overrides(given, overrides))
 
     @property
     def run_id(self) -> bytes:

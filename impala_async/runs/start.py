@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from impala_async.config.load import by_key, load_config, merge_overrides, sets, validate_config
+from impala_async.config.load import by_key, load_config, sets
 from impala_async.config.mistakes import shown
 from impala_async.config.packaged import packaged_configs
 from impala_async.config.ranks import place_in
@@ -118,7 +118,7 @@ def _check_resumed(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
     known = first if first.exists() else folder
     known.check_resumable()
     before = _fixed(known.load_config())
-    config = _changed(known, flags.overrides)
+    config = known.change(flags.overrides)
     if flags.config is not None:
         _check_same(flags.config, load_config(flags.config, flags.overrides), config)
     changed = [
@@ -132,18 +132,6 @@ def _check_resumed(flags: RunFlags) -> tuple[RunConfig, RunFolder]:
     # All do as rank 0: their returns differ, and one may have been killed at the end.
     check_not_over(config, known.read_json("summary.json") or {})
     return config, folder
-
-
-def _changed(known: RunFolder, overrides: Sequence[str]) -> RunConfig:
-    """The settings of a run with overrides. Those that the run had decided stay, but are decided
-    anew where they do not go with them, and in lockstep, where they follow from the actors."""
-    try:
-        config = validate_config(*merge_overrides(known.load_settings(), overrides))
-        if not config.pace.is_lockstep:
-            return config
-    except ConfigError:
-        pass
-    return validate_config(*merge_overrides(known.load_settings(given=True), overrides))
 
 
 def _check_same(path: Path, given: RunConfig, config: RunConfig) -> None:
@@ -174,8 +162,11 @@ def check_not_over(config: RunConfig, summary: dict[str, Any]) -> None:
     """Raise RunOver for a run that has had all it was to have: it would only go on too long."""
     if summary.get("exit_reason") == UNSAVED:
         return
+    of_actions = config.evaluate.kinds[0]
     for key, done in REACHED.items():
         limit, made = getattr(config.stop, key), summary.get(done)
+        if key == "eval_return" and summary.get("best_eval_actions", of_actions) != of_actions:
+            continue  # greedy returns are not to be compared with those of sampled actions
         # No run comes to more; a damaged summary may say so.
         if limit is not None and isinstance(made, int | float) and limit <= made <= MOST_FLOAT:
             raise RunOver(

@@ -80,6 +80,7 @@ def summarise(
         "mean_return_100": mean_return,
         "episodes": report["episodes/count"],
         "best_eval_return": best_evaluated and best_evaluated[0],
+        "best_eval_actions": best_evaluated and config.evaluate.kinds[0],
         "best_checkpoint": best_evaluated and best_evaluated[1],
         "lag_quantiles": lag_quantiles(lag_histogram),
         "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},

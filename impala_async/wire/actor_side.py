@@ -290,6 +290,9 @@ class ActorSide(Generic[Item]):
         self.settled += settled
         self._count(len(settled), grant.refused)
         self.named = max(self.named, Version(grant.epoch, grant.update))
+        if self.version.epoch < self.named.epoch and self.version.update > self.named.update:
+            # They came after the checkpoint from which the learner went on: it has none like them.
+            self.version = NO_VERSION
         return grant
 
     def _count(self, num_settled: int, refused: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ and the verdict on every trajectory; who may send is decided in peer.py."""
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 
 from impala_async.errors import ProtocolError, plain
 from impala_async.weights import Lineage, Version
@@ -278,13 +278,19 @@ class SessionTable:
                 del self._numbers[known.number]
 
     def _new_number(self, wanted: int, now: float) -> int:
-        """The number that its starter gave it, if it has one that nobody uses. One who was not
-        heard of late may be the former life of this one, whose lease is not over."""
-        if wanted >= 0 and not any(
-            peer.number == wanted
-            and (not peer.is_numbered or (peer.columns and now - peer.last_heard < AT_WORK_S))
-            for peer in self
-        ):
+        """The number that its starter gave it, if it has one that nobody else uses, or has used.
+        One who was not heard of late may be the former life of this one, whose lease is not over.
+        """
+
+        def is_at_work(peer: Peer) -> bool:
+            return not peer.is_numbered or (peer.columns > 0 and now - peer.last_heard < AT_WORK_S)
+
+        if wanted >= 0 and wanted not in self._numbers:
+            return wanted
+        worked = (each for each in self._known.values() if each.has_settled)
+        own = (each for each in worked if not each.is_numbered)
+        others = chain(filter(is_at_work, self), own)
+        if wanted >= 0 and all(each.number != wanted for each in others):
             return wanted
         # At a thousand hellos a second nobody can look at all numbers. One that was at work may be
         # forgotten: whoever had its number would step the same environments.

@@ -10,7 +10,9 @@ def test_each_worker_has_an_environment():
 
 def test_a_device_is_one_of_those_that_can_be():
     for key in ("actor.device", "learner.device"):
-        for device in ("gpu", "meta", "cuda:", "cuda:x", "mps", ""):
-            wants = f"{key}: wants auto, cpu, cuda or cuda:N, got {device!r}"
+        # torch would take 256 for 0, and 128 for -128.
+        for device in ("gpu", "meta", "cuda:", "cuda:x", "mps", "", "cuda:256", "cuda:00"):
+            wants = f"{key}: wants auto, cpu, cuda or cuda:N with N up to 99, got {device!r}"
             assert complaint(f"{key}={device}") == f"--set: {wants}"
-        config_of(f"{key}=cuda:1")
+        for device in ("cuda:0", "cuda:1", "cuda:15"):
+            config_of(f"{key}={device}")

@@ -9,6 +9,7 @@ import pytest
 
 from impala_async.config.load import load_config, merge_overrides
 from impala_async.config.warnings import warnings_of
+from impala_async.errors import ConfigError
 from tests.config.made import mistake, mistakes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -157,3 +158,27 @@ def test_what_is_wrong_in_it_is_told_by_its_name(tmp_path):
     for text in ("", "[]", "{}", '{"config": 3}', '{"config": {}, "decided": [1]}', "env.id = 'X'"):
         path.write_text(text)
         assert mistakes(path) == [f"{path}: is not the config.json of a run"]
+
+
+def test_keys_of_a_file_that_have_nothing_to_do_beside_an_override_are_passed_over(tmp_path):
+    """Beside the mode in the file, or on the command line, they are mistakes."""
+    path = tmp_path / "a.toml"
+    path.write_text(
+        '[env]\nid = "X"\n[algorithm]\nname = "appo"\nkl_coeff = 0.5\nkl_target = 0.1\n'
+        '[pace]\nmode = "lockstep"\nlag = 1\n[model]\ncore = "lstm"\ncore_size = 8\n'
+    )
+    overrides = ["algorithm.name=ppo", "pace.mode=async", "model.core=none"]
+    config = load_config(path, overrides)
+    plain = load_config(None, ["env.id=X", *overrides])
+    for section in ("algorithm", "pace", "model"):
+        assert getattr(config, section) == getattr(plain, section)
+    assert load_config(path).pace.lag == 1
+    for idle in ("pace.lag=1", "algorithm.kl_coeff=0.5"):
+        with pytest.raises(ConfigError, match=rf"^--set .*{idle.partition('=')[0]} .*does nothing"):
+            load_config(path, [*overrides, idle])
+    path.write_text('[env]\nid = "X"\n[pace]\nlag = 1\n')
+    for given in ([], ["algorithm.name=ppo"]):
+        with pytest.raises(
+            ConfigError, match=r"pace\.lag \(1\) does nothing where pace\.mode is a"
+        ):
+            load_config(path, given)

@@ -102,6 +102,17 @@ def test_parameters_are_the_logits_and_the_batch_is_as_it_acts(tmp_path):
 
 
 @wants_torch(2, 7)
+@pytest.mark.parametrize(("log_std", "acts_by"), [(5.0, 2.0), (-31.0, -10.0), (0.5, 0.5)])
+def test_the_deviations_are_those_by_which_it_acts(tmp_path, log_std, acts_by):
+    folder, _ = begin(tmp_path, *CASES["squashed"])
+    opened = open_policy(folder.path)
+    with torch.no_grad():
+        opened.policy.model.policy_head.log_stds[0].fill_(log_std)
+        parameters, *_ = trace(opened).program.module()(torch.zeros(2, 3))
+    np.testing.assert_allclose(parameters[:, 1], acts_by)
+
+
+@wants_torch(2, 7)
 def test_missing_packages_are_told_with_their_extra(monkeypatch):
     monkeypatch.setattr("impala_async.library.exported.find_spec", lambda name: None)
     check_needs(is_onnx=False)

@@ -360,6 +360,18 @@ def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
         ({**state, "more": 0}, 0, "got hidden, cell, last_action, more"),
         (3, 0, "state: wants that of the step before, or None, got int"),
         ({**state, "cell": state["cell"][:3]}, 0, "state: cell: wants shape (9,), got (3,)"),
+        *(
+            ({**state, name: value}, 0, f"state: {name}: wants that of the step before, got ")
+            for name, value in (
+                ("cell", np.full(9, np.nan)),
+                ("cell", "text"),
+                ("last_action", 99),
+                ("last_action", -1),
+                ("last_action", 1.7),
+                ("last_action", "a"),
+            )
+        ),
+        (state, "x", "last_reward: wants a number, got 'x'"),
         (state, None, "last_reward: this run sees it (env.last_reward): wants it, got none"),
         (state, [1, 2], "last_reward: wants 1 of them, got 2"),
         (state, np.nan, "last_reward: wants moderate numbers, got nan"),

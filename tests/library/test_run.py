@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -36,6 +37,11 @@ class Train:
     def values(self, flag):
         pairs = zip(self.flags, self.flags[1:], strict=False)
         return [value for name, value in pairs if name == flag]
+
+
+TOLD_TO_END = pytest.raises(
+    ServiceError, match=r"told the run to end, and .*: it is saved in .*run$"
+)
 
 
 @pytest.fixture
@@ -190,6 +196,14 @@ def test_all_that_it_says_is_shown_and_a_fault_is_raised_with_its_reason(tmp_pat
     train(SAYS.format("one\ntwo", "sys.exit(75)"))
     with pytest.raises(ServiceError, match="the run ended with exit code 75; its last line: two"):
         run(run_dir=tmp_path / "run")
+
+
+def test_a_run_that_somebody_else_ends_is_not_taken_for_one_that_came_to_its_end(tmp_path, train):
+    train("")
+    for reason, ended in (("mean_return", nullcontext()), ("terminated", TOLD_TO_END)):
+        folder = begun(tmp_path / reason / "run", summary={"exit_reason": reason}).path
+        with ended:
+            assert run(run_dir=folder).summary == {"exit_reason": reason}
 
 
 def test_a_reason_that_was_logged_is_raised_without_its_time(tmp_path, train):

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
-from impala_async.config.load import load_config, merge_overrides, validate_config
+from impala_async.config.load import load_config
 from impala_async.errors import CheckpointError, ConfigError
 from impala_async.library.run import Run
 from impala_async.runs.folder import RunFolder, default_run_path, find_run
@@ -92,7 +92,7 @@ def test_a_new_run_decides_anew_what_nobody_set_and_a_resumed_one_keeps_it(tmp_p
     folder.let_go()
     for overrides, passes in ([], 8), (["seed=9"], 8), (["learner.num_passes=7"], 7):
         resumed = RunFolder(tmp_path)
-        config = validate_config(*merge_overrides(resumed.load_settings(), overrides))
+        config = resumed.change(overrides)
         resumed.begin(config)
         resumed.confirm(config)
         resumed.let_go()

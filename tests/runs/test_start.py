@@ -1,5 +1,6 @@
 """Runs that begin or go on, and what a door may have said of them."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_what_a_run_had_decided_stays_unless_it_goes_not_with_what_is_set_now(tm
     assert more.learner.batch_columns == 12
     with pytest.raises(ConfigError, match=r"batch_columns \(8\) must be train.num_actors"):
         resume(folder.path, "train.num_actors=3", "learner.batch_columns=8")
+    # A number that somebody has set is none that was decided, though it is the same.
+    parts = more.algorithm.num_minibatches
+    with_parts = resume(folder.path, f"algorithm.num_minibatches={parts}")
+    assert "algorithm.num_minibatches" not in with_parts.decided
+    assert {*more.decided} - {*with_parts.decided} == {"algorithm.num_minibatches"}
     # It is decided once more where it has to be.
     folder.begin(more)
     folder.confirm(more)
@@ -80,6 +86,19 @@ def test_all_that_is_wrong_with_a_resumed_run_is_told(run_dir):
 
 
 DONE = {"env_steps_trained": 512, "updates": 60, "mean_return_100": 475.25}
+
+
+def test_a_return_of_other_actions_ends_no_run(run_dir):
+    goal = ("evaluate.every_s=9", "stop.eval_return=400")
+    for summary, actions, is_over in (
+        ({"best_eval_return": 500.0, "best_eval_actions": "greedy"}, "greedy", True),
+        ({"best_eval_return": 500.0, "best_eval_actions": "greedy"}, "both", True),
+        ({"best_eval_return": 500.0, "best_eval_actions": "greedy"}, "sampled", False),
+        ({"best_eval_return": 500.0}, "sampled", True),
+    ):
+        RunFolder(run_dir).write_json("summary.json", summary)
+        with pytest.raises(RunOver) if is_over else nullcontext():
+            resume(run_dir, *goal, f"evaluate.actions={actions}")
 
 
 @pytest.mark.parametrize(

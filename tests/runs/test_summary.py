@@ -67,6 +67,15 @@ def table_of(summary, goal=None, is_resumed=False):
     return describe(summary, goal, is_resumed=is_resumed)
 
 
+def test_the_best_return_is_told_with_its_kind_of_actions():
+    for actions, kind in (("greedy", "greedy"), ("both", "greedy"), ("sampled", "sampled")):
+        config = config_of(small_schema(), evaluate={"every_s": 9.0, "actions": actions})
+        summary = summary_of(config=config, best_evaluated=(7.5, "ckpt-1-2"))
+        found = [summary[f"best_{what}"] for what in ("eval_return", "eval_actions", "checkpoint")]
+        assert found == [7.5, kind, "ckpt-1-2"]
+    assert summary_of()["best_eval_actions"] is None
+
+
 def test_a_summary_has_what_others_read():
     summary = summary_of()
     told = {

@@ -352,3 +352,14 @@ def test_only_what_is_overdue_goes_again():
     assert outbox.sendable() == (1, "b")
     with pytest.raises(AssertionError):
         outbox.mark_sent(3, 0.0)
+
+
+def test_weights_that_came_after_the_checkpoint_of_a_resume_act_no_more():
+    for update, goes_on in ((150, False), (100, True), (95, True)):
+        side = actor_side.ActorSide(bytes(16))
+        side.accept(welcome_of(), 0.0, max_lag=50)
+        side.version = Version(1, update)
+        side.take_grant(grant_of(1, version=Version(2, 100)))
+        assert (side.version, side.must_wait) == (
+            (Version(1, update), False) if goes_on else (NO_VERSION, True)
+        )

@@ -240,6 +240,18 @@ def test_an_actor_has_the_number_that_its_starter_gave_it(table):
     assert greet(table, 11, number=0).number == 0
 
 
+def test_the_number_of_one_who_worked_by_itself_is_given_to_no_other(table):
+    table.end(work(table, 1))
+    assert greet(table, 2, number=0).number == 1
+    # One who had it from its starter has it again in its next life.
+    first = greet(table, 3, number=7)
+    table.join(first, 1, 1)
+    table.deal(9, now=0.0)
+    assert send(table, first, first.watermark.below) is None
+    table.end(first)
+    assert greet(table, 4, number=7).number == 7
+
+
 def test_the_number_of_an_actor_at_work_is_its_own_until_nothing_is_heard_of_it(table):
     at_work = join(table, 1, now=50.0)
     assert at_work.number == 0

@@ -110,7 +110,8 @@ def _find_episode_fault(episodes: Episodes | None) -> Fault | None:
         return Fault("invalid", "an episode has no steps")
     # NaN is not below either. The reward that made it so was refused, and a mean could end the run.
     if not (np.abs(totals) <= LARGEST * lengths).all():
-        return Fault("nonfinite", f"an episode has a return of more than {LARGEST:g} a step")
+        told = f"an episode has a return that is not finite, or of more than {LARGEST:g} a step"
+        return Fault("nonfinite", told)
     return None
 
 
