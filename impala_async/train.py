@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from impala_async import doors
-from impala_async.errors import Exit
+from impala_async.errors import ConfigError, Exit, StartError
 from impala_async.launch.local import LocalRun
 from impala_async.processes import hold, leave
 
@@ -64,7 +64,12 @@ def _train(flags: "RunFlags", words: Sequence[str]) -> tuple[int, Sequence[int]]
             words += ["--set", f"bind.{key}=tcp://127.0.0.1:*"]
     before = folder.read_json("summary.json")
     run = LocalRun(words, folder.path)
-    code = run.run(num_actors)
+    try:
+        code = run.run(num_actors)
+    except (ConfigError, StartError):
+        if not folder.exists():
+            folder.withdraw(with_logs=True)
+        raise
     return _code_of_end(run, code, folder, before, flags.is_resumed), run.heard
 
 

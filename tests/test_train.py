@@ -7,7 +7,7 @@ import pytest
 from impala_async import train
 from impala_async.config.load import load_config
 from impala_async.config.packaged import packaged_configs
-from impala_async.errors import how_it_ended
+from impala_async.errors import StartError, how_it_ended
 from impala_async.runs.folder import RunFolder
 from tests.fake_run import FakeRun, write_down
 
@@ -258,6 +258,17 @@ def test_an_end_without_a_summary_is_told_with_the_command_that_resumes(
     if resume:
         ends(0)
         started(*shlex.split(resume)[-3:])
+
+
+def test_actors_that_cannot_be_started_leave_no_folder(ends, monkeypatch, caplog):
+    def refuse(folder):
+        (folder.path / "actors").mkdir(parents=True)
+        (folder.path / "actors" / "actor-0.log").touch()
+        raise StartError("no descriptor is left")
+
+    ends(0, refuse)
+    started("--run-dir", "here", code=75)
+    assert not Path("here").exists()
 
 
 def test_a_death_behind_a_checkpoint_has_lost_less(ends, monkeypatch, caplog):

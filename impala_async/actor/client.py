@@ -140,7 +140,9 @@ class Client:
                 log=self._log,
             )
             # Nobody is sent on twice.
-            sent_to = "" if sent_to else handshake.elsewhere
+            was_sent, sent_to = sent_to, "" if sent_to else handshake.elsewhere
+            if was_sent and handshake.elsewhere:
+                self._sleep(next(side.pauses))  # else it would run in circles without one
             if sent_to:
                 text = f"the learner at {self._url} sends us to another rank: wants tcp://HOST:PORT"
                 check_address(sent_to, text, MismatchError)

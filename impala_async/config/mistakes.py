@@ -111,6 +111,8 @@ def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> list[str]:
     what = words.replace("Input should be a valid", "wants a")
     if (field := FIELDS.get(key)) is not None:
         what = f"wants {wanted(field, is_item=isinstance(loc[-1], int))}"
+        if isinstance(given, int) and given.bit_length() > 63 and " to " not in what:
+            what += ", of 63 bits"
     got = shown(given)
     is_meant = key in NAMED_BY and isinstance(given, str | int)
     hint = f"; did you mean {key}.{NAMED_BY[key]}={got}?" if is_meant else ""

@@ -179,8 +179,13 @@ def main() -> int:
     except EnvError as error:
         answer = {"error": " ".join(str(with_id(error, section.id)).split())}
     watch.close()
-    os.write(answers, f"{json.dumps(answer)}\n".encode())
-    os.close(answers)
+    try:
+        os.write(answers, f"{json.dumps(answer)}\n".encode())
+        os.close(answers)
+    except OSError as error:
+        told = f"closed a descriptor that is not its own ({error.strerror})"
+        tell_stderr(f"error: {section.id} {told}")
+        return Exit.CONFIG
     return Exit.CONFIG if "error" in answer else Exit.DONE
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from impala_async.envs.faults import Blame, tell_stderr
 from impala_async.errors import ConfigError, EnvError, plain
-from impala_async.files import check_file, unwritten
+from impala_async.files import beside, check_file, unwritten
 from impala_async.user_code import UserCode
 
 Frame = NDArray[np.uint8]
@@ -103,6 +103,7 @@ class Mp4:
         of_frames = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {self._frames_per_s} -i -"
         # The codec takes even numbers of pixels alone.
         of_film = "-an -vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -vcodec libx264 -pix_fmt yuv420p -crf 25"
+        of_film += " -f mp4"
         words = f"-y -loglevel error {of_frames} {of_film}".split()
         # In a group of its own: a Ctrl-C is for us.
         how: dict[str, Any] = dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
@@ -129,7 +130,7 @@ def check_film(path: Path) -> None:
 def film(path: Path, frames_per_s: float) -> Iterator[Film]:
     """A film that is there when all of it is; else `unwritten` tells why not."""
     whole = path.resolve()  # a link stays where it is
-    partial = whole.with_name(f".partial-{path.name}")
+    partial = beside(whole)
     opened = KINDS[path.suffix](partial, frames_per_s)
     try:
         yield opened

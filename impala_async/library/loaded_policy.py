@@ -193,7 +193,7 @@ def load_policy(
     is for sampled actions.
     """
     if type(seed) is not int or not 0 <= seed < 1 << 63:
-        raise ConfigError(f"seed: wants a whole number from 0 up, got {seed!r}")
+        raise ConfigError(f"seed: wants a whole number from 0 up, of 63 bits, got {seed!r}")
     return LoadedPolicy(open_policy(path_of("path", path), policy, device), seed=seed)
 
 
@@ -247,7 +247,7 @@ def _device(name: str) -> torch.device:
         device = device_of(name)
         # Asked of torch, since a GPU may be there and be of no use.
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         why = str(error).partition("\n")[0]
         raise ConfigError(f"device: wants cpu, cuda or auto, got {name!r}: {why}") from None
     return device

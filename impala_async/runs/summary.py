@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from impala_async import __version__
-from impala_async.config.run import RunConfig
+from impala_async.config.run import RunConfig, StopSection
 from impala_async.files import open_regular, write_whole
 from impala_async.metrics.names import DROP_REASONS, Value, numbers
 from impala_async.metrics.report import (
@@ -64,6 +64,8 @@ def summarise(
     zero_at, env_steps = config.idle_from, report["env_steps_trained"]
     assert isinstance(env_steps, int)
     steps_per_s = env_steps_since / wall_s if wall_s > 0 else 0.0
+    if exit_reason in StopSection.model_fields and not wall_s:
+        verdict = "nothing: the run had come to its end before this start"
     return {
         "exit_reason": exit_reason,
         "env_id": config.env.id,

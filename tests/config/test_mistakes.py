@@ -67,6 +67,7 @@ def test_what_is_wanted_is_told_in_a_users_words():
         ("learner.num_passes=x", 'wants a whole number from 1 up, or auto, got "x"'),
         ("seed=0x" + "9" * 5000, "to 2147483647, got one that is too long or too deep to be shown"),
         ("stop.env_steps=x", 'wants a whole number over 0, or none, got "x"'),
+        (f"stop.env_steps={2**63}", f"whole number over 0, or none, of 63 bits, got {2**63}"),
         ("algorithm.gamma=2", "wants a number from 0 to 1, got 2"),
         ("algorithm.lr=nan", "wants a number over 0, got NaN"),
         ("model.shared_torso=7", "wants true or false, or none, got 7"),

@@ -83,6 +83,26 @@ def test_a_child_answers_with_spaces_and_columns_whatever_the_environment_prints
     assert set(expected) <= set(said), "all of it goes to stderr, and torch was not there"
 
 
+CLOSING = """
+import os
+from bench.probes import Counting
+
+class Closing(Counting):
+    def reset(self, **how):
+        os.closerange(3, 256)
+        return super().reset(**how)
+"""
+
+
+def test_an_environment_that_closes_what_is_not_its_own_is_named(tmp_path):
+    (tmp_path / "closing_module.py").write_text(CLOSING)
+    child = ask(section("closing_module:Closing"), "serial", path=tmp_path)
+    assert (child.returncode, child.stdout) == (2, b"")
+    told = b"error: closing_module:Closing closed a descriptor that is not its own (Bad file descri"
+    assert told in child.stderr
+    assert b"Traceback" not in child.stderr
+
+
 def test_an_error_is_answered_on_one_line():
     for env, text in (
         (section("bench.probes:Failing", after=1), "failed in step: RuntimeError: this probe"),

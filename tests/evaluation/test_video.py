@@ -15,6 +15,7 @@ from bench.probes import Counting
 from impala_async.errors import ConfigError, EnvError
 from impala_async.evaluation import video
 from impala_async.evaluation.video import check_film, film, frames_of, frames_per_s
+from impala_async.files import beside
 from tests.wire.ends import until
 
 
@@ -79,7 +80,7 @@ def test_a_film_that_fails_leaves_the_one_that_was_there(tmp_path):
 
 def test_a_disk_that_is_full_is_no_wrong_setting(tmp_path):
     path = tmp_path / "film.gif"
-    path.with_name(".partial-film.gif").symlink_to("/dev/full")
+    beside(path).symlink_to("/dev/full")
     full = pytest.raises(OSError, match="No space left on device: ")
     with full as caught, film(path, 25.0) as opened:
         opened.add(np.zeros((6, 8, 3), np.uint8))

@@ -407,14 +407,14 @@ def test_what_holds_no_policy_is_told(tmp_path, caplog):
     # A damaged newest one is passed over, as everywhere.
     assert load_policy(folder.path).checkpoint.name == "ckpt-1-5"
     assert "skipping a damaged checkpoint" in caplog.text
-    for device in ("cuda:99", "no such"):
+    for device in ("cuda:99", "no such", None):
         assert f"device: wants cpu, cuda or auto, got {device!r}: " in refused(
             ConfigError, load_policy, folder.path, device=device
         )
     assert load_policy(folder.path, device="auto").act(np.zeros(4, np.float32))
     assert refused(ConfigError, load_policy, None) == "path: wants a path, got None"
     for seed in (None, -1, True, 1 << 63):
-        says = f"seed: wants a whole number from 0 up, got {seed!r}"
+        says = f"seed: wants a whole number from 0 up, of 63 bits, got {seed!r}"
         assert refused(ConfigError, load_policy, folder.path, seed=seed) == says
     assert refused(ConfigError, load_policy, folder.path, policy="main") == (
         "policy: wants none, as there is one, got 'main'"

@@ -67,6 +67,15 @@ def table_of(summary, goal=None, is_resumed=False):
     return describe(summary, goal, is_resumed=is_resumed)
 
 
+def test_a_start_that_had_nothing_to_learn_was_held_up_by_nobody():
+    for reason, wall_s, says in (
+        ("mean_return", 0.0, "nothing: the run had come to its end before this start"),
+        ("mean_return", 4.0, "learner: busy"),
+        ("terminated", 0.0, "learner: busy"),
+    ):
+        assert summary_of(exit_reason=reason, wall_s=wall_s)["bottleneck"] == says
+
+
 def test_the_best_return_is_told_with_its_kind_of_actions():
     for actions, kind in (("greedy", "greedy"), ("both", "greedy"), ("sampled", "sampled")):
         config = config_of(small_schema(), evaluate={"every_s": 9.0, "actions": actions})

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from impala_async.errors import ProtocolError
 from impala_async.learner.slots import Arrival, Episodes, Slot, SlotFiller
+from impala_async.output import SeldomLog
 from impala_async.weights import Version
 from impala_async.wire.messages import Data, Spec
 from impala_async.wire.peer import Peer
@@ -55,6 +56,8 @@ class LockstepFiller(SlotFiller):
         self._newest = self.first_update
         self._uncounted: deque[tuple[int, list[Episodes]]] = deque()
         self._num_cut = 0
+        # A stranger may come and go all the time; whoever is gone is told of by name elsewhere.
+        self._log = SeldomLog(logger)
 
     @property
     def free_columns(self) -> int:
@@ -167,7 +170,7 @@ class LockstepFiller(SlotFiller):
         if self._was_whole:
             self._expected = set(peers)
             if gone := former.keys() - peers.keys():
-                logger.warning("lockstep: going on without actors %s", sorted(gone))
+                self._log.warning("lockstep: going on without actors %s", sorted(gone))
             self._submit_complete()
         return True
 

@@ -453,6 +453,17 @@ def test_a_lost_one_is_waited_for_until_its_session_ends_and_may_come_back(lag, 
     assert simulation.ledger.report()["trajectories/rejected"] == 0
 
 
+def test_one_that_comes_and_goes_fills_no_log(caplog):
+    simulation = at_work(2, 0)
+    lost = simulation.actors[1]
+    for _ in range(30):
+        lost.is_dead = True
+        simulation.end_session(lost)
+        (lost,) = simulation.add_actors(1)
+        assert lost.join()
+    assert sum("going on without actors [1]" in told for told in caplog.messages) == 1
+
+
 @LAGS
 def test_before_all_have_been_there_a_loss_ends_nothing(lag):
     simulation = at_work(3, lag, 2, stops_at_loss=True)
