@@ -13,6 +13,7 @@ from impala_async.actor.client import NewRun, RunFinished
 from impala_async.config.learner import KEY_VARIABLE
 from impala_async.errors import ConfigError, MismatchError, NotAllowedError, UnreachableError
 from impala_async.runs.folder import RunFolder
+from impala_async.wire.actor_side import FIRST_S
 from impala_async.wire.keys import new_key
 from impala_async.wire.messages import (
     BYE_REASONS,
@@ -336,6 +337,18 @@ def test_a_rank_that_is_silent_is_left_for_the_address_that_was_given(
     successor.data.hear(Hello)
     scene.learner.welcome(scene.learner.data.find(Hello), settings_of())
     assert connected.result(WITHIN_S) == settings_of()
+
+
+def test_one_that_is_sent_in_circles_takes_longer_each_time(scene, successor):
+    connected = scene.actor().begin_connect()
+    began = time.monotonic()
+    for _ in range(4):
+        scene.learner.data.hear(Hello).answer(reject("elsewhere", successor.url, 0.0))
+        successor.data.hear(Hello).answer(reject("elsewhere", scene.learner.url, 0.0))
+    scene.learner.welcome(scene.learner.data.find(Hello), settings_of())
+    assert connected.result(WITHIN_S) == settings_of()
+    # None before the first time, then twice as long each time.
+    assert time.monotonic() - began > 7 * FIRST_S
 
 
 def test_a_place_that_nobody_can_dial_is_told(scene):
