@@ -139,6 +139,7 @@ class LearnerService:
             count_actors=self._server.counts,
             reported=self._others.newest,
             cuts=handoff.Mailbox(self._loop, self._server.cut),
+            common=handoff.Mailbox(self._loop, lambda version: self._saver.note_common(version)),
             captures=handoff.Inbox(self._loop, self._on_captured),
             stops=handoff.Inbox(self._loop, self.stop),
             run_path=self._folder.absolute,
@@ -172,9 +173,10 @@ class LearnerService:
             run_s=lambda: self._reporter.run_s(time.monotonic()),
             evaluate=config.evaluate,
             num_ranks=self._place.count,
+            saved=self._channels.saved,
         )
         if self._training is not None:
-            self._saver.restore(self._training.state)
+            self._saver.restore(self._training)
             self._channels.returns[0] = self._episodes.returns
         self._evaluations = Evaluations(
             config.evaluate,

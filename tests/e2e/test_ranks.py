@@ -25,6 +25,8 @@ SMALL = (
 )
 LOCKSTEP = (*SMALL, "pace.mode=lockstep", "stop.updates=30", "algorithm.num_minibatches=3")
 ASYNC = (*SMALL, "learner.batch_columns=16", "checkpoint.every_s=0.5")
+# A checkpoint of CartPole has 37 kB of weights; what else a learner writes at once is less.
+SHORTER_THAN_WEIGHTS = 20_000
 ANY_PORTS = ("bind.data=tcp://127.0.0.1:*", "bind.weights=tcp://127.0.0.1:*")
 
 
@@ -154,6 +156,37 @@ def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
         report = ranks.sites[0].reports()[-1]
         assert report["updates"] >= common + 30
         assert report["env_steps_trained"] > 0
+
+
+def updates_of(site):
+    """Those of which it has a checkpoint."""
+    return {int(path.name.split("-")[2]) for path in site.checkpoints()}
+
+
+def test_a_rank_that_alone_finds_no_room_leaves_all_a_checkpoint_to_go_on_from(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*ASYNC, "checkpoint.every_s=0.2", "checkpoint.keep=2")
+        first, second = ranks.sites
+        wait_until("checkpoints", lambda: all(len(updates_of(x)) > 1 for x in ranks.sites))
+        learner = psutil.Process(second.service["pid"])
+        # Its files may be no longer: to it this is a full disk, and to nobody else.
+        learner.rlimit(psutil.RLIMIT_FSIZE, (SHORTER_THAN_WEIGHTS, psutil.RLIM_INFINITY))
+        wait_until("a save that fails", lambda: "cannot write checkpoint" in doors[1].log)
+        newest, later = max(updates_of(second)), set()
+
+        def goes_on():
+            later.update(update for update in updates_of(first) if update > newest)
+            return len(later) > 4
+
+        wait_until("checkpoints of the other", goes_on)
+        learner.kill()
+        assert [door.wait_exit(15) for door in doors] == [75, 137]
+        # Two, the best and the common one; and the last, if it was just written.
+        assert len(updates_of(first)) <= 5
+        common = max(updates_of(first) & updates_of(second))
+        ranks.trained(f"stop.updates={common + 30}", flags=["--resume"])
+        assert len(set(ranks.weights())) == 1
+        assert first.reports()[-1]["updates"] >= common + 30
 
 
 LEARNERS = (
