@@ -252,9 +252,11 @@ def test_a_run_goes_on_with_more_and_with_fewer_ranks_and_loses_no_account(tmp_p
             ranks.trained(*changes, flags=flags)
             report = ranks.sites[0].reports()[-1]
             assert identities_hold(report)
-            # They are those of all, and of all starts.
+            # They are those of all, and of all starts, in the first reports of a start too.
             assert report["trajectories/received"] > received
             received = report["trajectories/received"]
+            counts = [each["trajectories/received"] for each in ranks.sites[0].reports()]
+            assert counts == sorted(counts)
             assert len(set(ranks.weights())) == 1
 
 
