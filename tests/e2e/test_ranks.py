@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from impala_async.config.ranks import Place
-from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, module, wait_until
+from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, is_alive, module, wait_until
 from tests.e2e.test_lockstep import disturbed
 
 pytestmark = pytest.mark.e2e
@@ -471,6 +471,10 @@ def test_torchrun_starts_all_again_where_one_is_killed_and_they_go_on(tmp_path):
         assert {site.service["epoch"] for site in sites} == {2}
         assert all(identities_hold(report) for site in sites for report in site.reports())
         assert process.poll() is None
+        learners = [psutil.Process(site.service["pid"]) for site in sites]
+        process.kill()
+        wait_until("the ranks end too", lambda: not any(map(is_alive, learners)))
+        assert {site.summary["exit_reason"] for site in sites} == {"terminated"}
 
 
 def began_at(site, epoch):
