@@ -26,6 +26,9 @@ from impala_async.errors import ConfigError, Exit
 from impala_async.output import WRITER, flush_output, write_last
 
 VARIABLE = "IMPALA_ASYNC_LIFELINE"
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun sets for the processes that it starts."""
+PARENT_POLL_S = 0.5
 # A child that has not ended in good order by then ends anyway.
 ORPHAN_S = 1.0
 CTRL_C = {signal.SIGINT}
@@ -109,7 +112,9 @@ def inherited_fds() -> tuple[int, ...]:
 
 
 def hold() -> None:
-    """Let a child end with its parent from now on. Without a lifeline this does nothing."""
+    """Let a child end with its parent from now on. Without a lifeline this does nothing, but for
+    ranks of torchrun, which leaves them behind where it is killed: they end as by SIGTERM."""
+    is_held = False
     for fd in inherited_fds():
         with suppress(OSError):
             if not stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -117,6 +122,10 @@ def hold() -> None:
             # Foreign code may hold the interpreter's lock: then the kernel ends us, a little later.
             call_when_read(fd, "alarm", math.ceil(ORPHAN_S + 0.2))
             threading.Thread(target=_watch, args=(fd,), name="lifeline", daemon=True).start()
+            is_held = True
+    if TORCHRUN in os.environ and not is_held:
+        parent = (os.getppid(),)
+        threading.Thread(target=_watch_parent, args=parent, name="parent", daemon=True).start()
 
 
 def call_when_read(fd: int, function: str, argument: int) -> None:
@@ -138,6 +147,13 @@ def call_when_read(fd: int, function: str, argument: int) -> None:
     struct.pack_into("=i12xQQ", request, 0, fd, start + 512, 1)
     struct.pack_into("=QiiQQ", request, 32, argument, 0, _SIGEV_THREAD, called, 0)
     libc.aio_read(request)
+
+
+def _watch_parent(pid: int) -> None:
+    while os.getppid() == pid:
+        time.sleep(PARENT_POLL_S)
+    _is_orphaned.set()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _watch(fd: int) -> None:

@@ -5,6 +5,7 @@ import mmap
 import os
 import platform
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -86,6 +87,22 @@ def test_letting_go_ends_a_child_in_good_order_or_anyway():
         assert free.poll() is None
         free.kill()
     assert codes == {"default": -signal.SIGTERM, "orderly": 7, "stubborn": Exit.TRY_AGAIN}
+
+
+@pytest.mark.parametrize("is_rank", [True, False])
+def test_a_child_of_torchrun_is_asked_to_end_when_that_is_killed(is_rank):
+    member = MEMBER.replace("processes.hold", "processes.PARENT_POLL_S = 0.05; processes.hold", 1)
+    parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+    env = ENVIRONMENT | ({processes.TORCHRUN: "none"} if is_rank else {})
+    command = [sys.executable, "-c", parent, member, "orderly"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as process:
+        child = int(process.stdout.readline())
+        process.kill()
+        # Its end closes the pipe.
+        closed, _, _ = select.select([process.stdout], [], [], 2 * GONE_S if is_rank else 0.5)
+        if not closed:
+            os.kill(child, signal.SIGKILL)
+    assert bool(closed) == is_rank
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is another one")

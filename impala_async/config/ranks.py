@@ -135,7 +135,8 @@ def share_of(config: RunConfig, place: Place, *, has_actors: bool = True) -> Run
             f"learner.batch_columns ({learner.batch_columns}) on {place.count} ranks are {columns} "
             f"each, and must be at least actor.num_envs ({config.actor.least_envs})"
         )
-    # One that is killed lacks the newest that the others have, who must have the one before.
+    # One that is killed lacks the newest that the others have, who must have the one before; and
+    # that one stays while ranks tell each other what they have.
     keep = max(2, config.checkpoint.keep)
     shared = {
         "checkpoint": config.checkpoint.model_copy(update={"keep": keep}),

@@ -100,7 +100,7 @@ class CheckpointSection(Section):
     every_s: float = Field(60.0, gt=0, le=MOST_S)
     """Seconds between checkpoints."""
     keep: int = Field(3, ge=1)
-    """Newest checkpoints that stay (the best one stays too)."""
+    """Newest checkpoints that stay (the best one stays too, and the newest that all ranks have)."""
 
 
 class ReportSection(Section):

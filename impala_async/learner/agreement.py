@@ -21,6 +21,7 @@ from impala_async.training.checkpoint import highest_epoch
 from impala_async.training.ranks import Ranks
 from impala_async.training.step import UpdateStep
 from impala_async.training.team_step import TeamStep
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.keys import Key, key_in_environment, new_key
 from impala_async.wire.local_link import new_nonce
 
@@ -52,6 +53,8 @@ class Word(NamedTuple):
     num_joined: tuple[int, ...] = (0,)
     num_sessions: tuple[int, ...] = (0,)
     """Its own; those of each rank."""
+    saved: tuple[Version, ...] = (NO_VERSION,)
+    """The newest checkpoint that it has written in this start; those of each rank."""
     num_ready: int = 0
     """How many ranks have a batch, in the word of all."""
 
@@ -59,6 +62,14 @@ class Word(NamedTuple):
     def mean_return(self) -> float | None:
         total, count = self.returns
         return total / count if count >= RETURN_EPISODES else None
+
+    @property
+    def common(self) -> Version | None:
+        """The newest checkpoint of each rank, if all have the same. The oldest of them would not
+        do: another rank may have failed to write it, and have a newer one."""
+        first, *others = self.saved
+        is_same = all(each == first for each in others)
+        return first if is_same and first != NO_VERSION else None
 
 
 def begin_alike(ranks: Ranks, step: UpdateStep | TeamStep) -> None:
@@ -75,11 +86,16 @@ def agree(ranks: Ranks, own: Word) -> Word:
     is_reason = [float(own.reason == reason) for reason in REASONS]
     are_due = own.is_capture_due, own.is_save_due, own.is_report_due
     count, number = ranks.place.count, ranks.place.number
-    actors = [0] * (2 * count)
-    (actors[number],), (actors[count + number],) = own.num_joined, own.num_sessions
-    said = ranks.totals(own.is_ready, own.num_rows, *are_due, *own.returns, *is_reason, *actors)
+    of_own = *own.num_joined, *own.num_sessions, *own.saved[0]
+    # Beside zeros a sum is a copy.
+    of_each = [0] * (len(of_own) * count)
+    of_each[number::count] = of_own
+    said = ranks.totals(own.is_ready, own.num_rows, *are_due, *own.returns, *is_reason, *of_each)
     num_ready, num_rows, num_captures, num_saves, num_reports, *returns = said[:7]
-    of_reasons, of_actors = said[7 : 7 + len(REASONS)], [*map(round, said[7 + len(REASONS) :])]
+    of_reasons, of_each = said[7 : 7 + len(REASONS)], [*map(round, said[7 + len(REASONS) :])]
+    num_joined, num_sessions, epochs, updates = (
+        tuple(of_each[start : start + count]) for start in range(0, len(of_each), count)
+    )
     return Word(
         num_ready == count,
         round(num_rows),
@@ -88,8 +104,9 @@ def agree(ranks: Ranks, own: Word) -> Word:
         next((reason for reason, n in zip(REASONS, of_reasons, strict=True) if n), None),
         (returns[0], returns[1]),
         num_reports > 0,
-        tuple(of_actors[:count]),
-        tuple(of_actors[count:]),
+        num_joined,
+        num_sessions,
+        tuple(map(Version, epochs, updates)),
         round(num_ready),
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from impala_async.errors import ServiceError
 from impala_async.learner.watchdog import Watchdog
-from impala_async.weights import Version, Weights
+from impala_async.weights import NO_VERSION, Version, Weights
 
 if TYPE_CHECKING:
     from impala_async.learner.slots import Settlement
@@ -147,6 +147,8 @@ class Channels:
     """How many actors have joined each rank, and how many sessions it has."""
     cuts: Mailbox[int]
     """The updates for which other ranks are ready and this one lacks its batch."""
+    common: Mailbox[Version]
+    """The newest checkpoint that all ranks have."""
     captures: Inbox[Captured]
     stops: Inbox[str]
     run_path: Path
@@ -163,5 +165,7 @@ class Channels:
     count_actors: Callable[..., tuple[int, int]] = lambda **_: (0, 0)
     # The newest report of this rank, for rank 0 to merge.
     reported: list[bytes] = field(default_factory=lambda: [b"{}"])
+    # The newest checkpoint that this rank has written in this start.
+    saved: list[Version] = field(default_factory=lambda: [NO_VERSION])
     # The mean return of all by which the goal is reached, once it is.
     goals: list[float] = field(default_factory=list)

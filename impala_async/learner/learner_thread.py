@@ -173,13 +173,10 @@ class LearnerThread:
             is_report_due=is_asked and self.ranks.place.is_first,
             num_joined=(num_joined,),
             num_sessions=(num_sessions,),
+            saved=(channels.saved[0],),
         )
-        word, before = agree(self.ranks, own), self._word
-        counts = word.num_joined, word.num_sessions
-        if counts != (before.num_joined, before.num_sessions):
-            channels.counts.post(counts)
-        if self._is_late(word):
-            channels.cuts.post(self.progress.update)
+        word = agree(self.ranks, own)
+        self._tell_news(word)
         if word.is_ready:
             self._stats.add_rank_wait(time.perf_counter() - self._held_at)
         goal, reached = self.stop.mean_return, word.mean_return
@@ -191,6 +188,17 @@ class LearnerThread:
             self._stop_reason = word.reason
             channels.stops.post(word.reason)
         return word
+
+    def _tell_news(self, word: Word) -> None:
+        """Tell the loop what is new of other ranks."""
+        channels, before = self.channels, self._word
+        counts = word.num_joined, word.num_sessions
+        if counts != (before.num_joined, before.num_sessions):
+            channels.counts.post(counts)
+        if word.common not in (None, before.common):
+            channels.common.post(word.common)
+        if self._is_late(word):
+            channels.cuts.post(self.progress.update)
 
     def _is_late(self, word: Word) -> bool:
         """Whether so many ranks wait for this one that its actors cut what they write."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from impala_async.config.ranks import Place
 from impala_async.errors import ConfigError, Exit, ImpalaAsyncError, RankError
 from impala_async.output import Wait
+from impala_async.processes import TORCHRUN
 
 if TYPE_CHECKING:
     from impala_async.training.ranks import Ranks
@@ -167,7 +168,7 @@ def _beside(
 
 
 def _is_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return TORCHRUN in os.environ
 
 
 def _address() -> str:

@@ -35,6 +35,7 @@ from impala_async.learner.recorder import Recorder
 from impala_async.learner.slots import Episodes
 from impala_async.learner.watchdog import Watchdog
 from impala_async.metrics.names import Value
+from impala_async.metrics.report import merge
 from impala_async.metrics.sinks import JsonlSink, Sink
 from impala_async.output import told_of
 from impala_async.processes import CTRL_C, GIVE_UP, REQUESTS, without_echo
@@ -53,10 +54,6 @@ GOODBYE_S = 1.0
 # An update may take long; one that hangs is found by the watchdog, mostly before.
 THREAD_END_S = 60.0
 SAVE_WITHIN_S = 600.0
-SAME_ADDRESS = (
-    "two of them listen at the same address: where they are on several hosts, bind.data and "
-    "bind.weights want tcp://0.0.0.0:PORT, or bind.host names each"
-)
 EXITS = {
     "interrupted": Exit.INTERRUPTED,
     handoff.ACTOR_LOST: Exit.TRY_AGAIN,
@@ -139,6 +136,7 @@ class LearnerService:
             count_actors=self._server.counts,
             reported=self._others.newest,
             cuts=handoff.Mailbox(self._loop, self._server.cut),
+            common=handoff.Mailbox(self._loop, lambda version: self._saver.note_common(version)),
             captures=handoff.Inbox(self._loop, self._on_captured),
             stops=handoff.Inbox(self._loop, self.stop),
             run_path=self._folder.absolute,
@@ -172,9 +170,10 @@ class LearnerService:
             run_s=lambda: self._reporter.run_s(time.monotonic()),
             evaluate=config.evaluate,
             num_ranks=self._place.count,
+            saved=self._channels.saved,
         )
         if self._training is not None:
-            self._saver.restore(self._training.state)
+            self._saver.restore(self._training)
             self._channels.returns[0] = self._episodes.returns
         self._evaluations = Evaluations(
             config.evaluate,
@@ -188,10 +187,9 @@ class LearnerService:
         self._watchdog.start(self._loop.call_later, has_child=self._is_watched)
         try:
             if self._others.are_some:
-                urls = await self._others.meet(self._server.data_url, self._schema)
+                accounts = merge(self._server.ledger.report(), self._episodes.report())
+                urls = await self._others.meet(self._server.data_url, self._schema, accounts)
                 self._server.placement.open(urls)
-                if not self._server.placement.can_send:
-                    logger.warning("no actor is sent to another rank: %s", SAME_ADDRESS)
             if self._schema is not None:
                 try:
                     self._open(self._schema)

@@ -228,12 +228,12 @@ def read_digests(directory: Path, version: Version) -> dict[str, str]:
     return {}
 
 
-def prune(directory: Path, keep: int, best: Version | None = None) -> None:
-    """Remove all but the newest `keep` and the best checkpoint, and what crashes left behind.
+def prune(directory: Path, keep: int, *spared: Version | None) -> None:
+    """Remove all but the newest `keep` and those that are spared, and what crashes left behind.
 
     A damaged one does not count and stays. CheckpointError names the first that cannot be removed.
     """
-    old = [path for version, path in _whole_by_size(directory)[keep:] if version != best]
+    old = [path for version, path in _whole_by_size(directory)[keep:] if version not in spared]
     faults = []
     for path in [*directory.glob(f"{_HIDDEN}*"), *old]:
         try:

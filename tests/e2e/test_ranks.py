@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from impala_async.config.ranks import Place
-from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, module, wait_until
+from tests.e2e.harness import ONE_THREAD, Site, given, identities_hold, is_alive, module, wait_until
 from tests.e2e.test_lockstep import disturbed
 
 pytestmark = pytest.mark.e2e
@@ -25,6 +25,8 @@ SMALL = (
 )
 LOCKSTEP = (*SMALL, "pace.mode=lockstep", "stop.updates=30", "algorithm.num_minibatches=3")
 ASYNC = (*SMALL, "learner.batch_columns=16", "checkpoint.every_s=0.5")
+# A checkpoint of CartPole has 37 kB of weights; what else a learner writes at once is less.
+SHORTER_THAN_WEIGHTS = 20_000
 ANY_PORTS = ("bind.data=tcp://127.0.0.1:*", "bind.weights=tcp://127.0.0.1:*")
 
 
@@ -156,6 +158,37 @@ def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
         assert report["env_steps_trained"] > 0
 
 
+def updates_of(site):
+    """Those of which it has a checkpoint."""
+    return {int(path.name.split("-")[2]) for path in site.checkpoints()}
+
+
+def test_a_rank_that_alone_finds_no_room_leaves_all_a_checkpoint_to_go_on_from(tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*ASYNC, "checkpoint.every_s=0.2", "checkpoint.keep=2")
+        first, second = ranks.sites
+        wait_until("checkpoints", lambda: all(len(updates_of(x)) > 1 for x in ranks.sites))
+        learner = psutil.Process(second.service["pid"])
+        # Its files may be no longer: to it this is a full disk, and to nobody else.
+        learner.rlimit(psutil.RLIMIT_FSIZE, (SHORTER_THAN_WEIGHTS, psutil.RLIM_INFINITY))
+        wait_until("a save that fails", lambda: "cannot write checkpoint" in doors[1].log)
+        newest, later = max(updates_of(second)), set()
+
+        def goes_on():
+            later.update(update for update in updates_of(first) if update > newest)
+            return len(later) > 4
+
+        wait_until("checkpoints of the other", goes_on)
+        learner.kill()
+        assert [door.wait_exit(15) for door in doors] == [75, 137]
+        # Two, the best and the common one; and the last, if it was just written.
+        assert len(updates_of(first)) <= 5
+        common = max(updates_of(first) & updates_of(second))
+        ranks.trained(f"stop.updates={common + 30}", flags=["--resume"])
+        assert len(set(ranks.weights())) == 1
+        assert first.reports()[-1]["updates"] >= common + 30
+
+
 LEARNERS = (
     *("env.id=CartPole-v1", "algorithm.num_minibatches=2", "learner.report_every_s=0.2"),
     *("bind.data=tcp://127.0.0.1:*", "bind.weights=tcp://127.0.0.1:*"),
@@ -219,9 +252,11 @@ def test_a_run_goes_on_with_more_and_with_fewer_ranks_and_loses_no_account(tmp_p
             ranks.trained(*changes, flags=flags)
             report = ranks.sites[0].reports()[-1]
             assert identities_hold(report)
-            # They are those of all, and of all starts.
+            # They are those of all, and of all starts, in the first reports of a start too.
             assert report["trajectories/received"] > received
             received = report["trajectories/received"]
+            counts = [each["trajectories/received"] for each in ranks.sites[0].reports()]
+            assert counts == sorted(counts)
             assert len(set(ranks.weights())) == 1
 
 
@@ -436,6 +471,10 @@ def test_torchrun_starts_all_again_where_one_is_killed_and_they_go_on(tmp_path):
         assert {site.service["epoch"] for site in sites} == {2}
         assert all(identities_hold(report) for site in sites for report in site.reports())
         assert process.poll() is None
+        learners = [psutil.Process(site.service["pid"]) for site in sites]
+        process.kill()
+        wait_until("the ranks end too", lambda: not any(map(is_alive, learners)))
+        assert {site.summary["exit_reason"] for site in sites} == {"terminated"}
 
 
 def began_at(site, epoch):

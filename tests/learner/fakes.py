@@ -25,13 +25,14 @@ class Listener:
     def __init__(self):
         loop = SimpleNamespace(call_soon_threadsafe=lambda call, *given: call(*given))
         self.settlements, self.weights, self.reports = [], [], []
-        self.captures, self.stops, self.counts, self.cuts = [], [], [], []
+        self.captures, self.stops, self.counts, self.cuts, self.common = [], [], [], [], []
         self.channels = Channels(
             settlements=Inbox(loop, self.settlements.append),
             weights=Mailbox(loop, self.weights.append),
             reports=Inbox(loop, self.reports.append),
             counts=Mailbox(loop, self.counts.append),
             cuts=Mailbox(loop, self.cuts.append),
+            common=Mailbox(loop, self.common.append),
             captures=Inbox(loop, self.captures.append),
             stops=Inbox(loop, self.stops.append),
             run_path=Path(),

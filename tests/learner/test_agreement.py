@@ -19,6 +19,7 @@ from impala_async.learner.agreement import (
 from impala_async.learner.service import EXITS
 from impala_async.runs.folder import RunFolder
 from impala_async.training.ranks import Ranks
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.keys import Key
 
 WAIT_S = 10.0
@@ -69,13 +70,14 @@ def test_all_are_ready_or_nobody_is_and_one_word_is_enough_for_the_rest():
     waits = Word(is_ready=False, returns=(150.0, 40))
     first, second = at_once(agree, ready, waits)
     counts = {"num_joined": (0, 0), "num_sessions": (0, 0), "num_ready": 1}
-    assert first == second == Word(False, 30, returns=(200.0, 100), **counts)
+    none = {"saved": (NO_VERSION, NO_VERSION)}
+    assert first == second == Word(False, 30, returns=(200.0, 100), **counts, **none)
     assert first.mean_return == 2.0
     due = {"is_capture_due": True, "is_save_due": True, "is_report_due": True}
     own = ready._replace(num_joined=(7,), num_sessions=(9,))
     first, second = at_once(agree, own, ready._replace(num_rows=5, num_joined=(3,), **due))
     counts = {"num_joined": (7, 3), "num_sessions": (9, 0), "num_ready": 2}
-    assert first == second == Word(True, 35, returns=(100.0, 120), **counts, **due)
+    assert first == second == Word(True, 35, returns=(100.0, 120), **counts, **due, **none)
     first, second, third = at_once(agree, ready, ready, ready._replace(reason="wall_s"))
     assert first == second == third
     assert (third.reason, third.num_rows) == ("wall_s", 90)
@@ -85,6 +87,23 @@ def test_of_several_reasons_the_gravest_holds_for_all():
     said = [Word(reason=reason) for reason in ("mean_return", "not_finite", "terminated")]
     assert {word.reason for word in at_once(agree, *said)} == {"not_finite"}
     assert EXITS.keys() <= set(REASONS)
+
+
+def test_a_checkpoint_is_common_once_all_say_that_it_is_their_newest():
+    old, new = Version(3, 10**15), Version(3, 10**15 + 1)
+    for said, common in (
+        ((old, old), old),
+        # Rank 1 may have failed to save the old one, and rank 0 the new one.
+        ((old, new), None),
+        ((old, NO_VERSION), None),
+        ((NO_VERSION, NO_VERSION), None),
+        ((Version(1, 0), Version(1, 0)), Version(1, 0)),
+        ((new, new, new), new),
+        ((new, new, old), None),
+    ):
+        for word in at_once(agree, *(Word(saved=(own,)) for own in said)):
+            assert (word.saved, word.common) == (said, common)
+    assert Word().common is None
 
 
 def test_a_hundred_episodes_of_all_are_a_return():

@@ -21,6 +21,7 @@ from impala_async.metrics.names import REGISTRY
 from impala_async.metrics.report import merge
 from impala_async.metrics.timer import TimerStat
 from impala_async.training.ranks import Ranks
+from impala_async.weights import Version
 from tests.learner.fakes import FakeLoader, FakeStep, Listener, batch_of
 
 ALL = [True] * 4
@@ -791,6 +792,25 @@ def test_rank_0_reports_with_the_newest_of_the_others_and_hears_of_their_actors(
     assert 0 <= wait_ms < 1000
     # It is told once, as nothing changes: the fake adds nobody's actors to our two.
     assert listener.counts == [((2, 0), (3, 0))]
+
+
+def test_the_loop_is_told_once_of_each_checkpoint_that_all_ranks_have():
+    listener = Listener()
+    # The update of the newest at each word; the second rank is late, and does not save the third.
+    own, theirs = (0, 1, 1, 1, 2, 3, 4, 4, 4), (0, 0, 1, 1, 1, 2, 2, 4, 4)
+
+    class Saves(Beside):
+        def totals(self, *shares):
+            *found, epoch, _, update, _ = super().totals(*shares)
+            newest = Version(1, theirs[min(len(self.said), len(theirs)) - 1])
+            return [*found, epoch, newest.epoch, update, newest.update]
+
+    def save(number):
+        listener.channels.saved[0] = Version(1, own[min(number, len(own) - 1)])
+
+    script = [batch_of(n) for n in range(1, 10)]
+    Run(script, Step(), listener=listener, ranks=Saves(before=save))()
+    assert listener.common == [Version(1, 1), Version(1, 4)]
 
 
 class Ahead(Beside):

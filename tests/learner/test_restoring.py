@@ -7,12 +7,13 @@ import torch
 
 from impala_async.config.ranks import Place
 from impala_async.errors import CheckpointError
+from impala_async.learner.agreement import Word
 from impala_async.learner.restoring import merge_watermarks, restore
 from impala_async.learner.slots import Ledger
 from impala_async.runs.folder import RunFolder
-from impala_async.training.checkpoint import save_checkpoint
+from impala_async.training.checkpoint import prune, save_checkpoint
 from impala_async.training.ranks import Ranks
-from impala_async.weights import Version
+from impala_async.weights import NO_VERSION, Version
 from tests.learner.test_agreement import at_once
 
 ACTOR = "ab" * 16
@@ -66,6 +67,31 @@ def test_ranks_go_on_from_checkpoints_with_the_same_weights(first, second, versi
             save(folder, version, weight=weight, count=2)
     found = restored(tmp_path, 2)
     assert [each.progress.version for each in found] == versions
+
+
+@pytest.mark.parametrize(
+    ("saves", "update"),
+    [
+        (("111111", "11...."), 2),
+        # The third is the newest of rank 0, and rank 1 has later ones only.
+        (("111...", "11.111"), 2),
+        (("11.1.1.", "1.1.1.1"), 1),
+        (("11111.", "1.1111", "11.111"), 5),
+    ],
+)
+def test_though_saves_fail_ranks_go_on_from_the_last_that_all_had(saves, update, tmp_path):
+    """Each keeps the newest two, and what their words have told it to spare."""
+    folders, common = folders_of(tmp_path, len(saves)), None
+    newest = [NO_VERSION] * len(folders)
+    for number, are_saved in enumerate(zip(*saves, strict=True), 1):
+        for rank, folder in enumerate(folders):
+            if are_saved[rank] == "1":
+                newest[rank] = Version(1, number)
+                save(folder, newest[rank], weight=float(number), count=len(folders))
+                prune(folder.checkpoints, 2, common)
+        common = Word(saved=tuple(newest)).common or common
+    found = restored(tmp_path, len(folders))
+    assert {each.progress.version for each in found} == {(1, update)}
 
 
 @pytest.mark.parametrize(("count", "accounts"), [(1, [12]), (2, [5, 7]), (3, [5, 7, 0])])

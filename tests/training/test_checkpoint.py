@@ -351,15 +351,17 @@ def test_one_of_the_same_version_is_replaced_whatever_it_is(
 # -------------------- pruning
 
 
-def test_pruning_keeps_the_newest_and_the_best_and_counts_no_damaged_one(folder):
+def test_pruning_keeps_the_newest_and_what_is_spared_and_counts_no_damaged_one(folder):
     checkpoint.prune(folder, keep=1)
     assert not folder.exists()
     for update in range(1, 8):
         save(folder, 1, update)
-    checkpoint.prune(folder, keep=3, best=Version(1, 2))
+    checkpoint.prune(folder, 3, Version(1, 2), None, Version(1, 4), Version(2, 1))
+    assert names(folder) == ["ckpt-1-2", "ckpt-1-4", "ckpt-1-5", "ckpt-1-6", "ckpt-1-7"]
+    checkpoint.prune(folder, 3, Version(1, 2))
     assert names(folder) == ["ckpt-1-2", "ckpt-1-5", "ckpt-1-6", "ckpt-1-7"]
     os.truncate(folder / "ckpt-1-7" / MODEL, 10)
-    checkpoint.prune(folder, keep=1, best=Version(1, 6))
+    checkpoint.prune(folder, 1, Version(1, 6))
     assert names(folder) == ["ckpt-1-6", "ckpt-1-7"]
 
 

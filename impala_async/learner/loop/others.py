@@ -38,11 +38,18 @@ class OtherRanks:
         if said:
             self.reports = [json.loads(each) for each in said]
 
-    async def meet(self, url: str, schema: Schema | None) -> list[str]:
-        """Where each rank listens; ConfigError where their environments are not alike."""
-        own = {"url": url, "spaces": None if schema is None else schema.digest.hex()}
+    async def meet(
+        self, url: str, schema: Schema | None, accounts: Mapping[str, Value]
+    ) -> list[str]:
+        """Where each rank listens; ConfigError where their environments are not alike. The accounts
+        with which a rank begins, of a resumed run, are its report until it writes one."""
+        self.write(accounts)
+        spaces = None if schema is None else schema.digest.hex()
+        own = {"url": url, "spaces": spaces, "accounts": accounts}
         of_ranks = [json.loads(each) for each in await self._gather(json.dumps(own).encode())]
         check_alike([{"the digest of the spaces": each["spaces"]} for each in of_ranks])
+        if self._ranks.place.is_first:
+            self.reports = [each["accounts"] for each in of_ranks[1:]]
         return [each["url"] for each in of_ranks]
 
     async def report_last(self, report: Callable[[], dict[str, Value]]) -> dict[str, Value]:

@@ -7,12 +7,15 @@ An actor that was started with a number is of its starter's rank, and stays ther
 Runs on: event loop
 """
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from impala_async.config.ranks import Place
+
+logger = logging.getLogger(__name__)
 
 # An actor that says hello again so soon has not heard yet where it was sent.
 UNDER_WAY_S = 3.0
@@ -28,6 +31,10 @@ LET_GO_AFTER_S = 2.0
 SILENT_S, SILENT_TIMES = 20.0, 4.0
 # If nobody has looked for so long, the learner itself stood still.
 STOOD_STILL_S = 2.0
+SAME_ADDRESS = (
+    "two of them listen at the same address: where they are on several hosts, bind.data and "
+    "bind.weights want tcp://0.0.0.0:PORT, or bind.host names each"
+)
 
 
 class _Placed(NamedTuple):
@@ -65,6 +72,8 @@ class Placement:
         """The ranks listen there. Where two have the same address nobody is sent on."""
         self._urls = urls if len(set(urls)) == len(urls) else ()
         self.is_known = True
+        if not self.can_send:
+            logger.warning("no actor is sent to another rank: %s", SAME_ADDRESS)
 
     @property
     def can_send(self) -> bool:

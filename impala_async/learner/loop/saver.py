@@ -8,7 +8,7 @@ Runs on: event loop; files are written on a worker thread
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ from impala_async.training.checkpoint import (
     tell_of_skipped,
     whole_checkpoints,
 )
-from impala_async.weights import Lineage, Version
+from impala_async.weights import NO_VERSION, Lineage, Version
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +146,11 @@ class Saver:
     run_s: Callable[[], float]
     evaluate: EvaluateSection
     num_ranks: int = 1
+    saved: list[Version] = field(default_factory=lambda: [NO_VERSION])
+    """The newest that this start has written, of which the other ranks are told."""
+    _common: Version | None = field(default=None, init=False)
+    """The newest that all ranks have. Each spares it, as some may write no more, while others go on
+    and remove what is old."""
     _best: Best | None = field(default=None, init=False)
     best_evaluated: tuple[float, str] | None = field(default=None, init=False)
     """The largest return of an evaluation, and where its weights are in the run folder."""
@@ -159,11 +164,17 @@ class Saver:
         if self.evaluate.every_s is None or found.state.get(EVAL_ACTIONS, kind) == kind:
             self.best_evaluated = score, self._name_of(found.path)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, training: TrainingState) -> None:
+        state = training.state
+        if self.num_ranks > 1:
+            self._common = training.version
         self.episodes.restore(**state["episodes"])
         if state.get("best"):
             score, epoch, update = state["best"]
             self._best = (score, Version(epoch, update))
+
+    def note_common(self, version: Version) -> None:
+        self._common = version
 
     def state_of(self, captured: Captured) -> dict[str, Any]:
         """The content of a `state.json`, with the accounts of now."""
@@ -224,11 +235,14 @@ class Saver:
         directory = self.folder.checkpoints
         version, tensors = captured.progress.version, captured.training.tensors
         self.folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
-        self._prune(directory, self.keep, best[1] if best else None)
+        # Before the next save begins, which may remove the one before: no rank says that it has
+        # what it has not any more.
+        self.saved[0] = version
+        self._prune(directory, self.keep, best[1] if best else None, self._common)
 
-    def _prune(self, directory: Path, keep: int, best: Version | None = None) -> None:
+    def _prune(self, directory: Path, keep: int, *spared: Version | None) -> None:
         """Remove old ones; the new one is kept, even if that fails."""
         try:
-            prune(directory, keep, best)
+            prune(directory, keep, *spared)
         except CheckpointError as error:
             logger.error("%s", error)

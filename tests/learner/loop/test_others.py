@@ -1,6 +1,7 @@
 """The reports of other ranks reach rank 0, the last ones too."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -25,15 +26,29 @@ class Said:
         return [own, *self.others] if self.place.is_first else [*self.others, own]
 
 
+def other(spaces=None, **accounts):
+    """The word of another rank when all meet."""
+    return json.dumps({"url": "tcp://b:2", "spaces": spaces, "accounts": accounts}).encode()
+
+
 def test_addresses_are_those_of_all_in_their_order():
-    ranks = OtherRanks(Said(0, b'{"url": "tcp://b:2", "spaces": null}'))
-    assert asyncio.run(ranks.meet("tcp://a:1", None)) == ["tcp://a:1", "tcp://b:2"]
+    ranks = OtherRanks(Said(0, other()))
+    assert asyncio.run(ranks.meet("tcp://a:1", None, {})) == ["tcp://a:1", "tcp://b:2"]
 
 
 def test_environments_that_are_not_alike_are_told():
-    ranks = OtherRanks(Said(0, b'{"url": "tcp://b:2", "spaces": "00"}'))
+    ranks = OtherRanks(Said(0, other(spaces="00")))
     with pytest.raises(ConfigError, match=r'spaces is "[0-9a-f]+" at rank 0, and "00" at rank 1'):
-        asyncio.run(ranks.meet("tcp://a:1", small_schema()))
+        asyncio.run(ranks.meet("tcp://a:1", small_schema(), {}))
+
+
+def test_until_a_rank_reports_its_accounts_are_those_with_which_it_begins():
+    first, second = OtherRanks(Said(0, other(updates=7))), OtherRanks(Said(1, other(updates=5)))
+    for ranks in (first, second):
+        asyncio.run(ranks.meet("tcp://a:1", None, {"updates": 6}))
+    assert first.reports == [{"updates": 7}]
+    # Rank 0 may ask for its report before there is any.
+    assert (second.newest, second.reports) == ([b'{"updates": 6}'], ())
 
 
 def test_rank_0_writes_its_last_report_when_it_has_those_of_others():

@@ -8,6 +8,7 @@ from impala_async.learner.loop.placement import (
     LET_GO_AFTER_S,
     LOST_S,
     MOST_PLACED,
+    SAME_ADDRESS,
     SILENT_S,
     SILENT_TIMES,
     STOOD_STILL_S,
@@ -129,7 +130,7 @@ def test_slow_ones_are_waited_for_in_a_new_session_too():
     assert look(ranks, 301.0, 5 * 60, admitted=16) == SILENT_TIMES * 60 + 1
 
 
-def test_only_rank_0_sends_actors_on_and_nobody_where_two_have_one_address():
+def test_only_rank_0_sends_actors_on_and_nobody_where_two_have_one_address(caplog):
     ranks = placement(number=1, joined=(0, 5, 0))
     assert ranks.send(name(1), num_own=5, now=0.0) is None
     alone = Placement()
@@ -137,10 +138,12 @@ def test_only_rank_0_sends_actors_on_and_nobody_where_two_have_one_address():
     assert not alone.can_send
     assert alone.send(name(1), num_own=5, now=0.0) is None
     assert not alone.is_to_let_go(99.0)
+    assert caplog.messages == []
     alike = Placement(Place(0, 2))
     alike.open(["tcp://127.0.0.1:5555"] * 2)
     assert alike.is_known
     assert not alike.can_send
+    assert caplog.messages == [f"no actor is sent to another rank: {SAME_ADDRESS}"]
     alike.note(((5, 0), (5, 0)))
     assert alike.send(name(1), num_own=5, now=0.0) is None
     assert not any(alike.is_to_let_go(now) for now in (0.0, 99.0))

@@ -22,7 +22,7 @@ from impala_async.learner.slots import Ledger, Settlement
 from impala_async.policy import Policy
 from impala_async.runs.folder import RunFolder
 from impala_async.training.step import UpdateStep
-from impala_async.weights import Lineage
+from impala_async.weights import NO_VERSION, Lineage, Version
 from impala_async.wire.messages import EPISODE, PROTOCOL, Hello
 from impala_async.wire.session import SessionTable
 from tests.learner.columns import small_schema
@@ -34,7 +34,7 @@ ACTOR = b"a" * 16
 class Run:
     """A saver and all that it saves."""
 
-    def __init__(self, folder, *, keep=2, lineage=None):
+    def __init__(self, folder, *, keep=2, lineage=None, num_ranks=1):
         self.folder = folder
         self.ledger = Ledger()
         self.episodes = EpisodeStats()
@@ -50,6 +50,7 @@ class Run:
             episodes=self.episodes,
             run_s=lambda: 12.5,
             evaluate=EvaluateSection(),
+            num_ranks=num_ranks,
         )
         config = config_of(small_schema())
         policy = Policy(small_schema(), config.model, seed=3)
@@ -58,10 +59,10 @@ class Run:
     def accounts(self):
         return {"ledger": self.ledger.save(), "watermarks": self.table.watermarks()}
 
-    def restore(self, state):
-        self.ledger.restore(state["ledger"])
-        self.table.restore_watermarks(state["watermarks"], 0.0)
-        self.saver.restore(state)
+    def restore(self, training):
+        self.ledger.restore(training.state["ledger"])
+        self.table.restore_watermarks(training.state["watermarks"], 0.0)
+        self.saver.restore(training)
 
     async def save(self, update, mean_return=None):
         if mean_return is not None:
@@ -102,7 +103,7 @@ async def test_everything_that_is_saved_comes_back(make_run):
     assert all(torch.equal(restored.training.tensors["model"][name], model[name]) for name in model)
 
     again = make_run()
-    again.restore(restored.training.state)
+    again.restore(restored.training)
     assert again.ledger.report() == {
         **run.ledger.report(),
         "trajectories/in_slots": 0,
@@ -124,7 +125,7 @@ async def test_the_newest_and_the_best_stay_and_after_a_resume_too(make_run):
     assert run.names() == {"ckpt-1-5", "ckpt-1-7", "ckpt-1-8"}
     restored = load_newest(run.folder)
     again = make_run(keep=1)
-    again.restore(restored.training.state)
+    again.restore(restored.training)
     await again.save(9, 8.0)
     assert again.names() == {"ckpt-1-5", "ckpt-1-9"}
     await again.save(10, 9.5)
@@ -144,6 +145,42 @@ async def test_the_best_is_kept_though_the_one_before_cannot_be_removed(
     await run.saver.save_best(captured, run.saver.state_of(captured), 6.0)
     assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3")
     assert caplog.messages[-1] == "the best weights so far are not kept: it is full"
+
+
+async def test_with_other_ranks_the_newest_that_all_have_stays_too(make_run, monkeypatch):
+    run = make_run(keep=2, num_ranks=2)
+    for update in (1, 2):
+        assert await run.save(update, 9.0)
+        assert run.saver.saved == [Version(1, update)]
+    run.saver.note_common(Version(1, 2))
+    # From now on another rank's disk is full.
+    for update in range(3, 9):
+        assert await run.save(update, 5.0)
+        assert run.names() >= {"ckpt-1-1", "ckpt-1-2"}
+    assert run.names() == {"ckpt-1-1", "ckpt-1-2", "ckpt-1-7", "ckpt-1-8"}
+    # One that was not written is not said to be there.
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=NO_SPACE))
+        assert not await run.save(9)
+    assert run.saver.saved == [Version(1, 8)]
+    # It has room again: the one before may go.
+    run.saver.note_common(Version(1, 8))
+    assert await run.save(10)
+    assert run.names() == {"ckpt-1-1", "ckpt-1-8", "ckpt-1-10"}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_until_all_ranks_have_saved_anew_the_one_that_they_went_on_from_stays(
+    num_ranks, make_run
+):
+    await make_run().save(5)
+    again = make_run(keep=2, num_ranks=num_ranks)
+    again.restore(load_newest(again.folder).training)
+    assert again.saver.saved == [NO_VERSION]
+    for update in range(6, 9):
+        assert await again.save(update)
+    spared = {"ckpt-1-5"} if num_ranks > 1 else set()
+    assert again.names() == {"ckpt-1-7", "ckpt-1-8"} | spared
 
 
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
