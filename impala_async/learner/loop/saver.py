@@ -6,6 +6,7 @@ at least as far; a worker thread writes.
 Runs on: event loop; files are written on a worker thread
 """
 
+import errno
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -202,6 +203,8 @@ class Saver:
         try:
             await on_thread("save", functools.partial(self._write, captured, state, best))
         except (CheckpointError, OSError) as error:
+            if self.folder.is_gone():  # it has said so, and another run may lie there
+                return False
             good = last_good(self.folder.checkpoints)
             stays = f"the last good one is {good.name}" if good else "no other one is found"
             what = "" if isinstance(error, CheckpointError) else "cannot write a checkpoint: "
@@ -220,6 +223,8 @@ class Saver:
         def write() -> None:
             version, tensors = captured.progress.version, captured.training.tensors
             path = save_checkpoint(self.folder.best, version, tensors, state)
+            if self.folder.is_gone():
+                return
             self.best_evaluated = score, self._name_of(path)
             self._prune(self.folder.best, 1)
 
@@ -234,7 +239,11 @@ class Saver:
     def _write(self, captured: Captured, state: dict[str, Any], best: Best | None) -> None:
         directory = self.folder.checkpoints
         version, tensors = captured.progress.version, captured.training.tensors
-        self.folder.note_saved(save_checkpoint(directory, version, tensors, state).name)
+        path = save_checkpoint(directory, version, tensors, state)
+        # A disk may take long, and another run be there by now: its checkpoints are not ours.
+        if self.folder.is_gone():
+            raise FileNotFoundError(errno.ENOENT, "its folder is gone", str(path))
+        self.folder.note_saved(path.name)
         # Before the next save begins, which may remove the one before: no rank says that it has
         # what it has not any more.
         self.saved[0] = version

@@ -218,6 +218,28 @@ async def test_what_fails_costs_a_log_line_and_is_tried_again(make_run, monkeypa
     assert "cannot remove old" in caplog.text
 
 
+async def test_checkpoints_of_a_run_that_takes_the_place_are_left_alone(
+    make_run, monkeypatch, caplog
+):
+    run, save = make_run(keep=1), saver.save_checkpoint
+    assert await run.save(1)
+
+    def save_slowly(directory, *what):
+        path = save(directory, *what)
+        here = run.folder.path
+        shutil.copytree(here, here.with_name("other"))
+        here.rename(here.with_name("moved"))
+        here.with_name("other").rename(here)
+        return path
+
+    monkeypatch.setattr(saver, "save_checkpoint", save_slowly)
+    assert not await run.save(2)
+    assert run.names() == {"ckpt-1-1", "ckpt-1-2"}
+    assert run.folder.last_saved() == "ckpt-1-1"
+    (told,) = caplog.messages
+    assert "it is gone, or another one lies there" in told
+
+
 async def test_without_a_sound_checkpoint_training_starts_anew_or_not_at_all(make_run, caplog):
     run = make_run(keep=9)
     assert load_newest(run.folder) is None
