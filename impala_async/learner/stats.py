@@ -40,6 +40,7 @@ class LearnerStats:
         self._section, self._loader, self._is_eager = section, loader, is_eager
         self.waited_s = 0.0
         """Since the last batch."""
+        self._has_begun = False
         self.starved_at: float | None = None
         self._starved_total_s = 0.0
         # The time of passes that were made of idle time.
@@ -81,7 +82,10 @@ class LearnerStats:
         before_s, self._copied_s = self._copied_s, self._loader.load_wait_timer.total_s
         copies_s = self._copied_s - before_s
         if is_first or not self._is_eager:
-            self._dequeue_timer.push(max(0.0, self.waited_s + self._spare_s - copies_s))
+            waited_s = self.waited_s + self._spare_s - copies_s
+            # Before its first batch actors start: it was no wait of the training that is judged.
+            self._dequeue_timer.push(max(0.0, waited_s) if self._has_begun else 0.0)
+            self._has_begun = True
             self._copy_timer.push(copies_s)
             self._spare_s = 0.0
         self.waited_s = 0.0

@@ -64,11 +64,20 @@ def test_a_learner_that_waits_too_long_is_starved_until_a_batch_comes(clock, cap
 
 def test_the_wait_for_a_copy_is_none_for_actors():
     stats = make_stats(loader := Loader())
+    stats.end_wait(is_first=True)
     loader.load_wait_timer.push(0.5)
     stats.add_wait(2.0, has_batch=True)
     stats.end_wait(is_first=True)
-    assert (timing(stats, "dequeue"), timing(stats, "load_wait")) == (1500.0, 500.0)
+    assert (timing(stats, "dequeue"), timing(stats, "load_wait")) == (1500.0 / 2, 500.0 / 2)
     assert stats.waited_s == 0.0
+
+
+def test_the_time_before_the_first_batch_is_no_wait_of_the_training():
+    stats = make_stats()
+    for waited_s, mean_ms in ((60.0, 0.0), (0.5, 250.0), (0.25, 250.0)):
+        stats.add_wait(waited_s, has_batch=True)
+        stats.end_wait(is_first=True)
+        assert timing(stats, "dequeue") == mean_ms
 
 
 @pytest.mark.parametrize(("num_batches", "dequeue_ms"), [(0, 250.0), (1, 50.0)])
