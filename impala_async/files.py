@@ -87,6 +87,8 @@ def writing(path: Path, flag: str = "--run-dir") -> Iterator[None]:
             # A folder cannot be made where such a link has its name.
             if error.errno == errno.EEXIST and each.is_symlink() and not each.exists():
                 why = f"{each} is a link to {each.readlink()}, which is not there"
+            elif error.errno == errno.EEXIST and each.is_file():
+                why = f"{each} is a file, and a folder is wanted"
         raise ConfigError(f"{flag}: cannot write to {where}: {why}") from None
 
 

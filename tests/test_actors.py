@@ -158,4 +158,6 @@ def test_a_run_that_goes_on_is_waited_for(how, make_run, monkeypatch):
 def test_a_log_that_cannot_be_opened_is_one_line(capsys):
     Path("logs").touch()
     assert run(ACTOR_UNTIL_KILLED, "--log-dir", "logs") == 2
-    assert capsys.readouterr().err == "error: --log-dir: cannot write to logs: File exists\n"
+    assert capsys.readouterr().err == (
+        "error: --log-dir: cannot write to logs: logs is a file, and a folder is wanted\n"
+    )

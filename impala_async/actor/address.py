@@ -65,7 +65,7 @@ class Address:
     def find(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
         """Read it anew, and wait until there is one; UnreachableError if there is none in time."""
         if not (self._look() or self.url):
-            self._wait(give_up_at, check_stop, lambda: self._silent, self._look)
+            self._wait(give_up_at, check_stop, self._say_silent, self._look)
 
     def leave_other(self, give_up_at: float, check_stop: Callable[[], None]) -> None:
         """Another run is here: wait until the folder names another learner; or the same error."""
@@ -118,6 +118,11 @@ class Address:
             return False
         self.url, self.key = url, key
         return True
+
+    def _say_silent(self) -> str:
+        summary = (self._folder.peek_json("summary.json") if self._folder else None) or {}
+        ended = f"; its run has ended ({summary.get('exit_reason')})" if summary else ""
+        return self._silent + ended
 
     def _read_key(self) -> Key | None:
         """The key in the folder. Where it is another user's, who alone may read it, or is not there

@@ -50,6 +50,9 @@ def test_a_folder_names_the_address_as_soon_as_there_is_a_learner(folder, caplog
     with pytest.raises(UnreachableError, match=silent):
         find(address, 0.1)
     assert caplog.messages == [f"{silent} (0 s)"]
+    folder.write_json("summary.json", {"exit_reason": "mean_return"})
+    with pytest.raises(UnreachableError, match=rf"{silent}; its run has ended \(mean_return\)$"):
+        find(address, 0.0)
     found = []
     thread = threading.Thread(target=lambda: found.append(find(address)))
     thread.start()

@@ -41,7 +41,9 @@ def test_the_last_words_are_those_of_this_life(log):
 
 def test_a_file_that_cannot_be_written_is_told_by_its_flag(tmp_path):
     (tmp_path / "logs").touch()
-    with pytest.raises(ConfigError, match=r"^--log-dir: cannot write to .*logs: File exists"):
+    with pytest.raises(
+        ConfigError, match=r"^--log-dir: cannot write to .*logs: .*logs is a file, and"
+    ):
         LogFile(tmp_path / "logs" / "actor-0.log", "--log-dir").open()
 
 
