@@ -33,10 +33,17 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     if path is not None and path.suffix != ".json":
         sections = {key: value for key, value in settings.items() if isinstance(value, dict)}
         keys += [f"{section}.{key}" for section, value in sections.items() for key in value]
-    merged, sources, mistakes = merge_overrides(settings, overrides, dict.fromkeys(keys, str(path)))
-    # A key of the file that does something there may have nothing to do beside the overrides, and
-    # another one nothing without it.
+    return change_config(settings, overrides, dict.fromkeys(keys, str(path)))
+
+
+def change_config(
+    settings: Mapping[str, Any], overrides: Iterable[str], sources: Mapping[str, str] | None = None
+) -> RunConfig:
+    """The config of settings with overrides. A key of the former that does something among them,
+    and nothing beside the overrides, is passed over."""
+    merged, sources, mistakes = merge_overrides(settings, overrides, sources)
     spared = _idle_in(settings) | {key for key in sources if sources[key] == COMMAND_LINE}
+    # Another one may do nothing without it.
     while idle := _idle_in(merged) - spared:
         for key in idle:
             merged = _without(merged, key.split("."))

@@ -121,6 +121,12 @@ def _build(
     made = [] if made is None else made
     build: Callable[..., EnvBatch] = VectorEnvs
     num_spares = section.num_spares if has_spares and not is_vector else 0
+    if section.kwargs.get("life_loss_info") and is_atari(find_env(section.id)):
+        # The game goes on behind such an end, and its next step would be taken for a reset.
+        raise EnvError(
+            f"{section.id}: env.kwargs.life_loss_info ends an episode that goes on: use "
+            "episodic_life, which ends it with a life"
+        )
     try:
         if is_vector:
             made.append(_make_vector_env(section, num_envs))
@@ -243,12 +249,6 @@ def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, 
         fix = "drop these" if is_vector else "set actor.sampler to serial or auto"
         raise EnvError(f"{section.id} {why_not}: {fix}")
     found = find_env(section.id)
-    if is_atari(found) and section.kwargs.get("life_loss_info"):
-        # The game goes on behind such an end, and its next step would be taken for a reset.
-        raise EnvError(
-            f"{section.id}: env.kwargs.life_loss_info ends an episode that goes on: use "
-            "episodic_life, which ends it with a life"
-        )
     kwargs = {"num_envs": num_envs, **section.kwargs}
     with Blame(section.id, f"to be made{_with(section.kwargs)}"), warnings.catch_warnings():
         if callable(found):

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
-from impala_async.config.load import merge_overrides, sets, validate_config, without_decided
+from impala_async.config.load import change_config, sets, validate_config, without_decided
 from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import ADDRESSES, DECIDED, RunConfig
 from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
@@ -223,13 +223,12 @@ class RunFolder:
         anew where they do not go with them, and in lockstep, where they follow from the actors."""
         decided = self._read_config().get("decided", {})
         with contextlib.suppress(ConfigError):
-            config = validate_config(*merge_overrides(self.load_settings(), overrides))
+            config = change_config(self.load_settings(), overrides)
             kept = [key for key in DECIDED if key in decided and not sets(overrides, key)]
             config.take_for_decided(kept)
             if not config.pace.is_lockstep:
                 return config
-        given = without_decided(self.load_settings(), decided)
-        return validate_config(*merge_overrides(given, overrides))
+        return change_config(without_decided(self.load_settings(), decided), overrides)
 
     @property
     def run_id(self) -> bytes:

@@ -332,9 +332,8 @@ def test_a_vector_of_the_wrong_kind_or_size_is_refused(module):
 def test_a_life_that_ends_while_its_game_goes_on_ends_no_episode():
     pytest.importorskip("ale_py")
     pong = EnvSection(id="ALE/Pong-v5", kwargs={"life_loss_info": True})
-    assert "env.kwargs.life_loss_info ends an episode that goes on: use epi" in fails(
-        pong, "vector"
-    )
+    for sampler in ("auto", "vector", "serial"):
+        assert "env.kwargs.life_loss_info ends an episode that goes on: use" in fails(pong, sampler)
 
 
 # As ale_py's, whose games are stacks of frames.

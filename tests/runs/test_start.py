@@ -70,6 +70,14 @@ def test_what_a_run_had_decided_stays_unless_it_goes_not_with_what_is_set_now(tm
     assert resume(folder.path, "train.num_actors=1").learner.batch_columns == 4
 
 
+def test_a_setting_of_a_run_that_has_nothing_to_do_any_more_is_passed_over(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin(load_config(None, ["env.id=X", "pace.mode=lockstep", "pace.lag=1"]))
+    folder.let_go()
+    assert resume(folder.path).pace.lag == 1
+    assert resume(folder.path, "pace.mode=async").pace.lag == 0
+
+
 def test_all_that_is_wrong_with_a_resumed_run_is_told(run_dir):
     def told(*settings):
         with pytest.raises(ConfigError) as caught:
