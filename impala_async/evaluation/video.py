@@ -102,8 +102,8 @@ class Mp4:
 
         of_frames = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {self._frames_per_s} -i -"
         # The codec takes even numbers of pixels alone.
-        of_film = "-an -vf pad=ceil(iw/2)*2:ceil(ih/2)*2 -vcodec libx264 -pix_fmt yuv420p -crf 25"
-        of_film += " -f mp4"
+        even = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
+        of_film = f"-an -vf {even} -vcodec libx264 -pix_fmt yuv420p -crf 25 -f mp4"
         words = f"-y -loglevel error {of_frames} {of_film}".split()
         # In a group of its own: a Ctrl-C is for us.
         how: dict[str, Any] = dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
