@@ -287,7 +287,8 @@ class SessionTable:
 
         if wanted >= 0 and wanted not in self._numbers:
             return wanted
-        worked = (each for each in self._known.values() if each.has_settled)
+        # Those that worked in an earlier start had other seeds.
+        worked = (each for each in self._known.values() if each.has_settled and each.data_route)
         own = (each for each in worked if not each.is_numbered)
         others = chain(filter(is_at_work, self), own)
         if wanted >= 0 and all(each.number != wanted for each in others):

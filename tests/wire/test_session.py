@@ -250,6 +250,9 @@ def test_the_number_of_one_who_worked_by_itself_is_given_to_no_other(table):
     assert send(table, first, first.watermark.below) is None
     table.end(first)
     assert greet(table, 4, number=7).number == 7
+    # In another start all have other seeds.
+    table.restore_watermarks({actor_id(5).hex(): [9, 3]}, 0.0)
+    assert greet(table, 6, number=9).number == 9
 
 
 def test_the_number_of_an_actor_at_work_is_its_own_until_nothing_is_heard_of_it(table):
