@@ -127,9 +127,12 @@ class ObsLeaf(NamedTuple):
         try:
             for key in self.path:
                 obs = obs[key]
-            return obs if self.start is None else np.asarray(obs) - self.start
         except (LookupError, TypeError, ValueError):
             return None
+        try:
+            return obs if self.start is None else np.asarray(obs) - self.start
+        except (TypeError, ValueError):
+            return obs  # it is no number, and told as that
 
 
 class ObsRows:

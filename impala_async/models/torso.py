@@ -240,7 +240,8 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    with UserCode(what, "on two rows of zeros", SpacesError):
+    shown = ", ".join(map(repr, rows))
+    with UserCode(what, f"on two rows of zeros of the leaves {shown}", SpacesError):
         features = torso(dict(rows))
     beside = {leaf.name: _after_ones(leaf, rows[leaf.name]) for leaf in obs.leaves}
     with UserCode(what, "on a row of ones and one of zeros", SpacesError):
