@@ -234,6 +234,7 @@ def check_finite(
     other refusal is mostly nobody's fault."""
     what = "an observation, a reward, an action or its log-probability in them is not finite"
     if is_never_finite:
-        raise EnvError(f"{env_id}: the learner refuses nearly all that this actor sends: {what}")
+        told = "the learner refuses nearly all that this actor sends, and its log says why"
+        raise EnvError(f"{env_id}: {told}: {what}")
     if "nonfinite" in refused:
         log.warning("the learner refuses trajectories of %s: %s", env_id, what)

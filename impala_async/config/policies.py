@@ -39,9 +39,10 @@ class PoliciesSection(Section):
             return
         is_odd = not all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in names)
         if is_odd or not 2 <= len(set(names)) == len(names) <= MAX_POLICIES:
+            single = ": a single policy for all agents needs no section policies"
             yield (
                 f"names must be 2 to {MAX_POLICIES} that differ, of letters, digits, _ and -, got "
-                f"{json.dumps(names)}: a single policy for all agents needs no section policies"
+                f"{json.dumps(names)}{single * (len(names) == 1)}"
             )
             return  # the other keys would be blamed for these
         if self.mapping != SHUFFLED and NAME_OF_OWN.fullmatch(self.mapping) is None:

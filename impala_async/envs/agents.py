@@ -143,17 +143,27 @@ class AgentEnvs(OwnEnvs):
         env, columns, step = world.env, world.columns, self._result
         given = {agent: actions[columns[agent]] for agent in env.agents}
         obs, rewards, terminated, truncated, _ = env.step(given)
+        parts = {"rewards": rewards, "terminations": terminated, "truncations": truncated}
         playing = []
         for agent in world.playing:
             column = columns[agent]
+            try:
+                reward, is_terminated, is_truncated = (part[agent] for part in parts.values())
+            except KeyError:
+                lacking = next((name for name, part in parts.items() if agent not in part), "")
+                told = "must have all agents that act, and lack"
+                raise EnvError(f"{self.name} in step: its {lacking} {told} {agent}") from None
             self._idle[column] = False
-            step.rewards[column] = as_numbers(rewards[agent], "reward", FLOAT)
-            step.terminated[column] = as_numbers(terminated[agent], "terminated", BOOL)
-            step.truncated[column] = as_numbers(truncated[agent], "truncated", BOOL)
+            step.rewards[column] = as_numbers(reward, "reward", FLOAT)
+            step.terminated[column] = as_numbers(is_terminated, "terminated", BOOL)
+            step.truncated[column] = as_numbers(is_truncated, "truncated", BOOL)
             is_over = step.terminated[column] or step.truncated[column]
             # An agent that is gone may show nothing more: then its last observation stays.
-            if not is_over or obs.get(agent) is not None:
-                self._rows.write(column, obs[agent], " in step")
+            if (shown := obs.get(agent)) is not None:
+                self._rows.write(column, shown, " in step")
+            elif not is_over:
+                told = "must have all agents that play, and lack"
+                raise EnvError(f"{self.name} in step: its observations {told} {agent}")
             if is_over:
                 continue
             if agent not in env.agents:

@@ -240,8 +240,7 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
         leaf.name: torch.zeros(2, *leaf.shape, dtype=getattr(torch, leaf.dtype))
         for leaf in obs.leaves
     }
-    shown = ", ".join(map(repr, rows))
-    with UserCode(what, f"on two rows of zeros of the leaves {shown}", SpacesError):
+    with UserCode(what, f"on two rows of zeros of the leaves {[*rows]}", SpacesError):
         features = torso(dict(rows))
     beside = {leaf.name: _after_ones(leaf, rows[leaf.name]) for leaf in obs.leaves}
     with UserCode(what, "on a row of ones and one of zeros", SpacesError):
@@ -255,6 +254,8 @@ def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:
         found = f"{features.dtype} of {list(features.shape)} for two rows"
         raise SpacesError(f"{what} must give float32 of [N, {num_out}], its num_out, not {found}")
     is_like = isinstance(again, Tensor) and again.shape == features.shape
+    if is_like and not (features.is_meta or (features[0].isfinite() | again[0].isfinite()).any()):
+        raise SpacesError(f"{what} gives no finite number, for a row of zeros nor for one of ones")
     if not is_like or not (
         features.is_meta or torch.allclose(features[1], again[1], equal_nan=True)
     ):

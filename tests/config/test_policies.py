@@ -24,7 +24,8 @@ def test_what_does_not_go_together_is_refused():
     for settings, says in (
         ({"names": ["a"]}, "names must be 2 to 64 that differ, of letters, digits, _ and -, got"),
         ({"names": [f"p{i}" for i in range(65)]}, "names must be 2 to 64"),
-        ({"names": ["a", "a"]}, "names must be 2 to 64 that differ"),
+        ({"names": ["a"]}, 'got ["a"]: a single policy for all agents needs no section policies'),
+        ({"names": ["a", "a"]}, 'got ["a", "a"]'),
         ({"names": ["a", "b/c"], "train": ["x"]}, "names must be 2 to 64"),
         ({"names": ["a", "b"], "mapping": "by_turns"}, "mapping must be shuffled or package.mod"),
         ({"names": ["a", "b"], "train": ["c"]}, "train must name each policy that learns once, of"),

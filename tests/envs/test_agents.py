@@ -246,6 +246,19 @@ def with_spaces(look):
     return type("Odd", (Lives,), {"observation_space": look})()
 
 
+class Lacking(Lives):
+    """One of the dicts that it gives lacks an agent."""
+
+    def __init__(self, number):
+        super().__init__((9, 9))
+        self.number = number
+
+    def step(self, actions):
+        given = super().step(actions)
+        del given[self.number]["agent_1"]
+        return given
+
+
 def unsaid():
     env = Lives()
     env.possible_agents = None
@@ -257,6 +270,11 @@ def test_what_does_not_fit_is_refused():
         (Lives((1, 9), change=come_back), "agent_0 comes back after its end without a reset"),
         (StaysListed((1, 9), tells=False), "agent_0 comes back after its end"),
         (Lives(()), "Lives has no possible_agents"),
+        *(
+            (Lacking(number), rf"^Lacking in step: its {name} must have all .* lack agent_1$")
+            for number, name in ((1, "rewards"), (2, "terminations"), (3, "truncations"))
+        ),
+        (Lacking(0), "^Lacking in step: its observations must have all .* lack agent_1$"),
         (unsaid(), "Lives has no possible_agents"),
         (
             with_spaces(lambda _, agent: Box(-1, 99, (3 + (agent == "agent_1"),), np.float32)),

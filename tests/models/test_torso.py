@@ -1,5 +1,6 @@
 """Torsos by name and of one's own, all by one protocol, and the precision that each computes in."""
 
+import math
 import sys
 from dataclasses import replace
 
@@ -94,6 +95,8 @@ TooWide = own_that(lambda obs, features: torch.cat([features(obs)] * 2, -1))
 OneRow = own_that(lambda obs, features: features(obs)[:1])
 InDouble = own_that(lambda obs, features: features(obs).double())
 Several = own_that(lambda obs, features: (features(obs), None))
+NoNumber = own_that(lambda obs, features: features(obs) * math.nan)
+NoNumberOfZero = own_that(lambda obs, features: features(obs) * (obs[""] / obs[""])[:, :1])
 Fails = own_that(lambda obs, features: obs["pixels"])
 InPlace = own_that(lambda obs, features: features({"": obs[""].mul_(10)}))
 InItsDict = own_that(lambda obs, features: obs.update({"": obs[""] * 10}) or features(obs))
@@ -164,6 +167,8 @@ def test_an_own_torso_gets_the_spec_and_the_section_and_is_shared_by_default():
     assert model({"": torch.randn(4, 3)})[0].shape == (4, 2)
     assert ActorCritic(own("Own"), OBS, ACTION).value_torso is None
     assert ActorCritic(own("Drops0"), OBS, ACTION).value_torso is None
+    # One that divides by what it sees has no number of zeros alone.
+    assert ActorCritic(own("NoNumberOfZero"), OBS, ACTION).value_torso is None
 
 
 def test_a_torso_that_does_not_fit_is_told_why():
@@ -172,9 +177,10 @@ def test_a_torso_that_does_not_fit_is_told_why():
         ("OneRow", r"not torch.float32 of \[1, 6\]"),
         ("InDouble", r"not torch.float64 of \[2, 6\]"),
         ("Several", "must give a tensor, not tuple"),
+        ("NoNumber", "gives no finite number, for a row of zeros nor for one of ones"),
         ("NoModule", "must make an nn.Module with a whole number num_out"),
         ("WithoutSize", "must make an nn.Module with a whole number num_out"),
-        ("Fails", r"zeros of the leaves '': KeyError: 'pixels' \(.*test_torso\.py:[0-9]+\)"),
+        ("Fails", r"zeros of the leaves \[''\]: KeyError: 'pixels' \(.*test_torso\.py:[0-9]+\)"),
         *(
             (name, "the same features for a row each time, whatever is beside it, and does not")
             for name in ("ByChance", "Centred", "OverRows")
