@@ -96,6 +96,8 @@ class LoadedPolicy:
         0 where an episode begins; only a run with env.last_reward looks at it. Without `is_greedy`
         the action is sampled.
         """
+        if not isinstance(is_greedy, bool | np.bool_):
+            raise ConfigError(f"is_greedy: wants True or False, got {is_greedy!r}")
         num_columns = self._num_columns(obs)
         leaves = self._read(obs, num_columns)
         before = self._read_state(state, num_columns)

@@ -378,6 +378,8 @@ def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
         (None, 2, "last_reward: wants 0 without a state, which begins an episode, got 2; pass"),
     ):
         assert says in refused(ConfigError, policy.act, obs, given, last_reward=reward)
+    says = "is_greedy: wants True or False, got 'no'"
+    assert refused(ConfigError, policy.act, obs, is_greedy="no") == says
     batch = policy.act(np.stack([obs, obs])).state
     assert says_shape(refused(SpacesError, policy.act, obs, batch, last_reward=0))
 
