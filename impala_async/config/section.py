@@ -42,8 +42,9 @@ class Section(BaseModel):
             return None  # a TOML file has only text for it
         items = value if isinstance(value, list) else [value]
         is_truth = any(isinstance(item, bool) for item in items)
-        is_other = kinds & {bool, int, float} and is_truth != (bool in kinds)
         texts = {item for item in items if isinstance(item, str)}
+        is_word = bool(texts) and texts <= kinds
+        is_other = kinds & {bool, int, float} and is_truth != (bool in kinds) and not is_word
         is_text = kinds & {int, float} and str not in kinds and not texts <= kinds
         is_plain = all(_is_plain(item, 0) for item in items if isinstance(item, int | str))
         if is_other or is_text or not is_plain:

@@ -65,7 +65,8 @@ def build_learner(
         try:
             step.restore(training)
         except CheckpointError as error:
-            raise CheckpointError(f"{training.path} does not fit this run: {error}") from None
+            fits = "does not fit this run (did the environment change, or the release?)"
+            raise CheckpointError(f"{training.path} {fits}: {error}") from None
     is_lockstep = config.pace.is_lockstep
     # Weights that torsos round anyway travel in float32 only in lockstep.
     is_coarse = precision == torch.bfloat16 and not is_lockstep

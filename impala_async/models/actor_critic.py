@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
-from impala_async.models.leaves import Normalizer, as_vector, is_image
+from impala_async.models.leaves import Normalizer, as_exact, normal_leaves
 from impala_async.models.packed import PackedTorso, packed
 from impala_async.models.torso import (
     TORSOS,
@@ -47,11 +47,10 @@ class ActorCritic(nn.Module):
         self._calling = nullcontext() if section.name in TORSOS else own
         # Torsos compute in this precision. Weights, core, heads and all after them stay float32.
         self.precision = torch.float32
-        floats = [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
-        self._normal_leaves = [] if section.normalize_obs is False else floats
-        if section.normalize_obs and not floats:
-            raise SpacesError("model.normalize_obs: the observation has no vector of floats")
-        self.normalizers = nn.ModuleList(Normalizer(leaf.num_items) for leaf in self._normal_leaves)
+        self._normal_leaves = normal_leaves(section, obs)
+        self.normalizers = nn.ModuleList(
+            Normalizer(leaf.num_items, is_whole=not leaf.is_float) for leaf in self._normal_leaves
+        )
         self.policy_torso = make_torso(section, obs)
         self.value_torso = None if section.has_shared_torso else make_torso(section, obs)
         self._packed: PackedTorso | None = None
@@ -105,7 +104,7 @@ class ActorCritic(nn.Module):
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             assert isinstance(normalizer, Normalizer)
             rows = obs_BS[leaf.name][:, :-1].flatten(0, 1)
-            normalizer.update(as_vector(leaf, rows), mask_BT.flatten(), sum_up)
+            normalizer.update(as_exact(leaf, rows), mask_BT.flatten(), sum_up)
 
     def _features(
         self, torso: Callable[[dict[str, Tensor]], Tensor], obs: dict[str, Tensor]
@@ -122,7 +121,7 @@ class ActorCritic(nn.Module):
         normal = {}
         for leaf, normalizer in zip(self._normal_leaves, self.normalizers, strict=True):
             values = obs[leaf.name]
-            normal[leaf.name] = normalizer(as_vector(leaf, values)).view(values.shape)
+            normal[leaf.name] = normalizer(as_exact(leaf, values)).view(values.shape)
         return {**obs, **normal}
 
 

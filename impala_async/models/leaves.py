@@ -14,9 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from impala_async.schema import ArraySpec
+from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
+from impala_async.schema import ArraySpec, ObsSpec
 
-EPSILON = 1e-8
+# The smallest side that the convolutions of a torso can do with; an mlp has none.
+LEAST_SIDES = {"mlp": math.inf, "nature_cnn": 36, "impala_resnet": 1, "small_cnn": 3}
+# float32 does not hold all of their numbers.
+WIDE = ("int32", "int64")
+# Below the root beside the variance. Whole numbers have a unit, and are not made larger than it: a
+# flag that is hardly ever set would be 10.
+EPSILON, EPSILON_OF_WHOLE = 1e-8, 1.0
 LARGEST = 10.0
 # A float: torch 2.11 writes no ONNX of a division by an int.
 LARGEST_BYTE = 255.0
@@ -30,6 +38,29 @@ def is_image(leaf: ArraySpec) -> bool:
     """Whether a leaf has height, width and channels, or is a stack of such frames of bytes."""
     is_stack = len(leaf.shape) == 4 and leaf.dtype == "uint8"
     return (len(leaf.shape) == 3 or is_stack) and not leaf.choices
+
+
+def images_of(torso: str, obs: ObsSpec) -> list[ArraySpec]:
+    """The leaves that a torso of this name sees as images, and a user's own may see so. To it all
+    others are vectors."""
+    least = LEAST_SIDES.get(torso, 0)
+    images = [leaf for leaf in obs.leaves if is_image(leaf)]
+    return [leaf for leaf in images if min(image_shape(leaf)[1:3]) >= least]
+
+
+def normal_leaves(section: ModelSection, obs: ObsSpec) -> list[ArraySpec]:
+    """The vectors of numbers that are normalised for the torso of this section.
+
+    Raises SpacesError where there are none and there must be some."""
+    images = images_of(section.name, obs)
+    vectors = [leaf for leaf in obs.leaves if not leaf.choices and leaf not in images]
+    wants = section.normalize_obs
+    if wants is True and not vectors:
+        raise SpacesError("model.normalize_obs: the observation has no vector of numbers")
+    if wants is None or (wants == "auto" and section.name not in LEAST_SIDES):
+        # A user's own torso may take whole numbers for places in a table.
+        return [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
+    return vectors if wants else []
 
 
 def vector_size(leaf: ArraySpec) -> int:
@@ -48,6 +79,14 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
         zeros = torch.zeros(flat.shape[0], sum(leaf.choices), device=flat.device)
         return zeros.scatter_(1, places, 1.0)
     return flat.to(torch.float32)
+
+
+def as_exact(leaf: ArraySpec, values: Tensor) -> Tensor:
+    """The same of numbers, in float64 where these are whole and may be large: what they differ by
+    is not lost before their mean is subtracted."""
+    if leaf.dtype in WIDE:
+        return values.reshape(values.shape[0], -1).to(torch.float64)
+    return as_vector(leaf, values)
 
 
 def as_image(leaf: ArraySpec, values: Tensor) -> Tensor:
@@ -94,23 +133,25 @@ class Normalizer(nn.Module):
     variance: Tensor
     count: Tensor
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, *, is_whole: bool = False) -> None:
         super().__init__()
+        self.epsilon = EPSILON_OF_WHOLE if is_whole else EPSILON
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("variance", torch.ones(num_features))
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, values_NF: Tensor) -> Tensor:
-        normal_NF = (values_NF - self.mean) * torch.rsqrt(self.variance + EPSILON)
-        return normal_NF.clamp(-LARGEST, LARGEST)
+        normal_NF = (values_NF - self.mean) * torch.rsqrt(self.variance + self.epsilon)
+        return normal_NF.clamp(-LARGEST, LARGEST).to(torch.float32)
 
     def by_numpy(self) -> Callable[[NDArray[Any]], NDArray[np.float32]]:
         """The same for arrays, over the memory of the statistics."""
         mean_F, variance_F = self.mean.numpy(), self.variance.numpy()
+        epsilon = np.float32(self.epsilon)
 
         def normalize(values_NF: NDArray[Any]) -> NDArray[np.float32]:
             normal_NF: NDArray[np.float32] = values_NF - mean_F
-            normal_NF /= np.sqrt(variance_F + np.float32(EPSILON))
+            normal_NF /= np.sqrt(variance_F + epsilon)
             return np.clip(normal_NF, -LARGEST, LARGEST, out=normal_NF)
 
         return normalize
@@ -147,7 +188,7 @@ class Normalizer(nn.Module):
         """The values, none farther than so many deviations from the mean, once these are known: or
         one absurd row would be all there is to see from then on. A new size is followed, batch by
         batch."""
-        reach_F = FARTHEST * (self.variance.double() + EPSILON).sqrt()
+        reach_F = FARTHEST * (self.variance.double() + self.epsilon).sqrt()
         reach_F = torch.where(self.count >= SURE_COUNT, reach_F, math.inf)
         return values_NF.clamp(self.mean - reach_F, self.mean + reach_F)
 

@@ -21,7 +21,14 @@ from torch import Tensor, nn
 from impala_async.config.model import ModelSection
 from impala_async.errors import ConfigError, SpacesError
 from impala_async.models.entry_conv import EntryConv
-from impala_async.models.leaves import as_pixels, as_vector, image_shape, is_image, vector_size
+from impala_async.models.leaves import (
+    as_pixels,
+    as_vector,
+    image_shape,
+    images_of,
+    is_image,
+    vector_size,
+)
 from impala_async.schema import ArraySpec, ObsSpec
 from impala_async.user_code import UserCode, import_callable
 
@@ -96,9 +103,8 @@ def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
 class ImageTorso(nn.Module):
     """Convolutions for each image, then hidden layers for what they give and all other leaves.
 
-    `make_body` makes the convolutions for an image with so many channels, to be rectified. `sizes`
-    are those of the hidden layers where the section names none, and `for_smaller` are torsos for
-    smaller images.
+    `name` says which leaves are images. `make_body` makes the convolutions for one with so many
+    channels, to be rectified. `sizes` are those of the hidden layers where the section names none.
     """
 
     def __init__(
@@ -106,32 +112,22 @@ class ImageTorso(nn.Module):
         obs: ObsSpec,
         section: ModelSection,
         *,
+        name: str,
         make_body: Callable[[int, ModelSection], nn.Module],
         sizes: Sequence[int],
-        for_smaller: str = "impala_resnet or small_cnn",
     ) -> None:
         super().__init__()
-        self.images = [leaf for leaf in obs.leaves if is_image(leaf)]
-        self.vectors = [leaf for leaf in obs.leaves if not is_image(leaf)]
+        self.images = images_of(name, obs)
         if not self.images:
-            raise SpacesError(
-                f"model.name {section.name} wants an image in the observation, of three "
-                "dimensions, or a stack of images of bytes, of four: use mlp"
-            )
+            raise SpacesError(f"model.name {section.name} {_wants(name, obs)}")
+        self.vectors = [leaf for leaf in obs.leaves if leaf not in self.images]
         self.bodies = nn.ModuleList()
         num_seen = sum(vector_size(leaf) for leaf in self.vectors)
         for leaf in self.images:
             channels, height, width, _ = image_shape(leaf)
             self.bodies.append(make_body(channels, section))
-            try:
-                with torch.no_grad():
-                    num_seen += self.bodies[-1](torch.zeros(1, channels, height, width)).numel()
-            except RuntimeError:
-                which = repr(leaf.name) if leaf.name else "the observation"
-                raise SpacesError(
-                    f"model.name {section.name} is for larger images than {which} of {height} x "
-                    f"{width}: use {for_smaller}"
-                ) from None
+            with torch.no_grad():
+                num_seen += self.bodies[-1](torch.zeros(1, channels, height, width)).numel()
         self.hidden = Hidden(num_seen, section.hidden_sizes or sizes, section.activation or "relu")
         self.num_out = self.hidden.num_out
 
@@ -145,6 +141,19 @@ class ImageTorso(nn.Module):
         if self.vectors:
             parts.append(joined(self.vectors, obs))
         return self.hidden.through(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+
+
+def _wants(name: str, obs: ObsSpec) -> str:
+    """The images that a torso of this name lacks, in words."""
+    for leaf in filter(is_image, obs.leaves):
+        _, height, width, _ = image_shape(leaf)
+        which = repr(leaf.name) if leaf.name else "the observation"
+        instead = "mlp" if name == "small_cnn" else "impala_resnet or small_cnn"
+        return f"is for larger images than {which} of {height} x {width}: use {instead}"
+    return (
+        "wants an image in the observation, of three dimensions, or a stack of images of bytes, of "
+        "four: use mlp"
+    )
 
 
 def nature_body(num_channels: int, section: ModelSection) -> nn.Module:
@@ -199,9 +208,9 @@ class _Stage(nn.Module):
 
 TORSOS: dict[str, Callable[[ObsSpec, ModelSection], nn.Module]] = {
     "mlp": MLPTorso,
-    "nature_cnn": partial(ImageTorso, make_body=nature_body, sizes=(512,)),
-    "small_cnn": partial(ImageTorso, make_body=minatar_body, sizes=(128,), for_smaller="mlp"),
-    "impala_resnet": partial(ImageTorso, make_body=resnet_body, sizes=(256,)),
+    "nature_cnn": partial(ImageTorso, name="nature_cnn", make_body=nature_body, sizes=(512,)),
+    "small_cnn": partial(ImageTorso, name="small_cnn", make_body=minatar_body, sizes=(128,)),
+    "impala_resnet": partial(ImageTorso, name="impala_resnet", make_body=resnet_body, sizes=(256,)),
 }
 
 
@@ -209,11 +218,9 @@ def choose_torso(section: ModelSection, obs: ObsSpec) -> ModelSection:
     """The section with the torso that `auto` is for these observations."""
     if section.name != "auto":
         return section
-    sizes = [min(image_shape(leaf)[1:3]) for leaf in obs.leaves if is_image(leaf)]
-    for name, smallest in (("nature_cnn", 36), ("small_cnn", 3)):
-        if sizes and min(sizes) >= smallest:
-            return section.model_copy(update={"name": name})
-    return section.model_copy(update={"name": "mlp"})
+    images = images_of("small_cnn", obs)
+    with_images = "nature_cnn" if images == images_of("nature_cnn", obs) else "small_cnn"
+    return section.model_copy(update={"name": with_images if images else "mlp"})
 
 
 def make_torso(section: ModelSection, obs: ObsSpec) -> nn.Module:

@@ -81,7 +81,10 @@ class TrainingState:
         try:
             check_alike(self._weights_of(member), wanted)
         except CheckpointError as error:
-            fits = "does not fit the model and the spaces of its run: did the environment change?"
+            fits = (
+                "does not fit the model and the spaces of its run: did the environment change, or "
+                "the release?"
+            )
             raise CheckpointError(f"{self.path} {fits} {error}") from None
 
     def _weights_of(self, member: str | None) -> dict[str, Tensor]:

@@ -13,6 +13,20 @@ def test_only_a_plain_mlp_has_a_torso_each_by_default():
         assert config_of(settings).model.has_shared_torso == is_shared
 
 
+def test_whether_to_normalise_is_a_truth_or_a_word():
+    for text, value in (
+        ("", "auto"),
+        ("model.normalize_obs=auto", "auto"),
+        ("model.normalize_obs=true", True),
+        ("model.normalize_obs=none", None),
+    ):
+        assert config_of(text).model.normalize_obs == value
+    # As the config.json of a run of an earlier release has it.
+    assert config_of(model={"normalize_obs": None}).model.normalize_obs is None
+    says = 'model.normalize_obs: wants true or false, or auto, or none, got "floats"'
+    assert says in complaint("model.normalize_obs=floats")
+
+
 def test_what_does_not_go_together_is_refused():
     text = complaint("model.shared_torso=false model.core=gru")
     assert "shared_torso (false) does not go with core (gru)" in text

@@ -1,6 +1,7 @@
 """Every section refuses unknown keys, changes, broken rules, and truth for numbers."""
 
 import math
+from typing import Literal
 
 import pytest
 from pydantic import ValidationError
@@ -15,6 +16,7 @@ class Sample(Section):
     rate: float | None = 0.5
     is_on: bool = False
     sizes: tuple[int, ...] = (1, 2)
+    is_shown: bool | Literal["auto"] = "auto"
 
     def broken_rules(self):
         if self.count > 5:
@@ -27,7 +29,7 @@ def test_what_is_refused():
     for settings in (
         *({"cuont": 1}, {"rate": math.nan}, {"rate": math.inf}, {"count": True}, {"rate": False}),
         *({"is_on": 1}, {"is_on": "yes"}, {"is_on": None}, {"sizes": [True]}, {"count": [True]}),
-        *({"count": "1"}, {"rate": "0.5"}),
+        *({"count": "1"}, {"rate": "0.5"}, {"is_shown": "yes"}, {"is_shown": 1}),
     ):
         with pytest.raises(ValidationError):
             Sample(**settings)
@@ -39,6 +41,8 @@ def test_what_is_fine_stays_as_it_is():
     for none in (None, "none"):  # TOML has text only
         sample = Sample(count=3, rate=none, is_on=True, sizes=(4,))
         assert (sample.count, sample.rate, sample.is_on, sample.sizes) == (3, None, True, (4,))
+    for word in (True, False, "auto"):
+        assert Sample(is_shown=word).is_shown is word
     with pytest.raises(ValidationError):
         sample.count = 4
 

@@ -91,9 +91,11 @@ def test_an_update_is_the_same_on_a_cpu_and_on_a_gpu(device, settings, is_graphe
 
 LSTM = flat_schema(4, 3, ROWS, state=recurrent_state("lstm", 8))
 SQUASHED = ActionPart("", "squashed", shape=(2,))
+STOCK = ArraySpec("", (4,), "int64")
 FRAMES = ArraySpec("", (4, 84, 84), "uint8", is_stack=True)
 NETWORKS = {
     "mlp": (SCHEMA, {"normalize_obs": True}),
+    "whole numbers": (Schema(ObsSpec((STOCK,)), SCHEMA.action, ROWS), {}),
     "lstm": (LSTM, {"core": "lstm", "core_size": 8}),
     "squashed": (Schema(SCHEMA.obs, ActionSpec((SQUASHED,)), ROWS), {}),
     "frames": (Schema(ObsSpec((FRAMES,)), SCHEMA.action, ROWS), {"name": "nature_cnn"}),

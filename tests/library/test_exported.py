@@ -14,7 +14,7 @@ from impala_async.library.loaded_policy import open_policy
 from tests.library.test_loaded_policy import CASES, begin
 from tests.torches import wants_torch
 
-CHOSEN = ["mlp", "cnn", "lstm", "masks", "dict", "squashed"]
+CHOSEN = ["mlp", "cnn", "lstm", "masks", "dict", "squashed", "numbers"]
 # The sum is 1,000.
 SIZES = (1, 2, 297, 700)
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))

@@ -62,6 +62,22 @@ class Kinds(Drawn):
         super().__init__(seen, Dict(b=levers, a=Box(-0.2, 0.1, (2,), np.float64)))
 
 
+class Stores(Drawn):
+    """Numbers of every kind beside an image that has more, and one that is too small to be seen."""
+
+    def __init__(self):
+        parts = {
+            "eye": Box(0, 255, (10, 10, 1), np.uint8),
+            "map": Box(0, 255, (5, 2, 4), np.uint8),
+            "money": Box(0, 1 << 40, (2,), np.int64),
+            "speed": Box(-1.0, 1.0, (2,), np.float64),
+            "stock": Box(-100, 100, (3, 2), np.int8),
+            "keys": MultiBinary(4),
+            "open": Box(0, 1, (), np.bool_),
+        }
+        super().__init__(Dict(parts), Discrete(3))
+
+
 HISTORY = {"last_action": True, "last_reward": True}
 CASES = {
     "mlp": ({"id": "CartPole-v1"}, {"normalize_obs": False}),
@@ -72,6 +88,7 @@ CASES = {
     "box": ({"id": "Pendulum-v1"}, {"state_dependent_std": True}),
     "squashed": ({"id": "Pendulum-v1", "squash_actions": True}, {}),
     "dict": ({"id": "examples.nested_spaces:SortingArm"}, {}),
+    "numbers": ({"id": f"{HERE}:Stores"}, {}),
     "kinds": ({"id": f"{HERE}:Kinds", **HISTORY}, {"core": "lstm", "core_size": 5}),
 }
 TEAM = {"names": ("main", "other"), "mapping": "tests.test_evaluate:in_order"}
@@ -388,6 +405,23 @@ def says_shape(text):
     return text == "state: hidden: wants shape (9,), got (2, 9)"
 
 
+def test_a_run_of_an_earlier_release_has_the_normalisers_that_it_had(tmp_path):
+    folder, policy = begin(tmp_path, *CASES["numbers"])
+    _, older = begin(tmp_path / "older", CASES["numbers"][0], {"normalize_obs": None})
+    # One has those of keys, map, money, open, speed and stock, the other that of speed.
+    sizes = [[each.mean.numel() for each in p.model.normalizers] for p in (policy, older)]
+    assert sizes == [[4, 40, 2, 1, 2, 6], [2]]
+    save_checkpoint(folder.checkpoints, Version(1, 6), {"model": older.named_tensors()}, {})
+    path = folder.path / "config.json"
+    says = refused(CheckpointError, load_policy, folder.path)
+    assert "did the environment change, or the release? normalizers.0.mean is" in says
+    content = json.loads(path.read_text())
+    content["config"]["model"]["normalize_obs"] = None
+    path.write_text(json.dumps(content))
+    obs = load_policy(folder.path).observation_space.sample()
+    assert load_policy(folder.path).act(obs)
+
+
 def test_what_holds_no_policy_is_told(tmp_path, caplog):
     folder, policy = begin(tmp_path, *CASES["mlp"])
     other, _ = begin(tmp_path / "other", *CASES["masks"])
@@ -403,7 +437,7 @@ def test_what_holds_no_policy_is_told(tmp_path, caplog):
         (tmp_path / "none", "wants the folder of a run, its checkpoints or its best, or one"),
         (tmp_path / "empty", "holds no whole checkpoint yet"),
         (damaged, "is no file of"),
-        (other.path, "did the environment change? it has no 'norm"),
+        (other.path, "did the environment change, or the release? it has no 'norm"),
     ):
         assert says in refused(CheckpointError, load_policy, path)
     # A damaged newest one is passed over, as everywhere.

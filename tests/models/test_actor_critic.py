@@ -99,17 +99,22 @@ def test_a_deviation_without_numbers_is_refused():
 OBS = ObsSpec(
     (
         ArraySpec("speed", (2, 2), "float64"),
-        ArraySpec("lamp", (2,), "int64"),
+        ArraySpec("stock", (2,), "int64"),
+        ArraySpec("flag", (), "bool"),
+        ArraySpec("lamp", (2,), "int64", (9, 9)),
         ArraySpec("height", (), "float32"),
         ArraySpec("depth", (4, 4, 1), "float32"),
     )
 )
 
 
-def test_vectors_of_floats_are_normalised_in_their_own_shapes_and_nothing_else():
-    model = build(OBS, normalize_obs=True)
+@pytest.mark.parametrize("wants", [True, "auto"])
+def test_vectors_of_numbers_are_normalised_in_their_own_shapes_and_nothing_else(wants):
+    model = build(OBS, normalize_obs=wants)
     obs = {
         "speed": torch.randn(6, 2, 2, dtype=torch.float64) * 3 + 5,
+        "stock": torch.randint(0, 1000, (6, 2)),
+        "flag": torch.tensor([True, False, True, True, False, True]),
         "lamp": torch.randint(0, 9, (6, 2)),
         "height": torch.randn(6) * 100,
         "depth": torch.rand(6, 4, 4, 1),
@@ -121,23 +126,44 @@ def test_vectors_of_floats_are_normalised_in_their_own_shapes_and_nothing_else()
     model.policy_torso.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     model(obs)
     (leaves,) = seen
-    for name in ("speed", "height"):
+    for name in ("speed", "stock", "flag", "height"):
         values, shown = obs[name], leaves[name]
         assert (shown.shape, shown.dtype) == (values.shape, torch.float32)
-        mean, deviation = values[:5].mean(0), values[:5].std(0, correction=0)
+        unit = float(not values.is_floating_point())
+        values = values.double()
+        mean, variance = values[:5].mean(0), values[:5].var(0, correction=0)
+        deviation = (variance + unit).sqrt()
         expected = ((values - mean) / deviation).clamp(-10, 10).float()
         torch.testing.assert_close(shown, expected, rtol=1e-3, atol=1e-3)
     assert leaves["lamp"] is obs["lamp"]
     assert leaves["depth"] is obs["depth"]
 
 
-@pytest.mark.parametrize("shape", [(4, 4, 1), ()])
-def test_nothing_to_normalise_is_refused(shape):
-    dtype = "float32" if shape else "int64"
-    with pytest.raises(SpacesError, match=r"model\.normalize_obs: .* no vector of floats"):
-        build(ObsSpec((ArraySpec("", shape, dtype),)), normalize_obs=True)
-    assert not len(build(ObsSpec((ArraySpec("", shape, dtype),)), normalize_obs=None).normalizers)
-    assert len(build(OBS, normalize_obs=None).normalizers)
+@pytest.mark.parametrize("leaf", [OBS.leaves[3], OBS.leaves[5]], ids=["categories", "image"])
+def test_nothing_to_normalise_is_refused(leaf):
+    with pytest.raises(SpacesError, match=r"model\.normalize_obs: .* no vector of numbers"):
+        build(ObsSpec((leaf,)), normalize_obs=True)
+    assert not len(build(ObsSpec((leaf,)), normalize_obs="auto").normalizers)
+
+
+def test_a_torso_sees_whole_numbers_that_are_normalised_and_a_users_own_sees_them_as_they_are():
+    for name, is_normal in (("mlp", True), (f"{__name__}:Table", False)):
+        model = build(ObsSpec((ArraySpec("", (2,), "int64"),)), name=name)
+        assert len(model.normalizers) == is_normal
+        assert model({"": torch.tensor([[3, 1], [0, 2]])})[1].isfinite().all()
+
+
+class Table(torch.nn.Module):
+    """Its embedding has a row for each number."""
+
+    num_out = 8
+
+    def __init__(self, obs, section):
+        super().__init__()
+        self.rows = torch.nn.Embedding(4, 4)
+
+    def forward(self, obs):
+        return self.rows(obs[""]).flatten(1)
 
 
 # -------------------- precision

@@ -6,17 +6,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from impala_async.config.model import ModelSection
+from impala_async.errors import SpacesError
 from impala_async.models.leaves import (
     LARGEST,
     MAX_COUNT,
     Normalizer,
+    as_exact,
     as_image,
     as_vector,
     image_shape,
+    images_of,
     is_image,
+    normal_leaves,
     vector_size,
 )
-from impala_async.schema import ArraySpec
+from impala_async.schema import ArraySpec, ObsSpec
 
 
 def test_numbers_are_cast_and_stay_what_they_are():
@@ -100,6 +105,62 @@ def test_an_image_has_three_dimensions_and_no_categories_and_only_bytes_are_stac
         assert not is_image(ArraySpec("x", shape, dtype, choices))
 
 
+# -------------------- what is an image to a torso, and what is normalised
+
+LEAVES = ObsSpec(
+    (
+        ArraySpec("large", (84, 84, 4), "uint8"),
+        ArraySpec("small", (10, 12, 3), "float32"),
+        ArraySpec("tiny", (5, 5, 25), "uint8"),
+        ArraySpec("thin", (9, 2, 4), "int16"),
+        ArraySpec("speed", (3,), "float64"),
+        ArraySpec("memory", (128,), "uint8"),
+        ArraySpec("flags", (4,), "bool"),
+        ArraySpec("stock", (2, 2), "int64"),
+        ArraySpec("lamp", (), "int64", (3,)),
+    )
+)
+NUMBERS = ["speed", "memory", "flags", "stock"]
+
+
+def named(leaves):
+    return [leaf.name for leaf in leaves]
+
+
+def test_an_image_is_large_enough_for_the_convolutions_and_all_else_is_a_vector():
+    for torso, images in (
+        ("nature_cnn", ["large"]),
+        ("small_cnn", ["large", "small", "tiny"]),
+        ("impala_resnet", ["large", "small", "tiny", "thin"]),
+        ("mlp", []),
+        ("my.module:Torso", ["large", "small", "tiny", "thin"]),
+    ):
+        assert named(images_of(torso, LEAVES)) == images, torso
+        # The large one would be 28,224 numbers for an mlp too.
+        others = [name for name in ("large", "small", "tiny", "thin") if name not in images]
+        wants = True if ":" in torso else "auto"
+        section = ModelSection(name=torso, normalize_obs=wants)
+        assert named(normal_leaves(section, LEAVES)) == others + NUMBERS, torso
+
+
+def test_which_vectors_are_normalised():
+    for torso, wants, names in (
+        ("small_cnn", True, ["thin", *NUMBERS]),
+        ("small_cnn", None, ["speed"]),
+        ("small_cnn", False, []),
+        # Under the rule of an earlier release the torso made no difference.
+        ("mlp", None, ["speed"]),
+        # Whole numbers may be places in a table of embeddings.
+        ("my.module:Torso", "auto", ["speed"]),
+    ):
+        section = ModelSection(name=torso, normalize_obs=wants)
+        assert named(normal_leaves(section, LEAVES)) == names, (torso, wants)
+    lamp = ObsSpec(LEAVES.leaves[-1:])
+    assert normal_leaves(ModelSection(name="mlp"), lamp) == []
+    with pytest.raises(SpacesError, match=r"model\.normalize_obs: .* no vector of numbers"):
+        normal_leaves(ModelSection(name="mlp", normalize_obs=True), lamp)
+
+
 @pytest.mark.parametrize("is_channels_last", [False, True])
 def test_a_stack_is_one_image_of_the_channels_of_all_its_frames(is_channels_last):
     frames = torch.randint(0, 256, (2, 4, 3, 6, 6), dtype=torch.uint8)
@@ -180,6 +241,63 @@ def test_values_come_out_with_mean_0_and_deviation_1_and_clipped():
     normal = normalizer(torch.from_numpy(rows))
     torch.testing.assert_close(normal.mean(0), torch.zeros(2), atol=1e-4, rtol=0)
     torch.testing.assert_close(normal.std(0), torch.ones(2), atol=1e-2, rtol=0)
+
+
+def normal_of(leaf, rows):
+    """Rows as a normaliser gives them that has seen them, all of them valid."""
+    normalizer = Normalizer(leaf.num_items, is_whole=not leaf.is_float)
+    exact = as_exact(leaf, torch.from_numpy(rows))
+    normalizer.update(exact, torch.ones(len(rows), dtype=torch.bool))
+    return normalizer(exact)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "int32", "int64"])
+def test_whole_numbers_are_normalised_as_floats_of_their_size_are(dtype):
+    rows = np.random.default_rng(0).integers(0, 120, (500, 2))
+    found = normal_of(ArraySpec("x", (2,), dtype), rows.astype(dtype))
+    assert found.dtype == torch.float32
+    expected = normal_of(ArraySpec("x", (2,), "float32"), rows.astype(np.float32))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8"])
+def test_a_flag_keeps_its_size_however_rarely_it_is_set(dtype):
+    rows = np.zeros((1000, 2), dtype)
+    rows[0, 0] = rows[::2, 1] = 1
+    rare, even = normal_of(ArraySpec("x", (2,), dtype), rows).T
+    for flag, length in ((rare, 1.0), (even, 0.89)):
+        assert (flag.max() - flag.min()).item() == pytest.approx(length, abs=0.01)
+        assert flag.mean().item() == pytest.approx(0.0, abs=1e-5)
+    as_floats = normal_of(ArraySpec("x", (2,), "float32"), rows.astype(np.float32))
+    assert as_floats[0, 0] == LARGEST
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_large_whole_numbers_are_told_apart(dtype):
+    """float32 has steps of 128 there."""
+    rows = 2**30 + np.arange(1000, dtype=dtype)[:, None]
+    normal = normal_of(ArraySpec("x", (1,), dtype), rows)
+    assert len(normal.unique()) == 1000
+    assert 0.9 < normal.std() < 1.1
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float32"])
+def test_a_number_that_stands_still_is_0_and_when_it_moves_floats_are_clipped(dtype):
+    leaf, rows = ArraySpec("x", (1,), dtype), np.ones((100, 1), dtype)
+    normalizer = Normalizer(1, is_whole=not leaf.is_float)
+    for _ in range(5):
+        normalizer.update(as_exact(leaf, torch.from_numpy(rows)), torch.ones(100).bool())
+    assert not normalizer(as_exact(leaf, torch.from_numpy(rows))).any()
+    moved = normalizer(as_exact(leaf, torch.from_numpy(0 * rows)))
+    assert moved.unique().tolist() == [-LARGEST if leaf.is_float else -1.0]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_by_numpy_it_makes_the_same(is_whole):
+    normalizer, rows = Normalizer(3, is_whole=is_whole), torch.randint(0, 5, (50, 3)).float()
+    normalizer.update(rows, torch.ones(50).bool())
+    found = normalizer.by_numpy()(rows.numpy())
+    torch.testing.assert_close(torch.from_numpy(found), normalizer(rows))
 
 
 def test_after_many_rows_it_forgets():

@@ -14,6 +14,7 @@ from impala_async.errors import ConfigError, SpacesError
 from impala_async.models import torso
 from impala_async.models.actor_critic import ActorCritic
 from impala_async.models.flat import Snapshot
+from impala_async.models.leaves import LEAST_SIDES, images_of
 from impala_async.models.torso import (
     Hidden,
     MLPTorso,
@@ -34,10 +35,10 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def test_the_config_names_those_that_there_are():
-    assert {*torso.TORSOS, "auto"} == set(TORSOS)
+    assert {*torso.TORSOS, "auto"} == {*LEAST_SIDES, "auto"} == set(TORSOS)
 
 
-def test_auto_goes_by_the_smallest_image():
+def test_auto_goes_by_the_smallest_image_that_a_convolution_could_see():
     vector = ArraySpec("v", (4,), "float32")
     choice = ArraySpec("c", (4,), "int64", (3,) * 4)
     for leaves, name in (
@@ -48,6 +49,9 @@ def test_auto_goes_by_the_smallest_image():
         ([ArraySpec("i", (84, 84, 3), "uint8"), ArraySpec("j", (10, 35, 2), "bool")], "small_cnn"),
         ([ArraySpec("i", (10, 10, 4), "float32")], "small_cnn"),
         ([ArraySpec("i", (9, 2, 4), "float32")], "mlp"),
+        # A vector to all torsos that it could be.
+        ([ArraySpec("i", (84, 84, 4), "uint8"), ArraySpec("j", (9, 2, 4), "uint8")], "nature_cnn"),
+        ([ArraySpec("i", (10, 10, 4), "bool"), ArraySpec("j", (1, 1, 6), "float32")], "small_cnn"),
     ):
         obs = ObsSpec(tuple(leaves))
         assert choose_torso(ModelSection(core="gru"), obs).name == name
@@ -354,14 +358,32 @@ def test_images_vectors_and_categories_together():
         assert not torch.equal(torso(others), features), f"{name} is not seen"
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "instead"), [("nature_cnn", 35, "impala_resnet"), ("small_cnn", 2, "mlp")]
+SMALLEST = pytest.mark.parametrize(
+    ("name", "size", "instead"),
+    [("nature_cnn", 35, "impala_resnet or small_cnn"), ("small_cnn", 2, "mlp")],
 )
+
+
+@SMALLEST
 def test_images_that_are_too_small(name, size, instead):
     make(name, ArraySpec("eye", (size + 1, size + 1, 1), "uint8"))
-    says = f"{name} is for larger images than 'eye' of {size} x {size}: use {instead}"
+    says = f"{name} is for larger images than 'eye' of {size} x {size}: use {instead}$"
     with pytest.raises(SpacesError, match=says):
         make(name, ArraySpec("eye", (size, size, 1), "uint8"))
+
+
+@SMALLEST
+def test_beside_a_large_one_an_image_that_is_too_small_is_a_vector(name, size, instead):
+    large, small = ArraySpec("eye", (40, 40, 1), "uint8"), ArraySpec("map", (40, size, 1), "uint8")
+    alone, torso = make(name, large), make(name, large, small)
+    assert (torso.images, torso.vectors) == ([large], [small])
+    num_seen = alone.hidden.layers[0].in_features
+    assert torso.hidden.layers[0].in_features == num_seen + 40 * size
+    assert torso(rows_of(large, small)).shape == (3, torso.num_out)
+    # So it is normalised as one.
+    model = ActorCritic(ModelSection(name=name), ObsSpec((large, small)), ACTION)
+    assert [each.mean.numel() for each in model.normalizers] == [40 * size]
+    assert images_of(name, ObsSpec((small,))) == []
 
 
 def test_without_an_image_it_says_what_to_use():

@@ -80,6 +80,22 @@ def test_it_learns_what_torch_does(make_pair, make_batch, monkeypatch, model, se
     assert len(calls) == 5 * 2 * settings.get("num_minibatches", 1)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_it_learns_from_whole_numbers_that_are_normalised_what_torch_does(make_pair, dtype):
+    spaces = schema_of(ActionPart("", "discrete", (4,)), dtype=dtype)
+    mine, theirs = make_pair({"normalize_obs": True}, {"lr": 1e-2}, spaces)
+    for number in range(5):
+        batch = random_batch(spaces, seed=number)
+        batch.obs[""][:] = (batch.obs[""] + number) % 120
+        for step in (mine, theirs):
+            step.run(step.begin(batch), ALIVE_B, 0)
+    (normalizer,) = mine.policy.model.normalizers
+    assert normalizer.count > 0
+    assert normalizer.mean.all()
+    for ours, torchs in zip(mine.policy.tensors, theirs.policy.tensors, strict=True):
+        torch.testing.assert_close(ours, torchs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["impala", "ppo"])
 @pytest.mark.parametrize("log_std", [-12.0, -0.5, 2.5])
 @pytest.mark.parametrize(
@@ -148,8 +164,8 @@ def test_a_batch_without_a_valid_row_changes_nothing(make_pair, make_batch):
     assert is_same(before, remembered(step))
 
 
-def schema_of(*parts):
-    return Schema(ObsSpec((ArraySpec("", (3,), "float32"),)), ActionSpec(parts), 6)
+def schema_of(*parts, dtype="float32"):
+    return Schema(ObsSpec((ArraySpec("", (3,), dtype),)), ActionSpec(parts), 6)
 
 
 def frozen_mlp(obs, section):
