@@ -309,14 +309,16 @@ def _check_current_folder() -> None:
 def _is_full(stream: IO[str] | None) -> bool:
     """Whether it still holds what it could not write."""
     try:
-        if stream is not None:
+        if stream is not None and not stream.closed:
             stream.flush()
     except OSError as error:
         return error.errno in FULL
     return False
 
 
-def _has_reader(stream: IO[str]) -> bool:
+def _has_reader(stream: IO[str] | None) -> bool:
+    if stream is None or stream.closed:  # then no pipe of it is broken
+        return True
     poll = select.poll()
     # For nothing: that there is nobody at the other end is told in any case.
     poll.register(stream.fileno(), 0)

@@ -112,8 +112,9 @@ def inherited_fds() -> tuple[int, ...]:
 
 
 def hold() -> None:
-    """Let a child end with its parent from now on. Without a lifeline this does nothing, but for
-    ranks of torchrun, which leaves them behind where it is killed: they end as by SIGTERM."""
+    """Let a child end with its parent from now on. Without a lifeline this does nothing, but to
+    what torchrun has started, and would leave behind where it is killed: that ends as by SIGTERM.
+    """
     is_held = False
     for fd in inherited_fds():
         with suppress(OSError):

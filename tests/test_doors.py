@@ -264,7 +264,9 @@ def test_an_error_is_told_though_the_streams_were_taken_away(monkeypatch, capsys
         sys.stdout = sys.stderr = None
         raise error
 
-    for error, code in ((errors.ConfigError("wrong"), 2), (errors.RunOver("over"), 0)):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    told = (errors.ConfigError("wrong"), 2), (errors.RunOver("over"), 0), (full, 75)
+    for error, code in (*told, (BrokenPipeError(), 70)):
         monkeypatch.setattr("sys.stdout", sys.stdout)
         monkeypatch.setattr("sys.stderr", sys.stderr)
         assert doors.run_door(lambda error=error: take(error)) == code

@@ -49,6 +49,7 @@ class Stopper:
         # An environment that becomes a daemon closes all that is open.
         with suppress(OSError, ValueError):
             signal.set_wakeup_fd(self._before)
+        with suppress(OSError):
             os.close(self._wakeup)
 
     @contextmanager

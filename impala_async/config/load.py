@@ -33,28 +33,33 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     if path is not None and path.suffix != ".json":
         sections = {key: value for key, value in settings.items() if isinstance(value, dict)}
         keys += [f"{section}.{key}" for section, value in sections.items() for key in value]
-    return change_config(settings, overrides, dict.fromkeys(keys, str(path)))
-
-
-def change_config(
-    settings: Mapping[str, Any], overrides: Iterable[str], sources: Mapping[str, str] | None = None
-) -> RunConfig:
-    """The config of settings with overrides. A key of the former that does something among them,
-    and nothing beside the overrides, is passed over."""
-    merged, sources, mistakes = merge_overrides(settings, overrides, sources)
-    spared = _idle_in(settings) | {key for key in sources if sources[key] == COMMAND_LINE}
-    # Another one may do nothing without it.
-    while idle := _idle_in(merged) - spared:
-        for key in idle:
+    merged, sources, mistakes = merge_overrides(settings, overrides, dict.fromkeys(keys, str(path)))
+    # The file alone may have no environment.
+    before = _idle_in({**settings, "env": merged.get("env")})
+    # A key of the file that has nothing to do beside the overrides is passed over, and then those
+    # that have nothing to do without that key.
+    while before is not None and (idle := (_idle_in(merged) or set()) - before):
+        given = [key for key in idle if source_of_key(key, sources) != COMMAND_LINE]
+        if not given:
+            break
+        for key in given:
             merged = _without(merged, key.split("."))
     return validate_config(merged, sources, mistakes)
 
 
-def _idle_in(settings: Mapping[str, Any]) -> set[str]:
+def source_of_key(key: str, sources: Mapping[str, str]) -> str | None:
+    """Where a key was set, maybe with all of its section."""
+    while key and key not in sources:
+        key = key.rpartition(".")[0]
+    return sources.get(key)
+
+
+def _idle_in(settings: Mapping[str, Any]) -> set[str] | None:
+    """The keys that have nothing to do; None where the settings are none."""
     try:
         config = RunConfig.model_validate(settings, context=IS_DRAFT)
     except ValidationError:  # its mistakes are told later
-        return set()
+        return None
     return {key for key, _ in config.idle_keys()}
 
 

@@ -15,8 +15,8 @@ class ModelSection(Section):
 
     name: str = "auto"
     """The torso: mlp, nature_cnn, impala_resnet, small_cnn, or your own as package.module:Name.
-    auto: nature_cnn for images from 36 x 36, small_cnn where one is smaller, from 3 x 3, else mlp.
-    Smaller ones are vectors."""
+    auto: nature_cnn where all images are 36 x 36 or larger, small_cnn where one is smaller, mlp
+    without any. An image of a side below 3 is a vector."""
     hidden_sizes: tuple[int, ...] | None = Field(None, min_length=1)
     """Hidden widths; none: 64, 64 (mlp), 512 (nature_cnn), 256 (impala_resnet), 128 (small_cnn)."""
     activation: Literal["tanh", "relu"] | None = None
@@ -33,8 +33,9 @@ class ModelSection(Section):
     core_size: int = Field(256, ge=1)
     """Units of the core."""
     normalize_obs: bool | Literal["auto"] | None = "auto"
-    """Normalise vectors of numbers by their running mean and deviation. auto: if there are any, but
-    for a torso of your own floats alone. none: floats alone, as in runs of an earlier release."""
+    """Normalise vectors of numbers by their running mean and deviation. auto: where there are any;
+    a torso of your own gets floats alone so. none: floats alone, as in runs of an earlier release.
+    """
     # Within what a distribution lets it be.
     initial_std: float = Field(1.0, ge=1e-4, le=7)
     """Continuous actions: the deviation to begin with."""

@@ -84,7 +84,7 @@ class AgentEnvs(OwnEnvs):
         section: EnvSection | None = None,
         policies: PoliciesSection = ONE_POLICY,
     ) -> None:
-        agents, num_envs = list(envs[0].possible_agents or ()), len(envs)
+        agents, num_envs = _agents_of(envs[0]), len(envs)
         super().__init__(envs, section, _shared_spaces, num_envs * len(agents), num_envs)
         self._worlds = [
             _World(env, {agent: i for i, agent in enumerate(agents, e * len(agents))})
@@ -143,27 +143,20 @@ class AgentEnvs(OwnEnvs):
         env, columns, step = world.env, world.columns, self._result
         given = {agent: actions[columns[agent]] for agent in env.agents}
         obs, rewards, terminated, truncated, _ = env.step(given)
-        parts = {"rewards": rewards, "terminations": terminated, "truncations": truncated}
         playing = []
         for agent in world.playing:
             column = columns[agent]
-            try:
-                reward, is_terminated, is_truncated = (part[agent] for part in parts.values())
-            except KeyError:
-                lacking = next((name for name, part in parts.items() if agent not in part), "")
-                told = "must have all agents that act, and lack"
-                raise EnvError(f"{self.name} in step: its {lacking} {told} {agent}") from None
+            reward = self._part(rewards, agent, "rewards")
+            is_terminated = self._part(terminated, agent, "terminations")
+            is_truncated = self._part(truncated, agent, "truncations")
             self._idle[column] = False
             step.rewards[column] = as_numbers(reward, "reward", FLOAT)
             step.terminated[column] = as_numbers(is_terminated, "terminated", BOOL)
             step.truncated[column] = as_numbers(is_truncated, "truncated", BOOL)
             is_over = step.terminated[column] or step.truncated[column]
             # An agent that is gone may show nothing more: then its last observation stays.
-            if (shown := obs.get(agent)) is not None:
-                self._rows.write(column, shown, " in step")
-            elif not is_over:
-                told = "must have all agents that play, and lack"
-                raise EnvError(f"{self.name} in step: its observations {told} {agent}")
+            if not is_over or obs.get(agent) is not None:
+                self._rows.write(column, self._part(obs, agent, "observations"), " in step")
             if is_over:
                 continue
             if agent not in env.agents:
@@ -171,6 +164,13 @@ class AgentEnvs(OwnEnvs):
             playing.append(agent)
         world.playing = playing
         self._look_at_agents(world, obs, terminated, truncated)
+
+    def _part(self, given: Mapping[Any, Any], agent: Any, what: str) -> Any:
+        try:
+            return given[agent]
+        except KeyError:
+            told = f"its {what} must have all agents that act, and lack {agent}"
+            raise EnvError(f"{self.name} in step: {told}") from None
 
     def _look_at_agents(self, world: _World, obs: dict[Any, Any], *flags: dict[Any, Any]) -> None:
         """Let those play who are listed for the first time since the reset.
@@ -189,10 +189,14 @@ class AgentEnvs(OwnEnvs):
                 raise EnvError(f"{self.name}: {agent} comes back after its end without a reset")
 
 
+def _agents_of(env: Any) -> list[Any]:
+    return [] if env.possible_agents is None else list(env.possible_agents)
+
+
 def _shared_spaces(env: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-    if not env.possible_agents:
+    if not (agents := _agents_of(env)):
         raise EnvError(f"{env_name(env)} has no possible_agents")
-    first, *others = env.possible_agents
+    first, *others = agents
     for kind, look in (("observation", env.observation_space), ("action", env.action_space)):
         for other in others:
             if look(other) != look(first):

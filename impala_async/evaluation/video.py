@@ -6,7 +6,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from tempfile import TemporaryFile
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ Frame = NDArray[np.uint8]
 # Where an environment does not say.
 USUAL_FRAMES_PER_S = 30.0
 MOST_GIF_BYTES = 512 << 20
+MOST_SAID_BYTES = 2000
 
 
 class Film(Protocol):
@@ -69,6 +71,8 @@ class Mp4:
         self._path, self._frames_per_s = path, frames_per_s
         self._ffmpeg: subprocess.Popen[bytes] | None = None
         self._shape: tuple[int, ...] = ()
+        # A pipe could get full while nobody reads it.
+        self._said: IO[bytes] = TemporaryFile()  # noqa: SIM115
 
     def add(self, frame: Frame) -> None:
         if self._ffmpeg is None:
@@ -85,14 +89,17 @@ class Mp4:
 
     def close(self) -> None:
         assert self._ffmpeg is not None
-        _, said = self._ffmpeg.communicate()
+        self._ffmpeg.communicate()
         if self._ffmpeg.returncode != 0:
+            self._said.seek(0)
+            said = self._said.read(MOST_SAID_BYTES)
             why, full = " ".join(said.decode(errors="replace").split()), os.strerror(errno.ENOSPC)
             if full in why:
                 raise OSError(errno.ENOSPC, full)
             raise OSError(errno.EIO, plain(why) or "ffmpeg was ended before it was done")
 
     def discard(self) -> None:
+        self._said.close()
         if self._ffmpeg is not None and self._ffmpeg.returncode is None:
             self._ffmpeg.kill()
             self._ffmpeg.communicate()
@@ -106,8 +113,8 @@ class Mp4:
         of_film = f"-an -vf {even} -vcodec libx264 -pix_fmt yuv420p -crf 25 -f mp4"
         words = f"-y -loglevel error {of_frames} {of_film}".split()
         # In a group of its own: a Ctrl-C is for us.
-        how: dict[str, Any] = dict.fromkeys(("stdin", "stderr"), subprocess.PIPE)
-        how |= {"stdout": subprocess.DEVNULL, "process_group": 0}
+        how: dict[str, Any] = {"stdin": subprocess.PIPE, "process_group": 0}
+        how |= {"stdout": subprocess.DEVNULL, "stderr": self._said}
         return subprocess.Popen([get_ffmpeg_exe(), *words, str(self._path)], **how)
 
 

@@ -3,6 +3,7 @@
 Slurm gives nodes, and ends a job in time. It starts no task of a job again: the script does.
 """
 
+import re
 import shlex
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from impala_async.files import PRIVATE, write_whole, writing
 FOLDER = "slurm"
 """The script and the output of its jobs lie there, in the run folder."""
 ITS_ERROR = "sbatch: error: "
+# Ends of lines, other control characters, and bytes that are no text.
+UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # A learner saves, and says goodbye, in less.
 NOTICE_S = 180
 
@@ -45,7 +48,7 @@ def job_script(
             lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"
-    if broken := [line for line in lines if not line.isprintable()]:
+    if broken := [line for line in lines if UNFIT.search(line)]:
         # The text behind an end of a line in a path would be an option of its own.
         raise ConfigError(f"sbatch takes no such text: {broken[0]!r}: name another folder or flag")
     return _SCRIPT.format(

@@ -33,7 +33,7 @@ END_WITHIN_S = 90.0
 SAY_WITHIN_S = 5.0
 # Between the word that ends it and the kernel, which would not take the exit code along.
 GRACE_S = 2.0
-# A process that is stopped for longer is told of: it cannot do so itself.
+# A process that is stopped for longer is told of, as it can say nothing itself.
 STOPPED_S = 5.0
 LOOP_STANDS = "the event loop has not moved"
 TOO_LATE = "not ended"
@@ -175,7 +175,7 @@ class Silence:
 
 
 class Stops:
-    """Counts the ticks in which the process is stopped, as by Ctrl-Z or in a debugger."""
+    """Counts the ticks in which a signal has stopped the process."""
 
     def __init__(self, pid: int, tick_s: float) -> None:
         self._tick_s, self._go_on = tick_s, f"kill -CONT {pid}"
@@ -203,10 +203,11 @@ def _watch_over(pid: int, silence: Silence, tick_s: float, end_fd: int) -> None:
         heard = b""
         with contextlib.suppress(BlockingIOError):
             heard = os.read(0, 1 << 16)
-        is_stopped = _is_stopped(pid)
-        if stop := stops.add(is_stopped=is_stopped):
+        state = _state_of(pid)
+        # A debugger stops it in another way, and knows of it.
+        if stop := stops.add(is_stopped=state == "T"):
             _say(stop)
-        found = silence.add(heard.decode().splitlines(), is_stopped=is_stopped)
+        found = silence.add(heard.decode().splitlines(), is_stopped=state in ("T", "t"))
         if found is None:
             continue
         what, is_end = found
@@ -226,12 +227,12 @@ def _say(line: str) -> None:
             os.write(2, f"{line}\n".encode())
 
 
-def _is_stopped(pid: int) -> bool:
+def _state_of(pid: int) -> str:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return ""
+    return stat.rpartition(")")[2].split()[0]
 
 
 if __name__ == "__main__":

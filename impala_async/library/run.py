@@ -90,7 +90,8 @@ def run(
 
     `config` is a file, or the name of a config that is packaged; `overrides` are settings by their
     dotted keys, as {"stop.env_steps": 20_000}; `run_dir` is the run folder. Ctrl-C, or the
-    interrupt of a notebook, saves and ends the run, and is raised here as KeyboardInterrupt.
+    interrupt of a notebook, saves and ends the run, and is raised here as KeyboardInterrupt. One
+    that somebody else tells to end is saved, and raises ServiceError.
     """
     is_named = isinstance(config, str | os.PathLike | None)
     if not is_named or not isinstance(overrides, Mapping | None):

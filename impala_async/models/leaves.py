@@ -41,8 +41,8 @@ def is_image(leaf: ArraySpec) -> bool:
 
 
 def images_of(torso: str, obs: ObsSpec) -> list[ArraySpec]:
-    """The leaves that a torso of this name sees as images, and a user's own may see so. To it all
-    others are vectors."""
+    """The leaves that a torso of this name sees as images: all that look so, where the name is none
+    of ours. All other leaves are vectors to it."""
     least = LEAST_SIDES.get(torso, 0)
     images = [leaf for leaf in obs.leaves if is_image(leaf)]
     return [leaf for leaf in images if min(image_shape(leaf)[1:3]) >= least]

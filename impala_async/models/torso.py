@@ -145,7 +145,7 @@ class ImageTorso(nn.Module):
 
 def _wants(name: str, obs: ObsSpec) -> str:
     """The images that a torso of this name lacks, in words."""
-    for leaf in filter(is_image, obs.leaves):
+    if (leaf := next(filter(is_image, obs.leaves), None)) is not None:
         _, height, width, _ = image_shape(leaf)
         which = repr(leaf.name) if leaf.name else "the observation"
         instead = "mlp" if name == "small_cnn" else "impala_resnet or small_cnn"

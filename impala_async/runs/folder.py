@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from impala_async.config.learner import KEY_FILE, KEY_VARIABLE
-from impala_async.config.load import change_config, sets, validate_config, without_decided
+from impala_async.config.load import merge_overrides, sets, validate_config, without_decided
 from impala_async.config.ranks import FOLDER as RANKS
 from impala_async.config.run import ADDRESSES, DECIDED, RunConfig
 from impala_async.errors import CheckpointError, ConfigError, ImpalaAsyncError
@@ -219,16 +219,18 @@ class RunFolder:
         return validate_config(self.load_settings(), {"": str(self._config)})
 
     def change(self, overrides: Sequence[str]) -> RunConfig:
-        """The settings for a resume with overrides. Those that were decided stay, but are decided
-        anew where they do not go with them, and in lockstep, where they follow from the actors."""
+        """The settings for a resume with overrides. Those that were decided stay; they are decided
+        anew where they do not go with the overrides, and in lockstep, where the number of actors
+        decides them."""
         decided = self._read_config().get("decided", {})
+        given = without_decided(self.load_settings(), decided)
         with contextlib.suppress(ConfigError):
-            config = change_config(self.load_settings(), overrides)
-            kept = [key for key in DECIDED if key in decided and not sets(overrides, key)]
-            config.take_for_decided(kept)
+            config = validate_config(*merge_overrides(self.load_settings(), overrides))
+            unset = [key for key in DECIDED if key in decided and not _has(given, key)]
+            config.take_for_decided(key for key in unset if not sets(overrides, key))
             if not config.pace.is_lockstep:
                 return config
-        return change_config(without_decided(self.load_settings(), decided), overrides)
+        return validate_config(*merge_overrides(given, overrides))
 
     @property
     def run_id(self) -> bytes:
@@ -241,8 +243,7 @@ class RunFolder:
             with writing(self.path):
                 self.write_json("config.json", {**content, "run_id": run_id.hex()}, mode=PRIVATE)
         if last_epoch > self.last_epoch:
-            with writing(self.path):
-                write_whole(self._epoch, str(last_epoch).encode())
+            self._write_epoch(last_epoch)
 
     def next_epoch(self, saved: int = 0) -> int:
         """Count this start, durably: no two share an epoch. `saved` is that of its checkpoints."""
@@ -250,14 +251,17 @@ class RunFolder:
         if last < saved:
             logger.warning("%s: %d, but there are checkpoints of %d", self._epoch, last, saved)
         epoch = max(last, saved) + 1
+        self._write_epoch(epoch)
+        return epoch
+
+    def _write_epoch(self, epoch: int) -> None:
         if epoch > MOST_STARTS:
             raise CheckpointError(
-                f"{self.checkpoints}: there is a checkpoint of start {saved:,}, and no run has "
-                f"more than {MOST_STARTS:,}: move it away"
+                f"{self.path}: no run has more than {MOST_STARTS:,} starts: write their number "
+                "into epoch, and move checkpoints of a greater one away"
             )
         with writing(self.path):
             write_whole(self._epoch, str(epoch).encode())
-        return epoch
 
     @property
     def last_epoch(self) -> int:
@@ -353,6 +357,11 @@ class RunFolder:
         if not isinstance(content.get("config"), dict) or not is_id:
             raise CheckpointError(f"{self._config}: cannot be read: it has no run_id and config")
         return content
+
+
+def _has(settings: dict[str, Any], key: str) -> bool:
+    section, _, name = key.partition(".")
+    return name in settings.get(section, {})
 
 
 def find_run(path: Path) -> tuple[RunFolder, Path, Path | None]:

@@ -57,14 +57,14 @@ def summarise(
     env_steps_since: int,
     lag_histogram: Sequence[int],
     mean_return: float | None,
-    best_evaluated: tuple[float, str] | None,
+    best_evaluated: tuple[float, str, str] | None,
     verdict: str,
 ) -> dict[str, Any]:
     """`report` is the last one; `wall_s`, from the first update on, had `env_steps_since`."""
     zero_at, env_steps = config.idle_from, report["env_steps_trained"]
     assert isinstance(env_steps, int)
     steps_per_s = env_steps_since / wall_s if wall_s > 0 else 0.0
-    if exit_reason in StopSection.model_fields and not wall_s:
+    if exit_reason in StopSection.model_fields and report["updates"] and not wall_s:
         verdict = "nothing: the run had come to its end before this start"
     return {
         "exit_reason": exit_reason,
@@ -82,7 +82,7 @@ def summarise(
         "mean_return_100": mean_return,
         "episodes": report["episodes/count"],
         "best_eval_return": best_evaluated and best_evaluated[0],
-        "best_eval_actions": best_evaluated and config.evaluate.kinds[0],
+        "best_eval_actions": best_evaluated and best_evaluated[2],
         "best_checkpoint": best_evaluated and best_evaluated[1],
         "lag_quantiles": lag_quantiles(lag_histogram),
         "dropped": {reason: report[f"dropped/{reason}"] for reason in DROP_REASONS},

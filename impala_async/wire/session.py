@@ -93,6 +93,8 @@ class SessionTable:
             return known
         if known is not None:
             self.end(known)
+            # A checkpoint does not say whether it had it from its starter.
+            known.is_numbered |= known.number == hello.number
         self._make_way(route)
         if known is None:
             number = self._new_number(hello.number, now)
@@ -278,19 +280,17 @@ class SessionTable:
                 del self._numbers[known.number]
 
     def _new_number(self, wanted: int, now: float) -> int:
-        """The number that its starter gave it, if it has one that nobody else uses, or has used.
-        One who was not heard of late may be the former life of this one, whose lease is not over.
-        """
+        """The number that its starter gave it, if there is one, and nobody uses it who was started
+        by itself, or has used it in this start. Another one who has it and was not heard of late
+        may be the former life of this one, whose lease is not over."""
 
         def is_at_work(peer: Peer) -> bool:
             return not peer.is_numbered or (peer.columns > 0 and now - peer.last_heard < AT_WORK_S)
 
-        if wanted >= 0 and wanted not in self._numbers:
-            return wanted
-        # Those that worked in an earlier start had other seeds.
+        # One that a checkpoint remembers, and that has not come yet, had other seeds.
         worked = (each for each in self._known.values() if each.has_settled and each.data_route)
-        own = (each for each in worked if not each.is_numbered)
-        others = chain(filter(is_at_work, self), own)
+        unnumbered = (each for each in worked if not each.is_numbered)
+        others = chain(filter(is_at_work, self), unnumbered)
         if wanted >= 0 and all(each.number != wanted for each in others):
             return wanted
         # At a thousand hellos a second nobody can look at all numbers. One that was at work may be

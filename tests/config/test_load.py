@@ -182,3 +182,11 @@ def test_keys_of_a_file_that_have_nothing_to_do_beside_an_override_are_passed_ov
             ConfigError, match=r"pace\.lag \(1\) does nothing where pace\.mode is a"
         ):
             load_config(path, given)
+    # A whole section on the command line is set there, and a file may leave the environment out.
+    for whole in ('pace={mode="async", lag=1}', 'algorithm={name="a2c", clip=0.3}'):
+        with pytest.raises(ConfigError, match="does nothing where"):
+            load_config(None, ["env.id=X", whole])
+    path.write_text('[algorithm]\nname = "a2c"\nclip = 0.3\n')
+    with pytest.raises(ConfigError, match=r"clip .* does nothing where"):
+        load_config(path, ["env.id=X"])
+    assert load_config(path, ["env.id=X", "algorithm.name=ppo"]).algorithm.clip == 0.3

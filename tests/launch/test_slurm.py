@@ -65,6 +65,7 @@ def test_options_of_sbatch_come_last_each_with_its_value(monkeypatch, tmp_path):
 
 
 def test_a_folder_is_a_name_to_sbatch_and_never_more():
+    assert "'--job-name=two\u3000words'" in options(job(run="/shared/two\u3000words"))
     assert "--output=/shared/100%%/%%j/slurm/%j.out" in options(job(run="/shared/100%/%j"))
     for run in ("/shared/a\n#SBATCH --wrap=evil", "/shared/\udcff"):
         with pytest.raises(

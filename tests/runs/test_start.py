@@ -1,5 +1,6 @@
 """Runs that begin or go on, and what a door may have said of them."""
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -63,19 +64,17 @@ def test_what_a_run_had_decided_stays_unless_it_goes_not_with_what_is_set_now(tm
     with_parts = resume(folder.path, f"algorithm.num_minibatches={parts}")
     assert "algorithm.num_minibatches" not in with_parts.decided
     assert {*more.decided} - {*with_parts.decided} == {"algorithm.num_minibatches"}
+    # So is one that somebody has written into the file.
+    content = json.loads((folder.path / "config.json").read_text())
+    content["config"]["algorithm"]["num_minibatches"] = 3
+    (folder.path / "config.json").write_text(json.dumps(content))
+    assert "algorithm.num_minibatches" not in resume(folder.path).decided
+    assert resume(folder.path).algorithm.num_minibatches == 3
     # It is decided once more where it has to be.
     folder.begin(more)
     folder.confirm(more)
     folder.let_go()
     assert resume(folder.path, "train.num_actors=1").learner.batch_columns == 4
-
-
-def test_a_setting_of_a_run_that_has_nothing_to_do_any_more_is_passed_over(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(load_config(None, ["env.id=X", "pace.mode=lockstep", "pace.lag=1"]))
-    folder.let_go()
-    assert resume(folder.path).pace.lag == 1
-    assert resume(folder.path, "pace.mode=async").pace.lag == 0
 
 
 def test_all_that_is_wrong_with_a_resumed_run_is_told(run_dir):

@@ -253,6 +253,12 @@ def test_the_number_of_one_who_worked_by_itself_is_given_to_no_other(table):
     # In another start all have other seeds.
     table.restore_watermarks({actor_id(5).hex(): [9, 3]}, 0.0)
     assert greet(table, 6, number=9).number == 9
+    # One that has come again is known to be numbered, and so its next life has the number.
+    table.restore_watermarks({actor_id(7).hex(): [11, 3]}, 0.0)
+    back = greet(table, 7, number=11)
+    table.join(back, 1, 1)
+    table.end(back)
+    assert greet(table, 8, number=11).number == 11
 
 
 def test_the_number_of_an_actor_at_work_is_its_own_until_nothing_is_heard_of_it(table):

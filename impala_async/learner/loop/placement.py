@@ -44,7 +44,8 @@ class _Placed(NamedTuple):
     since: float
     before: int
     was_sent: bool = True
-    """Else it is let go, and learns where to when it says hello: a long step comes before."""
+    """False for one that was let go: it learns where to go at its next hello, which may come after
+    a long step."""
 
 
 class Placement:

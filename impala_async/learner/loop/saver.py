@@ -153,8 +153,9 @@ class Saver:
     """The newest that all ranks have. Each spares it, as some may write no more, while others go on
     and remove what is old."""
     _best: Best | None = field(default=None, init=False)
-    best_evaluated: tuple[float, str] | None = field(default=None, init=False)
-    """The largest return of an evaluation, and where its weights are in the run folder."""
+    best_evaluated: tuple[float, str, str] | None = field(default=None, init=False)
+    """The largest return of an evaluation, where its weights are in the run folder, and of which
+    actions it is."""
 
     def __post_init__(self) -> None:
         # A start that finds no checkpoint begins anew, but not with the best of the run.
@@ -162,8 +163,9 @@ class Saver:
         if found is None or not isinstance(score := found.state.get(EVAL_RETURN), float):
             return
         # A greedy return is not to be compared with one of sampled actions.
-        if self.evaluate.every_s is None or found.state.get(EVAL_ACTIONS, kind) == kind:
-            self.best_evaluated = score, self._name_of(found.path)
+        of = str(found.state.get(EVAL_ACTIONS, kind))
+        if self.evaluate.every_s is None or of == kind:
+            self.best_evaluated = score, self._name_of(found.path), of
 
     def restore(self, training: TrainingState) -> None:
         state = training.state
@@ -225,7 +227,7 @@ class Saver:
             path = save_checkpoint(self.folder.best, version, tensors, state)
             if self.folder.is_gone():
                 return
-            self.best_evaluated = score, self._name_of(path)
+            self.best_evaluated = score, self._name_of(path), self.evaluate.kinds[0]
             self._prune(self.folder.best, 1)
 
         try:

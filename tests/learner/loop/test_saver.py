@@ -139,11 +139,11 @@ async def test_the_best_is_kept_though_the_one_before_cannot_be_removed(
     captured = Captured(Progress(1, 3), run.step.capture())
     monkeypatch.setattr(saver, "prune", Mock(side_effect=CheckpointError("cannot remove old")))
     await run.saver.save_best(captured, run.saver.state_of(captured), 5.0)
-    assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3")
+    assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3", "greedy")
     assert caplog.messages == ["cannot remove old"]
     monkeypatch.setattr(saver, "save_checkpoint", Mock(side_effect=CheckpointError("it is full")))
     await run.saver.save_best(captured, run.saver.state_of(captured), 6.0)
-    assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3")
+    assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3", "greedy")
     assert caplog.messages[-1] == "the best weights so far are not kept: it is full"
 
 
