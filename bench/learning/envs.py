@@ -6,12 +6,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
-from gymnasium.wrappers import TimeLimit
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.wrappers import TimeLimit, TransformObservation
 from numpy.typing import NDArray
 
 Obs = NDArray[np.float32]
 POLE_STEPS = 500
+MILLION = 1_000_000
+# CartPole's numbers mostly lie within these.
+REACH = np.array([2.4, 3.0, 0.21, 3.0], np.float32)
 
 
 def no_velocities() -> gym.Env[Any, Any]:
@@ -27,6 +30,34 @@ def slow_pole(step_s: float) -> gym.Env[Any, Any]:
 def split_pole(withhold: bool = False) -> gym.Env[Any, Any]:
     """CartPole with the cart under one key and the pole under another, which may be withheld."""
     return TimeLimit(_Split(CartPoleEnv(), withhold), POLE_STEPS)
+
+
+def pole_in_bytes() -> gym.Env[Any, Any]:
+    """CartPole with each of its numbers as a byte, as decision 44 measures it."""
+    space = Box(0, 255, (4,), np.uint8)
+    return TransformObservation(gym.make("CartPole-v1"), _as_bytes, space)
+
+
+def pole_in_int64() -> gym.Env[Any, Any]:
+    """The same bytes, with a million more: their differences are all that they tell."""
+    space = Box(0, 2 * MILLION, (4,), np.int64)
+    return TransformObservation(
+        gym.make("CartPole-v1"), lambda obs: _as_bytes(obs).astype(np.int64) + MILLION, space
+    )
+
+
+def as_flags(env_id: str) -> gym.Env[Any, Any]:
+    """An environment of numbered states, each of which is a flag of its own."""
+    env = gym.make(env_id)
+    assert isinstance(env.observation_space, Discrete)
+    flags = np.eye(int(env.observation_space.n), dtype=np.int8)
+    space = MultiBinary(len(flags))
+    return TransformObservation(env, lambda state: flags[int(state)].copy(), space)
+
+
+def _as_bytes(obs: Obs) -> NDArray[np.uint8]:
+    numbers: NDArray[Any] = np.clip((obs / REACH + 1) * 127.5, 0, 255)
+    return numbers.astype(np.uint8)
 
 
 class _Slow(gym.Wrapper[Obs, Any, Obs, Any]):

@@ -26,6 +26,7 @@ def test_environments_are_sound():
     for env in (
         *(envs.no_velocities(), envs.split_pole(), envs.split_pole(withhold=True)),
         *(envs.RepeatPrevious(), envs.FewLegal(is_masked=False), envs.TwoPoles()),
+        *(envs.pole_in_bytes(), envs.pole_in_int64(), envs.as_flags("Taxi-v4")),
     ):
         check_env(env, skip_render_check=True)
 
