@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from impala_async.config.mistakes import explain, shown
+from impala_async.config.mistakes import explain, shown, source_of
 from impala_async.config.packaged import packaged_configs
 from impala_async.config.run import RunConfig
 from impala_async.config.section import IS_DRAFT
@@ -39,19 +39,12 @@ def load_config(path: Path | None = None, overrides: Iterable[str] = ()) -> RunC
     # A key of the file that has nothing to do beside the overrides is passed over, and then those
     # that have nothing to do without that key.
     while before is not None and (idle := (_idle_in(merged) or set()) - before):
-        given = [key for key in idle if source_of_key(key, sources) != COMMAND_LINE]
+        given = [key for key in idle if source_of(key, sources) != COMMAND_LINE]
         if not given:
             break
         for key in given:
             merged = _without(merged, key.split("."))
     return validate_config(merged, sources, mistakes)
-
-
-def source_of_key(key: str, sources: Mapping[str, str]) -> str | None:
-    """Where a key was set, maybe with all of its section."""
-    while key and key not in sources:
-        key = key.rpartition(".")[0]
-    return sources.get(key)
 
 
 def _idle_in(settings: Mapping[str, Any]) -> set[str] | None:

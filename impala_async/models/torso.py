@@ -103,8 +103,9 @@ def joined(leaves: Sequence[ArraySpec], obs: dict[str, Tensor]) -> Tensor:
 class ImageTorso(nn.Module):
     """Convolutions for each image, then hidden layers for what they give and all other leaves.
 
-    `name` says which leaves are images. `make_body` makes the convolutions for one with so many
-    channels, to be rectified. `sizes` are those of the hidden layers where the section names none.
+    The name of the section says which leaves are images. `make_body` makes the convolutions for one
+    with so many channels, to be rectified. `sizes` are those of the hidden layers where the section
+    names none.
     """
 
     def __init__(
@@ -112,14 +113,13 @@ class ImageTorso(nn.Module):
         obs: ObsSpec,
         section: ModelSection,
         *,
-        name: str,
         make_body: Callable[[int, ModelSection], nn.Module],
         sizes: Sequence[int],
     ) -> None:
         super().__init__()
-        self.images = images_of(name, obs)
+        self.images = images_of(section.name, obs)
         if not self.images:
-            raise SpacesError(f"model.name {section.name} {_wants(name, obs)}")
+            raise SpacesError(f"model.name {section.name} {_wants(section.name, obs)}")
         self.vectors = [leaf for leaf in obs.leaves if leaf not in self.images]
         self.bodies = nn.ModuleList()
         num_seen = sum(vector_size(leaf) for leaf in self.vectors)
@@ -208,9 +208,9 @@ class _Stage(nn.Module):
 
 TORSOS: dict[str, Callable[[ObsSpec, ModelSection], nn.Module]] = {
     "mlp": MLPTorso,
-    "nature_cnn": partial(ImageTorso, name="nature_cnn", make_body=nature_body, sizes=(512,)),
-    "small_cnn": partial(ImageTorso, name="small_cnn", make_body=minatar_body, sizes=(128,)),
-    "impala_resnet": partial(ImageTorso, name="impala_resnet", make_body=resnet_body, sizes=(256,)),
+    "nature_cnn": partial(ImageTorso, make_body=nature_body, sizes=(512,)),
+    "small_cnn": partial(ImageTorso, make_body=minatar_body, sizes=(128,)),
+    "impala_resnet": partial(ImageTorso, make_body=resnet_body, sizes=(256,)),
 }
 
 
