@@ -291,9 +291,10 @@ def run_door(body: Callable[[], int]) -> int:
             said = f"error: a package that this needs cannot be loaded: {one_line(error)}\n"
             code = errors.Exit.CONFIG
     # An environment may have taken the streams away, or closed what is beneath them.
-    sys.stderr = stderr
+    # One that took the place of the first, and never waits for its reader, stays.
+    sys.stderr = sys.stderr or stderr
     with suppress(OSError, ValueError):
-        stderr.write(said)
+        sys.stderr.write(said)
     flush_output()
     return code
 
