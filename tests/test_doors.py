@@ -2,6 +2,7 @@ import argparse
 import errno
 import functools
 import importlib
+import io
 import json
 import os
 import re
@@ -272,6 +273,18 @@ def test_an_error_is_told_though_the_streams_were_taken_away(monkeypatch, capsys
         assert doors.run_door(lambda error=error: take(error)) == code
         monkeypatch.undo()
         assert str(error) in capsys.readouterr().err
+
+
+def test_the_last_words_go_through_the_stream_that_waits_for_no_reader(monkeypatch):
+    first, unhurried = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stderr", first)
+
+    def body():
+        sys.stderr = unhurried
+        raise errors.ConfigError("wrong")
+
+    assert doors.run_door(body) == 2
+    assert (first.getvalue(), unhurried.getvalue()) == ("", "error: wrong\n")
 
 
 def test_output_that_is_full_does_not_change_the_end(monkeypatch):

@@ -428,6 +428,8 @@ class Client:
                 found = found.model_copy(update={"seed": built_for.seed})
             # As text: a number of theirs that is none differs from itself.
             if found.model_dump_json() != built_for.model_dump_json():
-                self.side.begin_anew()
+                if num_held := self.side.begin_anew():
+                    self._log.info("other settings: %d trajectories are given up", num_held)
+                self.connect()
                 raise NewSettings
             is_open = self._open_session()

@@ -38,6 +38,8 @@ Net = Callable[[Mapping[str, NDArray[Any]]], NDArray[np.float32]]
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 # A residual branch starts small, or six of them would multiply the signal by eight.
 RESIDUAL_GAIN = 0.5
+# To build the network of one takes 5 ms, and an actor that nobody knows may ask for a thousand.
+MOST_IMAGES = 64
 # For these bfloat16 halves the work of a device that has it; smaller ones gain nothing there.
 LARGE_MODELS = frozenset({"nature_cnn", "impala_resnet"})
 # With these the features of a row hang on chance, or on the rows that happen to be beside it.
@@ -120,6 +122,9 @@ class ImageTorso(nn.Module):
         self.images = images_of(section.name, obs)
         if not self.images:
             raise SpacesError(f"model.name {section.name} {_wants(section.name, obs)}")
+        if (num_images := len(self.images)) > MOST_IMAGES:
+            text = f"{num_images} images, each with convolutions of its own: wants {MOST_IMAGES} at"
+            raise SpacesError(f"model.name {section.name}: the observation has {text} most")
         self.vectors = [leaf for leaf in obs.leaves if leaf not in self.images]
         self.bodies = nn.ModuleList()
         num_seen = sum(vector_size(leaf) for leaf in self.vectors)

@@ -339,10 +339,11 @@ class ActorSide(Generic[Item]):
         self.version = NO_VERSION
         return self.outbox.give_up()
 
-    def begin_anew(self) -> None:
-        """Give up all that is held; the hello has named it, so its seqs are still to come."""
-        self.version, self.outbox.next_seq = NO_VERSION, self.outbox.lowest_unsettled
-        self.outbox.give_up()
+    def begin_anew(self) -> int:
+        """Give up all that is held, and tell how many those are. Its seqs will never come, which
+        the next hello says: the learner may have settled some of them, above a gap."""
+        self.version = NO_VERSION
+        return len(self.outbox.give_up())
 
     def bye(self, why: str = "") -> wire.Bye | None:
         """End the session, with what this actor died of; None if nobody would miss us."""

@@ -88,8 +88,10 @@ class SessionTable:
         if is_full and not self._end_one_of_no_use(now):
             return reject("full", f"this learner already has its {limit} actors", FULL_RETRY_S)
         if known is not None and known.session in self._strangers:
-            # The same hello again, because our answer was slow: one session is enough.
+            # The same hello again, because our answer was slow: one session is enough. Or it has
+            # given up what it held, as its settings are others.
             known.data_route, known.last_heard = route, now
+            self._take_mark(known, hello)
             return known
         if known is not None:
             self.end(known)
@@ -100,8 +102,7 @@ class SessionTable:
             number = self._new_number(hello.number, now)
             is_wanted = number == hello.number
             known = Peer(b"", hello.actor, number, Watermark(), now, is_numbered=is_wanted)
-        if hello.run_id == self.run_id:
-            known.watermark.raise_to(hello.lowest_unsettled)
+        self._take_mark(known, hello)
         return self._open(hello, known, route, now)
 
     def join(self, peer: Peer, columns: int, streams: int, *, gives_way: bool = False) -> bool:
@@ -154,6 +155,10 @@ class SessionTable:
         peer.has_settled, self._beyond = True, max(self._beyond, peer.number + 1)
         peer.has_delivered |= verdict is None
         peer.granted = max(peer.granted, peer.watermark.below)
+
+    def note_fault(self, peer: Peer, num_bytes: int) -> None:
+        """A message of so many bytes was looked at before it was refused."""
+        self._credit.note_fault(peer, num_bytes)
 
     def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
         """Give out credit for free columns; returns those who got some. Peers that are expected
@@ -278,6 +283,10 @@ class SessionTable:
             self._numbers[known.number] -= 1
             if not self._numbers[known.number]:
                 del self._numbers[known.number]
+
+    def _take_mark(self, peer: Peer, hello: wire.Hello) -> None:
+        if hello.run_id == self.run_id:
+            peer.watermark.raise_to(hello.lowest_unsettled)
 
     def _new_number(self, wanted: int, now: float) -> int:
         """The number that its starter gave it, if there is one, and nobody uses it who was started

@@ -52,7 +52,11 @@ class Heard(NamedTuple):
 
     def answer(self, message, *frames):
         """Sent as soon as weights that were sent before have left."""
-        until(lambda: self.router.send(self.route, [wire.pack(message), *frames]))
+        until(lambda: self.try_to_answer(message, *frames))
+
+    def try_to_answer(self, message, *frames):
+        """Whether it could be sent."""
+        return self.router.send(self.route, [wire.pack(message), *frames])
 
     def answer_raw(self, *frames):
         assert self.router.send(self.route, frames)

@@ -218,26 +218,35 @@ def test_a_close_that_hangs_behind_a_fault_is_ended_and_tells_both(scene, monkey
     assert re.search(r"in close, after this: .*:Quitting failed in step: ValueError", ended[0])
 
 
-def test_a_run_with_new_settings_is_built_anew(scene, closed):
+def test_a_run_with_new_settings_is_built_anew(scene, closed, caplog):
+    caplog.set_level("INFO")
     first, second = settings_for("Slow", step_s=0.001), settings_for("Endless", rows=6)
 
     def serve(scene):
         session = at_work(scene, first)
-        sent = [scene.learner.data.hear(wire.Data).message for _ in range(2)]
+        sent = [scene.learner.data.hear(wire.Data).message for _ in range(3)]
         session.grant(MANY, settled=1)
         session.reject("hello_again")
-        again = scene.welcome_back(second)
-        again.grant(MANY, settled=1)
+        scene.learner.welcome(scene.learner.data.find(wire.Hello), second)
+        # All that it holds will never come; the learner may have taken some of that, above a gap.
+        hello = scene.learner.data.find(wire.Hello)
+        held_from = hello.message.lowest_unsettled
+        welcome = scene.learner.welcome(hello, second)
+        again = Session(scene.learner.data.find(wire.Spec), welcome)
+        again.grant(MANY, settled=held_from)
         give_weights(scene, again, second)
         sent.append(scene.learner.data.hear(wire.Data).message)
         assert len(closed) == 2
         finish(scene, again)
-        return sent
+        return held_from, sent
 
-    code, sent = run(scene, serve)
+    code, (held_from, sent) = run(scene, serve)
     assert code == 0
-    # It has been told by the hello that seq 1 is held: it has to come.
-    assert [(data.seq, data.rows) for data in sent] == [(0, 4), (1, 4), (1, 6)]
+    assert held_from >= 3
+    shapes = [(data.seq, data.rows) for data in sent]
+    assert shapes == [(0, 4), (1, 4), (2, 4), (held_from, 6)]
+    (told,) = (each for each in caplog.messages if "are given up" in each)
+    assert told == f"other settings: {held_from - 1} trajectories are given up"
     assert len(closed) == 4
 
 

@@ -123,6 +123,11 @@ class PureLearner:
         nothing = Rest()
         self._say(self.sessions.hear_pull(route, message, nothing, self.now))
 
+    def wait(self, seconds):
+        """Whoever has to wait for credit may get it then."""
+        self.now += seconds
+        self.end_burst()
+
     def end_burst(self):
         """Check what came, deal credit, and tell what became of the rest."""
         self._say(self.admission.deal(self.now))

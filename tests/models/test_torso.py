@@ -386,6 +386,13 @@ def test_beside_a_large_one_an_image_that_is_too_small_is_a_vector(name, size, i
     assert images_of(name, ObsSpec((small,))) == []
 
 
+def test_an_actor_that_nobody_knows_cannot_ask_for_a_thousand_networks():
+    leaves = [ArraySpec(f"eye{i}", (8, 8, 1), "uint8") for i in range(torso.MOST_IMAGES + 1)]
+    with pytest.raises(SpacesError, match=r"has 65 images, each with .*: wants 64 at most$"):
+        make("small_cnn", *leaves)
+    assert len(make("small_cnn", *leaves[1:]).bodies) == torso.MOST_IMAGES
+
+
 def test_without_an_image_it_says_what_to_use():
     says = r"nature_cnn wants an image .* three dimensions, or a stack .* of four: use mlp"
     for shape, dtype in (((84,), "uint8"), ((84, 84), "uint8"), ((4, 84, 84, 3), "float32")):

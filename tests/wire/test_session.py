@@ -122,6 +122,15 @@ def test_a_resumed_run_counts_on_where_the_actor_stands_and_another_starts_at_ze
         assert (peer.granted, peer.grant(NOW).settled) == (granted, granted)
 
 
+def test_who_says_hello_again_may_have_given_up_what_it_held(table):
+    former = join(table, 1)
+    former.watermark.settle(1)
+    # Seq 0 has not come, and whatever is sent as seq 1 would be taken for what came.
+    session = greet(table, 1, lowest_unsettled=0).session
+    again = greet(table, 1, lowest_unsettled=2)
+    assert (again.session, again.watermark.below, again.watermark.above) == (session, 2, [])
+
+
 @pytest.mark.parametrize("text", ["a\ud800b", "é" * 2000, "x" * 5000, "\ud800" * 3000])
 def test_any_text_can_be_a_refusal(text):
     answer = wire.unpack(wire.pack(session.reject("mismatch", text)))

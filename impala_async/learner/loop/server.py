@@ -312,7 +312,9 @@ class ActorServer:
 
     def _acknowledge(self) -> None:
         self._acknowledgements = None
-        self._data.say(self.admission.acknowledge(time.monotonic()))
+        # One that had to wait, as what it sent was refused, may have credit by now.
+        self._data.say(self.admission.deal(now := time.monotonic()))
+        self._data.say(self.admission.acknowledge(now))
 
     def _welcome(self, weights_port: int) -> wire.Welcome:
         """The welcome of every actor, still without a session and a number."""
