@@ -124,7 +124,7 @@ class PureLearner:
         self._say(self.sessions.hear_pull(route, message, nothing, self.now))
 
     def wait(self, seconds):
-        """Whoever has to wait for credit may get it then."""
+        """Those that have to wait for credit may get it then."""
         self.now += seconds
         self.end_burst()
 
