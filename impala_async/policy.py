@@ -60,10 +60,7 @@ class Policy:
         self.obs_spec, self.action_spec = schema.inputs, schema.action
         self._section, self._seed = model, seed
         self.model = self._new_model()
-        if self.model.state != schema.state:
-            raise SpacesError(
-                f"model.core: {model.core} of {model.core_size} here, the schema has {schema.state}"
-            )
+        self.model.check_state(schema)
         self.version = NO_VERSION
         self._parts, self._legal = schema.action.parts, schema.action.legal
         self._input_names = [leaf.name for leaf in schema.inputs.leaves]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from impala_async.errors import EnvError
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
+from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
     from impala_async.envs.spaces import Spaces
@@ -193,8 +194,10 @@ def _checked(leaf: ObsLeaf, value: Any, shape: tuple[int, ...], where: str) -> N
     """A leaf's part of an observation; EnvError for one that its own space does not describe."""
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError):
+    except ValueError:
         raise _broken(leaf, where, f"shape {shape}, it is ragged") from None
+    except TypeError as error:  # a tensor of another device says what to do
+        raise _broken(leaf, where, f"shape {shape}, it is no array: {one_line(error)}") from None
     if value is None:
         raise _broken(leaf, where, "it, but it is not there")
     if array.shape != shape:

@@ -149,6 +149,8 @@ def check_memory(config: RunConfig, schema: Schema, num_slots: int, device: torc
     free: the spaces may come from an actor, and what they ask for must not end the learner."""
     slot_bytes = num_slots * config.learner.batch_columns * schema.layout.column_bytes
     model = shape_of(config.model, schema.inputs, schema.action)
+    if model:
+        model.check_state(schema)
     weights_bytes = sum(tensor.nbytes for tensor in model.state_dict().values()) if model else 0
     model_bytes = MODEL_COPIES * max(1, len(schema.policies)) * weights_bytes
     update_bytes, is_by_part = _update_bytes(config, schema, model, device)

@@ -232,10 +232,11 @@ class LearnerThread:
         if self.is_lockstep:
             num_updates = int(is_last_pass)
             self._returns.extend(loaded.returns if is_last_pass else ())
-            # Before the version is out by which others go on: what they do then does not count.
-            self._is_over()
         before, every = self.progress.update, self.section.publish_every_updates
         self.progress = self.progress._replace(update=before + num_updates)
+        if self.is_lockstep:
+            # Before the version is out by which others go on: what they do then does not count.
+            self._is_over()
         if self.progress.update // every > before // every:
             self._publish()
         if self.progress.update // CHECK_EVERY > before // CHECK_EVERY:

@@ -25,7 +25,7 @@ from impala_async.models.torso import (
     make_torso,
     orthogonal,
 )
-from impala_async.schema import ActionPart, ActionSpec, ObsSpec, recurrent_state
+from impala_async.schema import ActionPart, ActionSpec, ObsSpec, Schema, recurrent_state
 from impala_async.user_code import UserCode
 
 # Small, so that the first policy is nearly uniform and no action starts ahead.
@@ -41,7 +41,7 @@ class ActorCritic(nn.Module):
     def __init__(self, section: ModelSection, obs: ObsSpec, action: ActionSpec) -> None:
         super().__init__()
         section = choose_torso(section, obs)
-        self.torso_name = section.name
+        self.section, self.torso_name = section, section.name
         # An error of a torso of the user's own is told as that.
         own = UserCode(f"model.name: {section.name}", "to make features", SpacesError)
         self._calling = nullcontext() if section.name in TORSOS else own
@@ -63,6 +63,12 @@ class ActorCritic(nn.Module):
         """The specs of the state that the core carries from row to row, for one column."""
         self.policy_head = PolicyHead(num_hidden, action.parts, section)
         self.value_head = orthogonal(nn.Linear(num_hidden, 1), gain=1.0)
+
+    def check_state(self, schema: Schema) -> None:
+        """Raise SpacesError if the schema's state is not that of the core."""
+        if self.state != schema.state:
+            core = f"{self.section.core} of {self.section.core_size}"
+            raise SpacesError(f"model.core: {core} here, the schema has {schema.state}")
 
     def act_alone(self, precision: torch.dtype) -> None:
         """From now on do nothing but act, with the torso in this precision."""

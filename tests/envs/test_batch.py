@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
@@ -308,6 +309,7 @@ def test_what_a_space_does_not_describe_is_refused():
         (BOX, 0.5, r"it has \(\)"),
         (BOX, np.zeros((1, 4), np.float32), r"it has \(1, 4\)"),
         (BOX, [[0], [1, 2]], "it is ragged"),
+        (BOX, torch.zeros(4, device="meta"), "it is no array: TypeError: can't convert meta dev"),
         (Box(0, 255, (4,), np.uint8), np.zeros(4, np.float32), "uint8, it is float32"),
         (ALL, {"box": np.zeros(4)}, "bits: .* not there"),
         (ALL, np.zeros(4), "not there"),

@@ -211,6 +211,11 @@ def test_a_model_that_does_not_fit_is_refused_without_being_built(free):
             check(too_large, model=model)
 
 
+def test_a_schema_that_lacks_what_the_core_carries_is_refused_before_torch_sees_it(free):
+    with pytest.raises(SpacesError, match=r"model\.core: lstm of 256 here, the schema has \(\)"):
+        check(small_schema(), model={"core": "lstm"})
+
+
 @pytest.mark.parametrize(("core", "name"), [(None, "impala_resnet"), ("lstm", "nature_cnn")])
 def test_an_update_s_own_tensors_are_estimated(free, monkeypatch, core, name):
     """By those that torch keeps of two batches, of which one has four rows more."""

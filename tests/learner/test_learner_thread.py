@@ -609,7 +609,10 @@ def test_an_update_that_is_skipped_has_a_version_all_the_same(why):
     assert run.settlements[1] == Settlement(2, trained=4, passes_done=4)
 
 
-def test_a_limit_that_is_reached_waits_for_the_end_of_the_update_and_is_told_before_its_version():
+@pytest.mark.parametrize("stop", [{"env_steps": 13}, {"updates": 2}])
+def test_a_limit_that_is_reached_waits_for_the_end_of_the_update_and_is_told_before_its_version(
+    stop,
+):
     """Others would go on by that version."""
     listener, told = Listener(), []
     post = listener.channels.stops.post
@@ -619,11 +622,11 @@ def test_a_limit_that_is_reached_waits_for_the_end_of_the_update_and_is_told_bef
         post(reason)
 
     listener.channels.stops.post = noted
-    run = run_of(in_order(3), listener=listener, num_passes=3, stop={"env_steps": 13})
-    assert told == [("env_steps", [0, 1])]
+    run = run_of(in_order(3), listener=listener, num_passes=3, stop=stop)
+    assert told == [(*stop, [0, 1])]
     assert listener.updates.copy() == [0, 1, 2]
     assert run.step.batches == [1] * 3 + [2] * 3
-    assert run.listener.stops == ["env_steps"]
+    assert run.listener.stops == [*stop]
     assert run.thread.progress == Progress(1, update=2, env_steps_trained=24)
     assert [settlement.trained for settlement in run.settlements] == [4, 4]
 
