@@ -6,14 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.actor.stopping import Stopper
 from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
-from impala_async.envs.faults import Watch, closed_after, tell_stderr
-from impala_async.errors import ConfigError
+from impala_async.envs.faults import CLOSE_S, Watch, closed_after, tell_stderr
+from impala_async.errors import ConfigError, EnvError, Exit
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, result_wanted, without_echo
 
@@ -66,18 +66,38 @@ def _evaluate(args: argparse.Namespace) -> int:
     folder, checkpoints, named = find_run(args.path)
     config = folder.load_config()
     # Foreign code may hear no handler of ours.
-    with closing(Stopper(tell_stderr, lambda: "").start()), closing(Watch(tell_stderr).start()):
+    watch, apart = Watch(tell_stderr), _printed_to_stderr if args.json else nullcontext
+    with closing(Stopper(tell_stderr, lambda: "").start()), closing(watch.start()):
         checkpoint = _open(checkpoints, named, args)
-        with _printed_to_stderr() if args.json else nullcontext():
-            about, rows = _play(folder, config, checkpoint, args)
+        with ExitStack() as opened:
+            try:
+                with apart():
+                    about, rows = _play(folder, config, checkpoint, args, opened)
+                _print_result(about, rows, args)
+            except EnvError as error:
+                watch.limit(CLOSE_S, f"after this: {error}")
+                raise
+            # A close that hangs, or ends this process, takes no result with it.
+            watch.end = _leave_open
+            watch.limit(CLOSE_S, "and is left so: there is a result")
+            with apart():
+                opened.close()
+    return 0
+
+
+def _print_result(about: dict[str, Any], rows: "list[Row]", args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(about, indent=2), flush=True)
-        return 0
+        return
     for row in rows:
         print(row.describe(args.actions), flush=True)
     if video := about["video"]:
         print(f"video: {video['file']} ({video['length']} steps)", flush=True)
-    return 0
+
+
+def _leave_open(line: str) -> None:
+    tell_stderr(f"warning: {line}")
+    os._exit(Exit.DONE)
 
 
 @contextmanager
@@ -106,9 +126,13 @@ def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "T
 
 
 def _play(
-    folder: "RunFolder", config: "RunConfig", checkpoint: "TrainingState", args: argparse.Namespace
+    folder: "RunFolder",
+    config: "RunConfig",
+    checkpoint: "TrainingState",
+    args: argparse.Namespace,
+    opened: ExitStack,
 ) -> "tuple[dict[str, Any], list[Row]]":
-    """All that is known of the episodes, and the rows of the table."""
+    """All that is known of the episodes, and the rows of the table. `opened` has to be closed."""
     from impala_async.evaluation.play import build_players, columns_for, play
     from impala_async.evaluation.results import as_json, rows_of
 
@@ -121,16 +145,16 @@ def _play(
         "advice": "give it a time limit, or allow more with --max-steps",
     }
     envs, policy = build_players(config, num_envs)
+    opened.enter_context(closed_after(envs))
     played: list[Episode] = []
-    with closed_after(envs):
-        _keep_spaces(folder, envs)
-        checkpoint.load_into(policy)
-        if not args.json:
-            # A full disk is told before anything is played: what is printed is the result.
-            print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
-        video = None if args.video is None else _film(config, policy, args, how)
-        for seed in args.seeds:
-            played += play(policy, envs, per_column, envs.num_envs // num_envs, seed=seed, **how)
+    _keep_spaces(folder, envs)
+    checkpoint.load_into(policy)
+    if not args.json:
+        # A full disk is told before anything is played: what is printed is the result.
+        print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
+    video = None if args.video is None else _film(config, policy, args, how, opened)
+    for seed in args.seeds:
+        played += play(policy, envs, per_column, envs.num_envs // num_envs, seed=seed, **how)
     about: dict[str, Any] = {
         "env_id": config.env.id,
         "checkpoint": str(checkpoint.path),
@@ -154,7 +178,11 @@ def _keep_spaces(folder: "RunFolder", envs: "EnvBatch") -> None:
 
 
 def _film(
-    config: "RunConfig", policy: "AnyPolicy", args: argparse.Namespace, how: dict[str, Any]
+    config: "RunConfig",
+    policy: "AnyPolicy",
+    args: argparse.Namespace,
+    how: dict[str, Any],
+    opened: ExitStack,
 ) -> dict[str, Any]:
     """Play an episode in an environment that draws itself, with the first seed."""
     from impala_async.envs.make import build_drawn
@@ -164,9 +192,10 @@ def _film(
 
     envs, env = build_drawn(config.env, config.policies)
     draw = frames_of(env, config.env.id)
-    with closed_after(envs), film(args.video, frames_per_s(env)) as opened:
+    opened.enter_context(closed_after(envs))
+    with film(args.video, frames_per_s(env)) as filmed:
         seed = args.seeds[0]
-        how = {**how, "look": lambda: opened.add(draw())}
+        how = {**how, "look": lambda: filmed.add(draw())}
         played = play(policy, envs, 1, envs.num_envs, seed=seed, **how)
     # An agent of several may have ended before the film does.
     length = max(each.length for each in played)

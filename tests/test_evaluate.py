@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import numpy as np
@@ -256,6 +257,40 @@ def test_a_close_that_fails_takes_no_result_with_it(tmp_path, capfd):
     assert len(json.loads(said.out)["episodes"]) >= 10
     assert said.err.startswith("warning: ")
     assert "Unclosed failed in close: ValueError: still open" in said.err
+
+
+class Unclosing(ActionReward):
+    """Does not come back from its close."""
+
+    def __init__(self, how=""):
+        super().__init__()
+        self._how = how
+        if how:
+            sys.modules["__main__"].CLOSE_S = 0.1
+
+    def close(self):
+        if self._how:
+            print("printed while it closes", flush=True)
+        if self._how == "exits":
+            os._exit(0)
+        if self._how == "crashes":
+            ctypes.string_at(0)
+        while self._how:
+            time.sleep(1)
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize(("how", "code"), [("hangs", 0), ("exits", 0), ("crashes", -11)])
+def test_a_close_without_an_end_takes_no_result_with_it(how, code, flags, tmp_path, forks):
+    run, _ = begin(tmp_path, f"{__name__}:Unclosing", kwargs={"how": how})
+    command = [sys.executable, "-m", "impala_async.evaluate", str(run.path), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40)
+    assert done.returncode == code
+    if flags:
+        assert len(json.loads(done.stdout)["episodes"]) >= 10
+    else:
+        assert "mean return" in done.stdout
+    assert how != "hangs" or "in close, and is left so: there is a result" in done.stderr
 
 
 class Broken(Odd):

@@ -18,7 +18,7 @@ from impala_async.actor.sampler import Sampler, sampler_for
 from impala_async.actor.setup import FIRST_COLUMNS, Setup, Trials, close_quietly, make_setup
 from impala_async.actor.stopping import Stopper
 from impala_async.config.run import ActorSettings
-from impala_async.envs.faults import Watch, with_id
+from impala_async.envs.faults import CLOSE_S, Watch, with_id
 from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP
 from impala_async.models.torso import pick_precision
 from impala_async.output import told_of
@@ -35,9 +35,6 @@ logger = logging.getLogger(__name__)
 PUMP_EVERY_STEPS = 16
 PUMP_EVERY_S = 0.05
 TIMERS_EVERY_S = 0.5
-# An environment that has failed gets so long to close: one that has lost a process may never do so,
-# as gymnasium's AsyncVectorEnv.
-CLOSE_S = 10.0
 
 
 class ActorService:

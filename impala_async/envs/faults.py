@@ -38,6 +38,9 @@ HANGS_AFTER_S = 10.0
 LOOK_EVERY_S = 0.5
 # Where the call holds the interpreter's lock no thread of ours can end it, but a timer in C can.
 LOCK_GRACE_S = 5.0
+# An environment that has failed, or is not needed any more, gets so long to close: one that has
+# lost a process may never do so, as gymnasium's AsyncVectorEnv.
+CLOSE_S = 10.0
 STDERR = 2
 
 

@@ -176,7 +176,11 @@ class UpdateStep:
             self._scale(batch),
             torch.zeros_like(alive_B),
         )
-        for part in self._parts(batch, alive_B, num_rows, this):
+        for dealt in self._parts(batch, alive_B, num_rows, this):
+            part = dealt
+            if this.not_finite and part.has_rows:
+                # Rows of columns that made an earlier part fail were dealt to this one, too.
+                part = part.without(this.is_failed_B.nonzero().flatten(), self.ranks)
             failed = self._update(part, this)
             if failed is not None:
                 self._retry(batch, part, failed, this)
@@ -310,7 +314,9 @@ class UpdateStep:
 
     def _retry(self, batch: Batch, part: Part, failed: dict[str, float], this: _Pass) -> None:
         """Learn from this part without those columns that made its update fail."""
-        found_N = self._find_failing(batch, part.columns, this)
+        # Where all parts may have rows of a column, they are all looked for at once.
+        looked_at_N = (~this.is_failed_B).nonzero().flatten() if part.has_rows else part.columns
+        found_N = self._find_failing(batch, looked_at_N, this)
         if len(found_N):
             self._note_failed(found_N, failed, this)
         rest, again = part.without(found_N, self.ranks), None

@@ -287,6 +287,7 @@ class SessionTable:
     def _take_mark(self, peer: Peer, hello: wire.Hello) -> None:
         if hello.run_id == self.run_id:
             peer.watermark.raise_to(hello.lowest_unsettled)
+            peer.granted = max(peer.granted, peer.watermark.below)
 
     def _new_number(self, wanted: int, now: float) -> int:
         """The number that its starter gave it, if there is one, and nobody uses it who was started

@@ -129,6 +129,11 @@ def test_who_says_hello_again_may_have_given_up_what_it_held(table):
     session = greet(table, 1, lowest_unsettled=0).session
     again = greet(table, 1, lowest_unsettled=2)
     assert (again.session, again.watermark.below, again.watermark.above) == (session, 2, [])
+    # Nobody counts from what was granted before to where it stands: a stranger may say anything.
+    far = greet(table, 1, lowest_unsettled=2**60)
+    assert table.join(far, 1, 1)
+    table.deal(4, now=0.0)
+    assert far.granted == 2**60 + 1
 
 
 @pytest.mark.parametrize("text", ["a\ud800b", "é" * 2000, "x" * 5000, "\ud800" * 3000])
