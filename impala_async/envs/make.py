@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit
 
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
@@ -232,6 +232,10 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         )
     look = {key: kwargs.get(key, value) for key, value in ATARI.items()}
     rest = {key: value for key, value in kwargs.items() if key not in ATARI}
+    limit = rest.get("max_episode_steps")
+    if limit is not None and limit != -1:
+        # gymnasium would count the frames, with the no-ops, and not the steps.
+        del rest["max_episode_steps"]
     screen = AtariPreprocessing(
         gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1}),
         noop_max=look["noop_max"],
@@ -239,7 +243,8 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         screen_size=(look["img_width"], look["img_height"]),
         grayscale_obs=look["grayscale"],
     )
-    return FrameStackObservation(screen, look["stack_num"], padding_type="zero")
+    stacked = FrameStackObservation(screen, look["stack_num"], padding_type="zero")
+    return stacked if "max_episode_steps" in rest or limit is None else TimeLimit(stacked, limit)
 
 
 def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:

@@ -21,7 +21,7 @@ from impala_async.schema import ArraySpec, ObsSpec
 # The smallest side that the convolutions of a torso can do with; an mlp has none.
 LEAST_SIDES = {"mlp": math.inf, "nature_cnn": 36, "impala_resnet": 1, "small_cnn": 3}
 # float32 does not hold all of their numbers.
-WIDE = ("int32", "int64")
+WIDE = ("int32", "int64", "float64")
 # Below the root beside the variance. Whole numbers have a unit, and are not made larger than it: a
 # flag that is hardly ever set would be 10.
 EPSILON, EPSILON_OF_WHOLE = 1e-8, 1.0
@@ -82,8 +82,8 @@ def as_vector(leaf: ArraySpec, values: Tensor) -> Tensor:
 
 
 def as_exact(leaf: ArraySpec, values: Tensor) -> Tensor:
-    """The same of numbers, in float64 where these are whole and may be large: what they differ by
-    is not lost before their mean is subtracted."""
+    """The same of numbers, in float64 where float32 does not hold these: what they differ by is not
+    lost before their mean is subtracted."""
     if leaf.dtype in WIDE:
         return values.reshape(values.shape[0], -1).to(torch.float64)
     return as_vector(leaf, values)

@@ -272,8 +272,8 @@ def test_a_flag_keeps_its_size_however_rarely_it_is_set(dtype):
     assert as_floats[0, 0] == LARGEST
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_large_whole_numbers_are_told_apart(dtype):
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float64"])
+def test_large_numbers_are_told_apart(dtype):
     """float32 has steps of 128 there."""
     rows = 2**30 + np.arange(1000, dtype=dtype)[:, None]
     normal = normal_of(ArraySpec("x", (1,), dtype), rows)
