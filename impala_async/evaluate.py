@@ -80,9 +80,16 @@ def _evaluate(args: argparse.Namespace) -> int:
             # A close that hangs, or ends this process, takes no result with it.
             watch.end = _leave_open
             watch.limit(CLOSE_S, "and is left so: there is a result")
-            with apart():
-                opened.close()
+            if args.json:
+                _leave_stdout()
+            opened.close()
     return 0
+
+
+def _leave_stdout() -> None:
+    """Nothing comes behind the object, whatever is printed until this process ends."""
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
 
 
 def _print_result(about: dict[str, Any], rows: "list[Row]", args: argparse.Namespace) -> None:
@@ -150,8 +157,10 @@ def _play(
     _keep_spaces(folder, envs)
     checkpoint.load_into(policy)
     if not args.json:
-        # A full disk is told before anything is played: what is printed is the result.
-        print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
+        # A full disk is told before anything is played: what is printed is the result. Where a
+        # film is one too, it is wanted though nobody reads.
+        with suppress(BrokenPipeError) if args.video else nullcontext():
+            print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
     video = None if args.video is None else _film(config, policy, args, how, opened)
     for seed in args.seeds:
         played += play(policy, envs, per_column, envs.num_envs // num_envs, seed=seed, **how)

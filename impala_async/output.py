@@ -45,8 +45,7 @@ class Unhurried:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        if self._error is not None:
-            raise self._error
+        self.check()
         if self._waiting.qsize() >= MOST_WAITING:
             self._num_lost += text.count("\n")
             return len(text)
@@ -59,6 +58,11 @@ class Unhurried:
 
     def flush(self) -> None:
         """There is nothing to do: what was written is on its way."""
+
+    def check(self) -> None:
+        """Raise the error of an earlier write, if there was one."""
+        if self._error is not None:
+            raise self._error
 
     def drain(self, within_s: float) -> None:
         """Wait until all of it is read, or nobody reads it in time."""
@@ -89,6 +93,15 @@ def write_unhurried(name: str = "stderr") -> None:
     os.register_at_fork(after_in_child=lambda: setattr(sys, name, stream))
 
 
+def say(text: str) -> None:
+    """Say on stdout what nobody need read: no wait for a reader, or lack of one, or of room, holds
+    up or ends what goes on."""
+    write_unhurried("stdout")
+    with suppress(OSError):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+
 def write_last(text: str) -> None:
     """Write this to stderr, beneath all streams, unless nobody reads it in time, or ever."""
     if select.select([], [2], [], GRACE_S)[1]:
@@ -103,6 +116,7 @@ def flush_output() -> None:
         try:
             if isinstance(stream, Unhurried):
                 stream.drain(until - time.monotonic())
+                stream.check()
             else:
                 stream.flush()
         except OSError:

@@ -83,7 +83,9 @@ class Policy:
         """A faster way to act, over the memory of the weights, where there is one."""
         is_one_choice = self.only_part is not None and self.only_part.is_one_choice
         is_plain = self.is_torso_ours and not self._state_names and self.device.type == "cpu"
-        if not (is_one_choice and is_plain):
+        # Where an environment has numpy raise (`np.seterr`), a number that is too small to be told
+        # from 0 would be an error here; to torch it is none.
+        if not (is_one_choice and is_plain) or "raise" in np.geterr().values():
             return None
         first = next(iter(self.model.normalizers), None)
         normal = first.by_numpy() if isinstance(first, Normalizer) else None
@@ -328,14 +330,17 @@ def build_policy(
         raise SpacesError(f"model: there is no memory here for its network: {what}") from error
 
 
-def check_default_dtype(env_id: str) -> None:
+def check_defaults(env_id: str) -> None:
     """EnvError if an environment of this process has changed what all tensors are made of."""
-    found = torch.get_default_dtype()
+    found, device = torch.get_default_dtype(), torch.get_default_device()
+    told = f"{env_id} has called torch.set_default"
+    fix = "make its tensors with {}=..., or set the default back"
     if found != torch.float32:
-        raise EnvError(
-            f"{env_id} has called torch.set_default_dtype({found}), and policies act in "
-            "torch.float32: make its tensors with dtype=..., or set the default back"
-        )
+        where = "policies act in torch.float32"
+        raise EnvError(f"{told}_dtype({found}), and {where}: {fix.format('dtype')}")
+    if device.type != "cpu":
+        where = "policies lie where actor.device says"
+        raise EnvError(f"{told}_device({str(device)!r}), and {where}: {fix.format('device')}")
 
 
 def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:

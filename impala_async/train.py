@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from impala_async import doors
-from impala_async.errors import ConfigError, Exit, StartError
+from impala_async.errors import SHELL_SIGNAL, ConfigError, Exit, StartError, how_it_ended
 from impala_async.launch.local import LocalRun
 from impala_async.processes import hold, leave
 
@@ -89,7 +89,10 @@ def _code_of_end(
     if not (run.verdict or run.has_begun or folder.exists()):
         # Actors have said no more in their logs than that they were ended.
         folder.withdraw(with_logs=True)
-    if run.verdict or folder.peek_json("summary.json") not in (None, before):
+    is_over = folder.peek_json("summary.json") not in (None, before)
+    if is_over and code > SHELL_SIGNAL and not run.heard:
+        doors.logger.error("the learner %s; its summary is there", how_it_ended(code))
+    if run.verdict or is_over:
         return code
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing,
     # and withdrawn a new run. Code of one's own may have ended it on the spot (os._exit).

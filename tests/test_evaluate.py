@@ -136,12 +136,15 @@ class Chatty(Counting):
 
 def test_an_environment_that_prints_leaves_stdout_to_the_object(tmp_path, capfd):
     run, _ = begin(tmp_path, f"{__name__}:Chatty", kwargs={"length": 2})
-    assert main([str(run.path), "--episodes", "1", "--json"]) == 0
-    out, err = capfd.readouterr()
-    assert json.loads(out)["episodes"][0]["length"] == 2
-    assert {*err.splitlines()} == {"from Python", "from C", "by stdio"}
     assert main([str(run.path), "--episodes", "1"]) == 0
     assert "from C\n" in capfd.readouterr().out
+    assert main([str(run.path), "--episodes", "1", "--json"]) == 0
+    # Until the process ends, as simulators print then, too.
+    print("at the end", flush=True)
+    os.write(1, b"at the end\n")
+    out, err = capfd.readouterr()
+    assert json.loads(out)["episodes"][0]["length"] == 2
+    assert {*err.splitlines()} == {"from Python", "from C", "by stdio", "at the end"}
 
 
 def test_sampled_actions_are_those_of_the_policy_and_the_same_again(run, capsys):
@@ -184,6 +187,16 @@ def test_a_film_of_an_episode_lies_where_it_was_wanted(tmp_path, capsys):
     assert main([str(run.path), "--episodes", "1", "--video", str(path)]) == 0
     assert capsys.readouterr().out.endswith(f"\nvideo: {path} (4 steps)\n")
     assert [grey for grey, _ in greys(path)] == [0, 40, 80, 120, 160]
+
+
+def test_a_film_is_made_though_nobody_reads_what_is_said(tmp_path, monkeypatch):
+    run, _ = begin(tmp_path, "tests.evaluation.test_video:Drawn", kwargs={"length": 4})
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert main([str(run.path), "--episodes", "1", "--video", str(tmp_path / "film.gif")]) == 0
+    assert (tmp_path / "film.gif").exists()
 
 
 @pytest.mark.parametrize(

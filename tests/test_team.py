@@ -11,7 +11,7 @@ from impala_async.config.model import ModelSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.errors import ConfigError, EnvError, SpacesError
 from impala_async.models.flat import Snapshot
-from impala_async.policy import Policy, Team, build_policy, check_default_dtype, member_seed_of
+from impala_async.policy import Policy, Team, build_policy, check_defaults, member_seed_of
 from impala_async.schema import (
     ActionPart,
     ActionSpec,
@@ -199,10 +199,21 @@ def test_what_is_no_matter_of_memory_is_raised_as_it_is(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_an_environment_that_changes_the_default_dtype_is_named(dtype):
-    check_default_dtype("Fine-v0")
+    check_defaults("Fine-v0")
     torch.set_default_dtype(dtype)
     try:
         with pytest.raises(EnvError, match=f"^Wide-v0 has called .*{dtype}.*make its tensors with"):
-            check_default_dtype("Wide-v0")
+            check_defaults("Wide-v0")
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_an_environment_that_changes_the_default_device_is_named():
+    torch.set_default_device("meta")
+    try:
+        with pytest.raises(
+            EnvError, match=r"^Far-v0 has called .*_device\('meta'\), .* with device="
+        ):
+            check_defaults("Far-v0")
+    finally:
+        torch.set_default_device(None)

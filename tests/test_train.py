@@ -219,6 +219,14 @@ def test_without_a_summary_to_read_a_code_is_kept_but_an_end_on_the_spot_is_no_s
         assert f"the learner ended with exit code {ended}{LOST}" in caplog.text
 
 
+def test_a_learner_that_was_killed_after_its_summary_is_told_of(ends, caplog):
+    """It may draw its curve then."""
+    ends(137, lambda folder: (write_down(folder), write_summary(folder)))
+    started("--run-dir", "here", code=137)
+    assert "the learner was killed (SIGKILL), by hand, or" in caplog.messages[-1]
+    assert caplog.messages[-1].endswith("; its summary is there")
+
+
 @pytest.mark.parametrize("code", [0, 2])
 def test_a_learner_that_ended_on_the_spot_while_it_started_is_told_of(ends, caplog, code):
     ends(code, write_down)

@@ -362,8 +362,8 @@ class Client:
     def _follow(self, message: wire.Grant | wire.Reject | wire.Bye | None) -> None:
         if isinstance(message, wire.Grant):
             self.refused.update(message.refused)
-            is_never, env_id = self.side.is_never_finite, self.settings.env.id
-            joining.check_finite(message.refused, env_id, self._log, is_never_finite=is_never)
+            env_id, never = self.settings.env.id, self.side.never_good
+            joining.check_refused(message.refused, env_id, self._log, never)
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)

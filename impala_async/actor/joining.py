@@ -54,6 +54,10 @@ WANTS_KEY = (
     f"the learner at %s wants the key of its run: set {KEY_VARIABLE} to what the file `key` in its "
     "run folder has, or let --learner name that folder, where it can be seen from here"
 )
+REFUSALS = {
+    "nonfinite": "an observation, a reward, an action or its log-probability in them is not finite",
+    "invalid": "they have a row in which no action is legal, or what no trajectory can have",
+}
 OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: an old learner process may still "
     "be alive"
@@ -227,14 +231,11 @@ def _read_settings(frames: Sequence[wire.Frame]) -> ActorSettings:
     )
 
 
-def check_finite(
-    refused: Sequence[str], env_id: str, log: SeldomLog, *, is_never_finite: bool
-) -> None:
-    """Tell of messages that were refused as not finite; EnvError where nearly all of them are. Any
-    other refusal is mostly nobody's fault."""
-    what = "an observation, a reward, an action or its log-probability in them is not finite"
-    if is_never_finite:
+def check_refused(refused: Sequence[str], env_id: str, log: SeldomLog, never: str) -> None:
+    """Tell of messages that were refused for what is in them; EnvError where nearly all of them are
+    (`never`: for which reason). Any other refusal is mostly nobody's fault."""
+    if never:
         told = "the learner refuses nearly all that this actor sends, and its log says why"
-        raise EnvError(f"{env_id}: {told}: {what}")
-    if "nonfinite" in refused:
-        log.warning("the learner refuses trajectories of %s: %s", env_id, what)
+        raise EnvError(f"{env_id}: {told}: {REFUSALS[never]}")
+    for reason in REFUSALS.keys() & refused:
+        log.warning("the learner refuses trajectories of %s: %s", env_id, REFUSALS[reason])

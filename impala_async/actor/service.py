@@ -22,7 +22,7 @@ from impala_async.envs.faults import CLOSE_S, Watch, with_id
 from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP
 from impala_async.models.torso import pick_precision
 from impala_async.output import told_of
-from impala_async.policy import AnyPolicy, build_policy, check_default_dtype
+from impala_async.policy import AnyPolicy, build_policy, check_defaults
 from impala_async.processes import answer_requests
 from impala_async.schema import Schema, recurrent_state
 from impala_async.user_code import one_line
@@ -188,7 +188,7 @@ class ActorService:
 
     def _build_policy(self, schema: Schema, settings: ActorSettings, device: str) -> AnyPolicy:
         model = settings.model
-        check_default_dtype(settings.env.id)
+        check_defaults(settings.env.id)
         try:
             with told_of("the network is being built", logger.warning), self._stopper.building():
                 policy = build_policy(

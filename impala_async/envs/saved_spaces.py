@@ -22,7 +22,7 @@ Saved = dict[str, Any]
 MOST_BYTES = MAX_COLUMN_BYTES // 2
 BAD = (
     *(LookupError, TypeError, ValueError, AttributeError, AssertionError),
-    *(OverflowError, MemoryError, RecursionError),
+    *(OverflowError, MemoryError, RecursionError, SyntaxError),
 )
 """The errors that numpy and gymnasium raise for a description of no space."""
 

@@ -17,7 +17,7 @@ from impala_async.errors import EnvError
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.metrics.report import format_return
 from impala_async.output import Wait
-from impala_async.policy import AnyPolicy, build_policy, check_default_dtype
+from impala_async.policy import AnyPolicy, build_policy, check_defaults
 from impala_async.schema import POLICY, Schema, recurrent_state
 
 MOST_ENVS = 8
@@ -48,7 +48,7 @@ def policy_for(config: RunConfig, envs: EnvBatch) -> AnyPolicy:
     """A new policy of a run, for such environments."""
     torch.set_num_threads(config.actor.threads)
     policies, rows = config.policies, config.trajectory.rows
-    check_default_dtype(config.env.id)
+    check_defaults(config.env.id)
     state = recurrent_state(config.model.core, config.model.core_size)
     schema = Schema(envs.obs_spec, envs.action_spec, rows, state, policies.names)
     return build_policy(schema, config.model, policies, seed=config.seed)

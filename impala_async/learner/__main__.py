@@ -11,12 +11,12 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from impala_async import doors, processes
 from impala_async.errors import ConfigError, EnvError, SpacesError, how_it_ended
-from impala_async.output import flush_output, write_unhurried
+from impala_async.output import flush_output, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -287,18 +287,13 @@ def _show(
     if reason == "actor_failed" and not summary["env_steps_trained"]:
         return  # whoever gave the run up says why
     flush_output()
-    write_unhurried("stdout")
-    # Nobody may read it, or the disk be full: the run has ended as it has.
-    with suppress(OSError):
-        print(describe(summary, stop.mean_return, is_resumed=is_resumed))
-        print(f"run folder: {folder.path}")
-        sys.stdout.flush()
+    table = describe(summary, stop.mean_return, is_resumed=is_resumed)
+    say(f"{table}\nrun folder: {folder.path}")
     if reason != "terminated":  # that leaves ten seconds
         processes.end_at_signal(code)
         goal = stop.eval_return if stop.mean_return is None else stop.mean_return
         curve = draw_at_end(summary, folder, goal)
-        with suppress(OSError):
-            print(f"learning curve: {curve}", flush=True)
+        say(f"learning curve: {curve}")
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 from impala_async.config.load import load_config, sets
 from impala_async.config.ranks import place_in
-from impala_async.config.run import RunConfig
+from impala_async.config.run import RunConfig, StopSection
 from impala_async.errors import CheckpointError, ConfigError, Exit, RunOver
+from impala_async.output import say
 from impala_async.processes import last_word, undone
 from impala_async.runs.folder import RunFolder, default_run_path
 from impala_async.runs.seeds import describe_seeds, differing, draw_seeds, is_whole, read_ended
@@ -47,7 +48,7 @@ class SeedRuns:
             for seed in seeds
         }
         for seed, one in self._runs.items():
-            _check_one(seed, one)
+            _check_one(seed, one, is_last=seed == [*self._runs][-1])
         self._summaries = dict[Path, dict[str, Any]]()
         """Those of all that were trained, and of all that were over."""
         self._over = set[Path]()
@@ -72,7 +73,7 @@ class SeedRuns:
         for number, (seed, flags) in enumerate(self._runs.items(), 1):
             if heard:  # by a run that was over
                 return last_word(*heard)[1]
-            print(f"seed {seed} ({number} of {len(self._runs)})", flush=True)
+            say(f"seed {seed} ({number} of {len(self._runs)})")
             folder = _folder_of(flags)
             own = [*self._words, "--set", f"seed={seed}", "--run-dir", str(folder.path)]
             own += ["--resume", "auto"] if flags.is_auto else []
@@ -83,7 +84,7 @@ class SeedRuns:
                 is_over = False
             except RunOver as over:
                 code, is_over = Exit.DONE, True
-                print(str(over).partition(";")[0], flush=True)
+                say(str(over).partition(";")[0])
             try:
                 summary = read_ended(folder)
             except CheckpointError as error:
@@ -105,7 +106,7 @@ class SeedRuns:
         summaries = self._summaries
         whole = [summaries[each] for each in self._whole]
         table = describe_seeds([*summaries.values()], whole)
-        print(f"\n{table}\nrun folders: {self._base}", flush=True)
+        say(f"\n{table}\nrun folders: {self._base}")
         if keys := differing([RunFolder(each) for each in summaries]):
             logger.warning("the seeds do not have the same settings: %s", ", ".join(keys))
         # The curve of one that was cut short would cut the picture short.
@@ -114,7 +115,7 @@ class SeedRuns:
         picture = self._base / PICTURE
         what = "the curves of all seeds"
         why_not = save_picture(picture, what, lambda: draw_seeds(drawn, title))
-        print(f"learning curves: {why_not or picture}", flush=True)
+        say(f"learning curves: {why_not or picture}")
 
     def _tell_rest(self) -> None:
         """Say how to go on, where one was ended or has failed after there was something to keep."""
@@ -139,13 +140,16 @@ def _check_flags(flags: RunFlags) -> None:
         raise ConfigError("--set: seed: --seeds names the seeds: drop either")
 
 
-def _check_one(seed: int, flags: RunFlags) -> None:
+def _check_one(seed: int, flags: RunFlags, *, is_last: bool) -> None:
     """Raise for a run that could neither begin nor go on, unless it is over."""
     folder = _folder_of(flags)
     if folder.exists() and not flags.is_auto:
         folder.check_new("go on with it by --resume auto, or name another folder")
     with suppress(RunOver):
-        _settings_of(flags)
+        stop = _settings_of(flags).stop
+        if not is_last and all(getattr(stop, key) is None for key in StopSection.model_fields):
+            fix = "say --set stop.env_steps=N"
+            raise ConfigError(f"--seeds: seed {seed} would never end for the next to begin: {fix}")
     if folder.exists() and (other := folder.load_config().seed) != seed:
         raise ConfigError(f"{folder.path} holds a run of seed {other}: name another folder")
     read_ended(folder)

@@ -106,8 +106,8 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes | None:
     """The mean return over env steps, between the smallest and the largest of all runs that have
     one, as PNG; each run by itself where short ones share no stretch. None if no run has one."""
     drawn = {*CURVES, ENV_STEPS, "evaluate/env_steps"}
-    found = [read_reports(folder / "metrics.jsonl", drawn) for folder in folders]
-    runs = [reports for reports in found if any(CURVES.keys() & each for each in reports)]
+    found = {folder: read_reports(folder / "metrics.jsonl", drawn) for folder in folders}
+    runs = {f: run for f, run in found.items() if any(CURVES.keys() & each for each in run)}
     if not runs:
         return None
     figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")
@@ -115,14 +115,15 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes | None:
     axes.set_title(title, parse_math=False)
     for name, label in CURVES.items():
         over = "evaluate/env_steps" if name.startswith("evaluate/") else ENV_STEPS
-        points = [[(r[over], r[name]) for r in run if {name, over} <= r.keys()] for run in runs]
+        both = {name, over}
+        points = [[(r[over], r[name]) for r in run if both <= r.keys()] for run in runs.values()]
         if not (curves := [curve for curve in points if curve]):
             continue
         if max(c[0][0] for c in curves) >= min(c[-1][0] for c in curves):
             # Without a stretch in common there is no mean.
-            for number, curve in enumerate(points, 1):
+            for folder, curve in zip(runs, points, strict=True):
                 if curve:
-                    axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: run {number}")
+                    axes.plot(*zip(*curve, strict=True), ".-", label=f"{label}: {folder.name}")
             continue
         steps, mean, low, high = band(curves)
         many = "1 seed" if len(curves) == 1 else f"{len(curves)} seeds"

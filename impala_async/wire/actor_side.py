@@ -8,6 +8,7 @@ hello ─► Welcome ─► Spec ─► Grant ─► Data ... ─► goodbye
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain, takewhile
@@ -25,6 +26,8 @@ FIRST_S, LONGEST_S = 0.1, 5.0
 NO_RUN = bytes(16)
 # So many messages are looked at, and such a share of them is no accident.
 MESSAGES_LOOKED_AT, NEARLY_ALL = 100, 0.9
+# Refusals for what is in a message.
+BAD = ("nonfinite", "invalid")
 # An actor that begins anew counts from what it held. Nobody settles so much beyond that.
 MOST_SETTLED_AHEAD = 1 << 20
 
@@ -190,9 +193,9 @@ class ActorSide(Generic[Item]):
         """The newest that was heard of in this session."""
         self.settled: list[Item] = []
         """The learner is done with these: for the shell to take away."""
-        self.is_never_finite = False
-        """Whether nearly all messages of late were refused as not finite."""
-        self._num_settled = self._num_nonfinite = 0
+        self.never_good = ""
+        """The reason for which nearly all messages of late were refused, if they were."""
+        self._num_settled, self._num_bad = 0, Counter[str]()
         self.last_heard = self.told_at = self.tell_again_at = 0.0
         """The last is for Spec, over a new connection: what only hangs up is not hammered at."""
         self._unanswered_since: float | None = None
@@ -229,7 +232,7 @@ class ActorSide(Generic[Item]):
             self.version = NO_VERSION
         self.last_heard, self._unanswered_since = now, None
         # Settings, and the environment with them, may be others.
-        self._num_settled = self._num_nonfinite = 0
+        self._num_settled, self._num_bad = 0, Counter()
         self.outbox.resend_all(is_new_session=True)
         return is_same_run
 
@@ -298,10 +301,11 @@ class ActorSide(Generic[Item]):
     def _count(self, num_settled: int, refused: Sequence[str]) -> None:
         """Verdicts are said once, at either port: some come behind what they are of, or never."""
         self._num_settled += num_settled
-        self._num_nonfinite += refused.count("nonfinite")
+        self._num_bad.update(reason for reason in refused if reason in BAD)
         if self._num_settled >= MESSAGES_LOOKED_AT:
-            self.is_never_finite = self._num_nonfinite >= NEARLY_ALL * self._num_settled
-            self._num_settled = self._num_nonfinite = 0
+            is_bad = self._num_bad.total() >= NEARLY_ALL * self._num_settled
+            self.never_good = max(self._num_bad, key=self._num_bad.__getitem__) if is_bad else ""
+            self._num_settled, self._num_bad = 0, Counter()
 
     def _take_another_id(self) -> wire.Reject:
         """Somebody has spoken in our name, or is no learner of ours: nothing sent by the old id

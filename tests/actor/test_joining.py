@@ -247,13 +247,18 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
         assert Inquiry("tcp://no-such-host:5555").why(WITHIN_S) == f"it cannot be reached ({says})"
 
 
-def test_an_actor_whose_messages_are_never_finite_ends_and_names_its_environment(caplog):
-    def check(*refused, is_never_finite=False):
-        joining.check_finite(refused, "my:Env", seldom(), is_never_finite=is_never_finite)
+@pytest.mark.parametrize(
+    ("reason", "says"), [("nonfinite", "an observation, a re"), ("invalid", "they have a row in ")]
+)
+def test_an_actor_whose_messages_are_never_good_ends_and_names_its_environment(
+    reason, says, caplog
+):
+    def check(*refused, never=""):
+        joining.check_refused(refused, "my:Env", seldom(), never)
 
     check("stale")
     assert caplog.messages == []
-    check("nonfinite")
-    assert caplog.messages[0].startswith("the learner refuses trajectories of my:Env: an obs")
-    with pytest.raises(EnvError, match=r"^my:Env: the learner refuses nearly all that this actor"):
-        check("nonfinite", is_never_finite=True)
+    check("stale", reason)
+    assert caplog.messages[0].startswith(f"the learner refuses trajectories of my:Env: {says}")
+    with pytest.raises(EnvError, match=rf"^my:Env: the learner refuses nearly all .*: {says}"):
+        check(never=reason)

@@ -62,6 +62,7 @@ def test_what_is_no_space_is_refused_and_says_which():
         save_space(Graph(Box(-1, 1, (3,)), None)),
         {**box, "shape": [3], "low": [0.0, 1.0]},
         {**box, "dtype": "no_such"},
+        {**box, "dtype": 5000 * "9"},
         {**box, "high": []},
         {**save_space(Discrete(2)), "n": -1},
         {"kind": "Dict", "parts": [["a", {"kind": "Box"}]]},

@@ -512,3 +512,10 @@ def test_what_numpy_does_not_know_goes_through_torch():
         model = ModelSection(**section)
         schema = replace(schema, state=recurrent_state(model.core, model.core_size))
         assert Policy(schema, model, seed=0)._quick is None, (schema, section)
+
+
+def test_where_an_environment_has_numpy_raise_a_policy_acts_by_torch():
+    with np.errstate(all="raise"):
+        policy = Policy(SCHEMA, ModelSection(), seed=0)
+        obs = {"": np.full((1, *SCHEMA.obs.leaves[0].shape), 1e-38, np.float32)}
+        assert np.isfinite(policy.act(obs, {}, policy.new_generator()).log_probs).all()

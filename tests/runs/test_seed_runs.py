@@ -1,6 +1,7 @@
 """Several seeds behind the train door: which are trained, and what is told at their end."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -254,22 +255,30 @@ def test_seeds_with_nothing_left_or_nothing_begun_advise_nothing(code, monkeypat
     assert caplog.messages == []
 
 
-def test_a_full_disk_behind_the_output_ends_seeds_as_an_error_of_one_line(
-    monkeypatch, caplog, capfd
-):
-    with open("/dev/full", "w") as full:
+@pytest.mark.parametrize("output", ["a full disk", "nobody"])
+def test_what_the_output_does_not_take_ends_no_seeds(output, monkeypatch, capfd):
+    """A single run ends as it would, too."""
 
-        def during(folder):
-            write_down(folder)
-            folder.write_json("summary.json", WHOLE)
-            monkeypatch.setattr("sys.stdout", full)
+    def during(folder):
+        write_down(folder, f"seed={len(FakeRun.made) - 1}")
+        folder.write_json("summary.json", {**WHOLE, "seed": len(FakeRun.made) - 1})
 
-        monkeypatch.setattr(FakeRun, "during", staticmethod(during))
-        assert train.main(["--seeds", "0-1", "--run-dir", "all"]) == 75
-    said = capfd.readouterr().err
-    assert "Traceback" not in said
-    assert re.search(r"(?m)^error: .*No space left on device \(standard output\)$", said)
-    assert caplog.messages[-1].endswith("--seeds 0,1 --run-dir all --resume auto")
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(FakeRun, "during", staticmethod(during))
+    with open("/dev/full" if output == "a full disk" else writer, "w") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        assert train.main(["--seeds", "0-1", "--run-dir", "all"]) == 0
+    assert len(FakeRun.made) == 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_without_an_end_a_seed_has_none_after_it(capsys):
+    endless = ["--set", "env.id=CartPole-v1", "--run-dir", "all"]
+    assert train.main([*endless, "--seeds", "3,4"]) == 2
+    said = capsys.readouterr().err
+    assert "--seeds: seed 3 would never end for the next to begin: say --set stop.env_ste" in said
+    assert train.main([*endless, "--seeds", "3"]) != 2
 
 
 def test_seeds_that_go_on_want_a_folder(capsys):

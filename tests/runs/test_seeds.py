@@ -96,7 +96,7 @@ def test_runs_without_a_stretch_in_common_are_drawn_one_by_one(folders, monkeypa
     monkeypatch.setattr(plt, "close", kept.append)
     assert draw_seeds(folders, "none").startswith(b"\x89PNG")
     first, second, _ = kept[0].axes[0].lines
-    assert second.get_label() == "last 100 episodes: run 2"
+    assert second.get_label() == f"last 100 episodes: {folders[1].name}"
     assert (len(first.get_xdata()), [*second.get_xydata()[0]]) == (3, [90.0, 1.0])
     monkeypatch.undo()
     plt.close("all")

@@ -60,25 +60,26 @@ def test_who_is_told_that_more_is_settled_than_it_sent_goes_on_under_another_id(
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("num_bad", [89, 90, 100])
-def test_an_actor_of_which_nearly_all_is_not_finite_knows_it(num_bad, is_late):
+def test_an_actor_of_which_nearly_all_is_refused_for_what_is_in_it_knows_it(num_bad, is_late):
     """Verdicts may come over the other port, behind what they are of."""
-    side, bad = side_of(), wire.VERDICTS.index("nonfinite")
+    side, reasons = side_of(), ("nonfinite", "invalid", "invalid")
     for seq in range(100):
-        assert not side.is_never_finite
+        assert not side.never_good
         side.put("a")
         side.take(grant_of(seq + 1, seq), 0.0)
         send_all(side.outbox)
+        bad = wire.VERDICTS.index(reasons[seq % 3])
         verdicts = [[seq, bad]] if seq < num_bad else []
         settled = grant_of(seq + 1, seq + 1)
         if is_late and seq < 99:
             side.take_grant(settled)
         side.take_grant(settled._replace(verdicts=verdicts))
-    assert side.is_never_finite == (num_bad >= 90)
+    assert side.never_good == ("invalid" if num_bad >= 90 else "")
     # A new session may be of another environment: it begins to count anew.
     side.put("a")
     side.take(grant_of(101, 100), 0.0)
     assert side.accept(welcome_of(), 0.0)
-    assert (side._num_settled, side._num_nonfinite) == (0, 0)
+    assert (side._num_settled, side._num_bad) == (0, {})
 
 
 def test_weights_that_this_learner_never_published_are_not_kept():

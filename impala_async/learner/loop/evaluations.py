@@ -176,6 +176,8 @@ class Evaluations:
                     version = captured.progress.version
                     await self._evaluate(captured, state)
         finally:
+            if not self._num_done:
+                logger.warning("this start ends before an evaluation was finished")
             if self._evaluator is not None:
                 self._evaluator.ask_to_end()
 

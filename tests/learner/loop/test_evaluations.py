@@ -150,6 +150,17 @@ async def test_its_environments_are_closed_at_the_end(tmp_path):
     assert (learner.folder.path / "evaluator.log").read_text().count("closed") == 4
 
 
+@pytest.mark.parametrize("num_done", [0, 1])
+async def test_a_start_that_ends_before_an_evaluation_is_finished_says_so(
+    num_done, tmp_path, caplog
+):
+    async with learning(tmp_path) as (learner, _):
+        await until(evaluators, "its process")
+        while len(learner.returns) < num_done:
+            await asyncio.sleep(module.POLL_S)
+    assert ("ends before an evaluation was finished" in caplog.text) == (not num_done)
+
+
 async def test_a_process_that_dies_is_told_of_and_another_one_goes_on(tmp_path, caplog):
     async with learning(tmp_path) as (learner, _):
         await learner.returned(1)
