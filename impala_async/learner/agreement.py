@@ -128,9 +128,9 @@ def join_run(
     check_alike([json.loads(each) for each in said])
     for risk in risks(ranks.place) if ranks.place.is_first else ():
         logger.warning("%s", risk)
-    ranks.place.check_shared(folder.path)
+    ranks.together(lambda: ranks.place.check_shared(folder.path))
     last_epoch = max(folder.last_epoch, highest_epoch(folder.checkpoints))
-    own = _find_key(folder, bind)
+    own = ranks.together(lambda: _find_key(folder, bind))
     key_text = own.text.encode() if own else b""
     said = ranks.gather(folder.run_id + new_nonce() + last_epoch.to_bytes(8) + key_text)
     first = said[0]

@@ -42,13 +42,14 @@ def restore(ranks: Ranks, folder: RunFolder) -> Captured | None:
     if place.count == 1 and not (run.path / FOLDER).exists():
         return load_newest(folder)
     # The folders are on a disk of all hosts, and one rank looks into all of them.
-    found = _newest_common(run) if place.is_first else None
+    found = ranks.together(lambda: _newest_common(run) if place.is_first else None)
     said, *_ = ranks.gather(json.dumps(found).encode())
     if json.loads(said) is None:
         return None
     common = _Common(*json.loads(said))
     is_new = place.number >= common.num_ranks
-    restored = _numbered(_folder_of(0 if is_new else place.number, run.path), common.number)
+    own = _folder_of(0 if is_new else place.number, run.path)
+    restored = ranks.together(lambda: _numbered(own, common.number))
     training = restored.training
     state = dict(training.state)
     if is_new:

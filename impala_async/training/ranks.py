@@ -9,19 +9,22 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from impala_async.config.ranks import Place
-from impala_async.errors import RankError, ServiceError
+from impala_async.errors import ConfigError, ImpalaAsyncError, RankError, ServiceError
 from impala_async.training.rank_sockets import RankSockets, open_sockets
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Ranks:
@@ -90,6 +93,19 @@ class Ranks:
         words[number, : len(own)] = torch.tensor(list(own), dtype=torch.uint8)
         self.sum(words)
         return [words[rank, :length].numpy().tobytes() for rank, length in enumerate(lengths)]
+
+    def together(self, body: Callable[[], T]) -> T:
+        """What this rank does for itself. An error of one ends all, which else would only see that
+        it is gone."""
+        try:
+            found = body()
+        except (ImpalaAsyncError, OSError) as error:
+            self.gather(str(error).encode())
+            raise
+        for number, said in enumerate(self.gather(b"")):
+            if said:
+                raise ConfigError(f"rank {number}: {said.decode()}")
+        return found
 
     def join(self, own_N: Tensor) -> Tensor:
         """The numbers of all ranks, as many of each, one rank behind the other."""

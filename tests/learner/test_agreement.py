@@ -132,6 +132,23 @@ def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(
     assert at_once(join, *folders)[0].nonce != nonces[0]
 
 
+def test_an_error_of_one_ends_all(tmp_path):
+    """Else the others would see no more than that it is gone, and be started again for ever."""
+    folders = [RunFolder(Place(number, 2).folder(tmp_path)) for number in range(2)]
+    folders[0].path.mkdir(parents=True)
+    folders[0].write_settings(CONFIG, run_id=uuid.uuid4().hex)
+    folders[1] = RunFolder(tmp_path / "other" / "ranks" / "1")
+
+    def told(ranks, folder):
+        with pytest.raises(ConfigError) as caught:
+            join(ranks, folder)
+        return str(caught.value)
+
+    first, second = at_once(told, *folders)
+    assert second.startswith("--run-dir: rank 0 has no run in ")
+    assert first == f"rank 1: {second}"
+
+
 # -------------------- the key
 
 

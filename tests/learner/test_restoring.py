@@ -1,12 +1,10 @@
 """The checkpoint that all ranks have, and what becomes of accounts where their number changes."""
 
-import threading
-
 import pytest
 import torch
 
 from impala_async.config.ranks import Place
-from impala_async.errors import CheckpointError
+from impala_async.errors import CheckpointError, ConfigError
 from impala_async.learner.agreement import Word
 from impala_async.learner.restoring import merge_watermarks, restore
 from impala_async.learner.slots import Ledger
@@ -162,21 +160,22 @@ def test_before_the_first_checkpoint_there_is_none_and_one_that_lacks_some_is_no
         restore(Ranks(), first)
 
 
-def test_a_rank_that_sees_another_disk_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.learner.test_agreement.WAIT_S", 0.5)
+def test_a_rank_that_sees_another_disk_is_told_and_so_are_the_others(tmp_path):
     for folder in folders_of(tmp_path, 2):
         save(folder, (1, 10), count=2)
 
     def told(ranks, folder):
+        says = "is --run-dir on a disk that all hosts"
         if ranks.place.number == 1:
             folder = RunFolder(tmp_path / "other" / "ranks" / "1")
-            with pytest.raises(CheckpointError, match="is --run-dir on a disk that all hosts"):
+            with pytest.raises(CheckpointError, match=says):
                 restore(ranks, folder)
         else:
-            with pytest.raises(threading.BrokenBarrierError):
+            with pytest.raises(ConfigError, match=f"^rank 1: .*{says}"):
                 restore(ranks, folder)
+        return True
 
-    at_once(told, *folders_of(tmp_path, 2))
+    assert at_once(told, *folders_of(tmp_path, 2)) == [True, True]
 
 
 def test_what_any_rank_has_settled_is_settled_for_all():
