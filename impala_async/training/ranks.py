@@ -95,8 +95,8 @@ class Ranks:
         return [words[rank, :length].numpy().tobytes() for rank, length in enumerate(lengths)]
 
     def together(self, body: Callable[[], T]) -> T:
-        """What this rank does for itself. An error of one ends all, which else would only see that
-        it is gone."""
+        """Do what each rank does for itself. An error of one is one of all: they would only see
+        that it is gone."""
         try:
             found = body()
         except (ImpalaAsyncError, OSError) as error:

@@ -135,7 +135,7 @@ def test_all_have_the_run_the_nonce_and_the_starts_of_rank_0_or_of_who_had_most(
 def test_an_error_of_one_ends_all(tmp_path):
     """Else the others would see no more than that it is gone, and be started again for ever."""
     folders = [RunFolder(Place(number, 2).folder(tmp_path)) for number in range(2)]
-    folders[0].path.mkdir(parents=True)
+    folders[0].path.mkdir(exist_ok=True)
     folders[0].write_settings(CONFIG, run_id=uuid.uuid4().hex)
     folders[1] = RunFolder(tmp_path / "other" / "ranks" / "1")
 
