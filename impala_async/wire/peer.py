@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from impala_async.weights import Version
+from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import NO_SEQ, Grant
 
 # Messages under way of each that an actor writes: one travels while the next is unrolled.
@@ -31,6 +31,8 @@ PROVEN = 16
 # after one has let its moment pass, until others have theirs.
 MOMENT_S = 0.1
 PAUSE_S = 1.0
+# A version that was lost, or came damaged, goes once more after so long.
+PULL_AGAIN_S = 1.0
 # To refuse what is bad takes about so long, and so much of the loop's time is for each peer's.
 REFUSE_S = 1e-4
 REFUSE_S_PER_BYTE = 1e-9
@@ -131,6 +133,9 @@ class Peer:
     timers: dict[str, float] = field(default_factory=dict)
     hang: tuple[float, Callable[[float], str]] | None = None
     hang_due: float = 0.0
+    # The newest weights that it was sent, and when.
+    pulled: Version = NO_VERSION
+    pulled_at: float = -math.inf
     # In lockstep: the update of its first weights, once it is decided.
     begins_at: int | None = None
     # In lockstep: the seq that others wait for, and that it is to cut.
@@ -167,6 +172,14 @@ class Peer:
     def may_come_without_room(self) -> bool:
         """Whether it gives way and is known to be slow."""
         return self.gives_way and not self.is_newcomer and not self.is_brisk
+
+    def may_pull(self, version: Version, now: float) -> bool:
+        """Whether it gets a version now; then it counts as sent. Who asks for one again and again
+        may throw it away, and costs much for little."""
+        is_again = version <= self.pulled and now < self.pulled_at + PULL_AGAIN_S
+        if not is_again:
+            self.pulled, self.pulled_at = max(version, self.pulled), now
+        return not is_again
 
     def extend(self) -> None:
         """Allow one more message; seqs that are settled already do not count."""

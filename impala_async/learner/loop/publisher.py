@@ -25,15 +25,22 @@ class Publisher:
         self.version = weights.version
         self._kept.append((weights, []))
 
-    def reply(self, get: wire.Get, *, may_begin: bool = True) -> list[wire.Frame]:
-        """The frames that answer a pull: the oldest that is kept of those that are newer."""
+    def choose(self, get: wire.Get, *, may_begin: bool = True) -> Version:
+        """The version that a pull is for: the oldest that is kept of those that are newer than what
+        it has, or NO_VERSION."""
         have = Version(get.epoch, get.update)
         if have >= self.version or (have == NO_VERSION and not may_begin):
+            return NO_VERSION
+        # One that has no weights begins with the newest.
+        newer = (kept.version for kept, _ in self._kept if kept.version > have)
+        return self.version if have == NO_VERSION else next(newer)
+
+    def reply(self, version: Version) -> list[wire.Frame]:
+        """The frames that give a version that is kept, or say that there is none."""
+        if version == NO_VERSION:
             self._counters.add("weights/not_modified")
             return self.nothing_new()
-        # One that has no weights begins with the newest.
-        newer = [kept for kept in self._kept if kept[0].version > have]
-        weights, frames = newer[-1] if have == NO_VERSION else newer[0]
+        weights, frames = next(kept for kept in self._kept if kept[0].version == version)
         if not frames:
             digest = weights.layout_digest or self.layout_digest
             reply = wire.WeightsReply(*weights.version, digest, weights.digest())

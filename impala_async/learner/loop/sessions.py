@@ -23,7 +23,7 @@ from impala_async.learner.slots import SlotFiller
 from impala_async.metrics.names import ACTOR_TIMERS, AGENTS_PER_STEP, LEAST_OF_ACTORS
 from impala_async.metrics.report import Counters
 from impala_async.schema import MAX_SCHEMA_BYTES, Schema, digest_of
-from impala_async.weights import Weights, WeightsLayout
+from impala_async.weights import NO_VERSION, Weights, WeightsLayout
 from impala_async.wire import messages as wire
 from impala_async.wire.peer import Peer
 from impala_async.wire.session import SessionTable, reject
@@ -149,10 +149,11 @@ class Sessions:
             self._note_beat(peer, message.timers, now)
             return [Answer(route, self.grant(peer).frames, replaces=replaces)]
         may_begin = self.filler.may_begin(peer, self.publisher.version.update)
-        frames = self.publisher.nothing_new()
+        version = self.publisher.choose(message, may_begin=may_begin)
         # Who reads nothing holds a version each: strangers are given none.
-        if peer.columns:
-            frames = self.publisher.reply(message, may_begin=may_begin)
+        if version != NO_VERSION and not (peer.columns and peer.may_pull(version, now)):
+            version = NO_VERSION
+        frames = self.publisher.reply(version)
         # Where so many are under way to it, it asks again, sooner than if it heard nothing.
         instead = self.publisher.nothing_new() if len(frames) > 1 else []
         return [Answer(route, frames, instead, replaces)]

@@ -23,7 +23,7 @@ def publisher_of(*versions, num_kept=1):
 
 
 def served(publisher, *have, **asked):
-    frames = publisher.reply(wire.Get(NOBODY, *have), **asked)
+    frames = publisher.reply(publisher.choose(wire.Get(NOBODY, *have), **asked))
     reply = wire.unpack(bytes(frames[0]))
     if isinstance(reply, wire.NotModified):
         return None, frames

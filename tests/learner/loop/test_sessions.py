@@ -346,6 +346,29 @@ def test_weights_are_for_those_who_have_said_their_spec():
     assert sizes() == [2]
 
 
+def test_a_version_goes_to_a_session_once_a_second_at_most():
+    """It may have been lost; or somebody throws megabytes away to have more of them."""
+    learner = learner_of()
+    actor, other = HandActor(learner).join(), HandActor(learner).join()
+
+    def gets_some(who, now, *have):
+        get = wire.Get(who.session, *have)
+        (made,) = learner.sessions.hear_pull(who.session, get, None, now)
+        return len(made.frames) == 2
+
+    assert [gets_some(actor, now, 0, 0) for now in (0.0, 0.9, 1.0, 1.1)] == [1, 0, 1, 0]
+    assert gets_some(other, 1.1, 0, 0)
+    learner.update += 1
+    learner.publish()
+    assert [gets_some(actor, 1.2, *have) for have in ((1, 0), (1, 1), (1, 0), (0, 0))] == [
+        1,
+        0,
+        0,
+        0,
+    ]
+    assert gets_some(actor, 2.2, 1, 0)
+
+
 def test_a_late_word_over_the_connection_before_does_not_end_the_one_of_now():
     learner = learner_of()
     actor = HandActor(learner).join()
