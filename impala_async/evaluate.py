@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from impala_async.actor.stopping import Stopper
 from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
 from impala_async.envs.faults import CLOSE_S, Watch, closed_after, tell_stderr
-from impala_async.errors import ConfigError, EnvError, Exit
+from impala_async.errors import ConfigError, Exit
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, result_wanted, without_echo
+from impala_async.user_code import one_line
 
 if TYPE_CHECKING:
     from impala_async.config.run import RunConfig
@@ -74,8 +75,8 @@ def _evaluate(args: argparse.Namespace) -> int:
                 with apart():
                     about, rows = _play(folder, config, checkpoint, args, opened)
                 _print_result(about, rows, args)
-            except EnvError as error:
-                watch.limit(CLOSE_S, f"after this: {error}")
+            except BaseException as error:
+                watch.limit(CLOSE_S, f"after this: {one_line(error)}")
                 raise
             # A close that hangs, or ends this process, takes no result with it.
             watch.end = _leave_open

@@ -238,6 +238,22 @@ def test_a_damaged_newest_one_falls_back_to_the_older(run, capsys, caplog):
     assert "is not what its manifest says" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [[], ["--sampled"]])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_policy_that_comes_to_nan_gives_no_result(flags, tmp_path, capsys):
+    run, policy = begin(tmp_path, f"{PROBES}:ActionReward")
+    with torch.no_grad():
+        # Finite as they are, all logits are infinite.
+        for layer in (*policy.model.policy_torso.layers, policy.model.policy_head):
+            layer.weight.fill_(3e38)
+            layer.bias.fill_(3e38)
+    save(run, policy, 2)
+    assert main([str(run.path), *flags]) == 2
+    said = capsys.readouterr()
+    assert "mean return" not in said.out
+    assert says_one_error(said.err, "the policy comes to NaN: are its weights")
+
+
 def test_an_environment_without_an_end_is_given_up(run, capsys):
     # Its episodes have one step each, and a row between two of them is none.
     assert main([str(run.path), "--episodes", "24", "--max-steps", "1"]) == 0

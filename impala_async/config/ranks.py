@@ -17,7 +17,7 @@ from impala_async import __version__
 from impala_async.config.evaluate import EvaluateSection
 from impala_async.config.load import by_key
 from impala_async.config.run import RunConfig
-from impala_async.errors import ConfigError
+from impala_async.errors import ConfigError, Exit, ImpalaAsyncError, RankError
 
 FOLDER = "ranks"
 """The other ranks have their run folders there, in that of rank 0."""
@@ -168,6 +168,19 @@ def check_alike(of_ranks: Sequence[Mapping[str, Any]]) -> None:
                     f"{name} is {json.dumps(value)} at rank 0, and {json.dumps(each.get(name))} at "
                     f"rank {number}: start all ranks alike"
                 )
+
+
+def words_of(error: ImpalaAsyncError | OSError) -> bytes:
+    """An error of this rank, for the others."""
+    code = error.exit_code if isinstance(error, ImpalaAsyncError) else Exit.TRY_AGAIN
+    return f"{int(code)} {error}".encode(errors="replace")
+
+
+def error_of(number: int, words: bytes) -> ImpalaAsyncError:
+    """The error here by which another rank cannot start."""
+    code, _, text = words.decode().partition(" ")
+    kind = ConfigError if code == str(int(Exit.CONFIG)) else RankError
+    return kind(f"rank {number} cannot start: {text}")
 
 
 def risks(place: Place, environ: Mapping[str, str] = os.environ) -> list[str]:

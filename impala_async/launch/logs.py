@@ -56,8 +56,10 @@ class LogFile:
     def follow(self) -> None: ...
 
     def has_spoken(self) -> bool:
+        """Or may have: a disk that is full takes no word."""
         with suppress(OSError):  # somebody may remove the folder
-            return self._path.stat().st_size > self._begin
+            has_grown = self._path.stat().st_size > self._begin
+            return has_grown or os.statvfs(self._path).f_bavail == 0
         return False
 
     def last_words(self) -> str:

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from impala_async.config.ranks import Place
-from impala_async.errors import ConfigError, Exit, ImpalaAsyncError, RankError
+from impala_async.config.ranks import Place, error_of, words_of
+from impala_async.errors import ImpalaAsyncError, RankError
 from impala_async.output import Wait
 from impala_async.processes import TORCHRUN
 
@@ -49,10 +49,10 @@ class Meeting:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         is_alone = self.place.count == 1 or self.has_begun or _is_torchrun()
         if isinstance(error, ImpalaAsyncError) and not is_alone:
-            text = f"{error.exit_code} {error}"
+            words = words_of(error)
             # They may not have come, or be gone already.
             with suppress(RuntimeError, OSError):
-                _beside(lambda: self._tell(text), TELL_S)
+                _beside(lambda: self._tell(words), TELL_S)
 
     @contextmanager
     def joined(self) -> "Iterator[Ranks]":
@@ -100,17 +100,16 @@ class Meeting:
         while missing := self._lacking(store, HERE):
             for number in missing:
                 if store.check([f"{FAILED}/{number}"]):
-                    code, _, text = store.get(f"{FAILED}/{number}").decode().partition(" ")
+                    words = store.get(f"{FAILED}/{number}")
                     store.set(f"{HEARD}/{self.place.number}", b"")
                     self._linger(store)
-                    kind = ConfigError if code == str(int(Exit.CONFIG)) else RankError
-                    raise kind(f"rank {number} cannot start: {text}")
+                    raise error_of(number, words)
             self.missing = f"{_named(missing)}, to meet at {_address()}"
             if time.monotonic() > give_up_at:
                 raise RankError(f"waited {START_S:.0f} s for {self.missing}")
             time.sleep(POLL_S)
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, words: bytes) -> None:
         # Without an answer torch would show its stacks.
         host, _, port = _address().rpartition(":")
         while not self.place.is_first:
@@ -118,7 +117,7 @@ class Meeting:
                 break
             time.sleep(POLL_S)
         store = self._open_store(TELL_S)
-        store.set(f"{FAILED}/{self.place.number}", text.encode())
+        store.set(f"{FAILED}/{self.place.number}", words)
         self._linger(store)
 
     def _linger(self, store: Any) -> None:

@@ -111,8 +111,10 @@ def run(
     code, said = _train([*flags, *(word for each in settings for word in ("--set", each))])
     if code != Exit.DONE:
         raise _error_of(code, said)
+    told = "somebody has told the run to end, and it had not come to its own end"
+    if not folder.exists():
+        raise ServiceError(f"{told}: nothing was trained yet")
     if (folder.peek_json(SUMMARY) or {}).get("exit_reason") == "terminated":
-        told = "somebody has told the run to end, and it had not come to its own end"
         raise ServiceError(f"{told}: it is saved in {folder.path}")
     return Run(folder.path)
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from impala_async.config.ranks import Place
-from impala_async.errors import ConfigError, ImpalaAsyncError, RankError, ServiceError
+from impala_async.config.ranks import Place, error_of, words_of
+from impala_async.errors import ImpalaAsyncError, RankError, ServiceError
 from impala_async.training.rank_sockets import RankSockets, open_sockets
 
 logger = logging.getLogger(__name__)
@@ -100,11 +100,11 @@ class Ranks:
         try:
             found = body()
         except (ImpalaAsyncError, OSError) as error:
-            self.gather(str(error).encode())
+            self.gather(words_of(error))
             raise
-        for number, said in enumerate(self.gather(b"")):
-            if said:
-                raise ConfigError(f"rank {number}: {said.decode()}")
+        for number, words in enumerate(self.gather(b"")):
+            if words:
+                raise error_of(number, words)
         return found
 
     def join(self, own_N: Tensor) -> Tensor:

@@ -33,10 +33,11 @@ MOMENT_S = 0.1
 PAUSE_S = 1.0
 # A version that was lost, or came damaged, goes once more after so long.
 PULL_AGAIN_S = 1.0
-# To refuse what is bad takes about so long, and so much of the loop's time is for each peer's.
+# To refuse what is bad takes at most so long, and one peer's has such a share of the loop's time: not
+# a small one, as an actor of which all is bad is to notice within seconds.
 REFUSE_S = 1e-4
 REFUSE_S_PER_BYTE = 1e-9
-MOST_FOR_FAULTS = 0.05
+MOST_FOR_FAULTS = 0.25
 # If nobody has called `take_back` for so long, the learner itself stood still.
 STOOD_STILL_S = 1.0
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import psutil
 import zmq
+from zmq.utils.garbage import gc
 
 from impala_async.errors import ConfigError
 from impala_async.wire import messages as wire
@@ -81,6 +82,10 @@ def new_context() -> Context:
     # Another release may not know it.
     with suppress(zmq.ZMQError):
         context.set(_ZERO_COPY_RECV, 0)
+    # A thread of pyzmq's keeps what is under way. It would begin with the first weights, at a time
+    # when the system may have no thread left.
+    if not gc.is_alive():
+        gc.start()
     return context
 
 

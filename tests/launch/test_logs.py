@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import subprocess
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -37,6 +38,15 @@ def test_the_last_words_are_those_of_this_life(log):
     log.open().close()
     assert (log.has_spoken(), log.last_words()) == (False, "it said nothing")
     log.close()
+
+
+def test_on_a_full_disk_it_may_have_spoken(tmp_path, monkeypatch):
+    """Else each of its ends would be one that came before its first word."""
+    log = LogFile(tmp_path / "actor-0.log", "--log-dir")
+    log.open().close()
+    assert not log.has_spoken()
+    monkeypatch.setattr("os.statvfs", lambda path: SimpleNamespace(f_bavail=0))
+    assert log.has_spoken()
 
 
 def test_a_file_that_cannot_be_written_is_told_by_its_flag(tmp_path):

@@ -146,7 +146,7 @@ def test_an_error_of_one_ends_all(tmp_path):
 
     first, second = at_once(told, *folders)
     assert second.startswith("--run-dir: rank 0 has no run in ")
-    assert first == f"rank 1: {second}"
+    assert first == f"rank 1 cannot start: {second}"
 
 
 # -------------------- the key

@@ -171,7 +171,7 @@ def test_a_rank_that_sees_another_disk_is_told_and_so_are_the_others(tmp_path):
             with pytest.raises(CheckpointError, match=says):
                 restore(ranks, folder)
         else:
-            with pytest.raises(ConfigError, match=f"^rank 1: .*{says}"):
+            with pytest.raises(ConfigError, match=f"^rank 1 cannot start: .*{says}"):
                 restore(ranks, folder)
         return True
 

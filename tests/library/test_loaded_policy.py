@@ -363,6 +363,13 @@ def test_a_mask_without_a_legal_action_is_told(tmp_path):
         assert "has a mask of legal actions" in refused(EnvError, policy.act, given)
 
 
+def test_an_action_of_a_network_that_comes_to_nan_is_none(tmp_path):
+    folder, _ = begin(tmp_path, *CASES["masks"])
+    policy = load_policy(folder.path)
+    policy._policy.model.policy_head.bias.data.fill_(torch.nan)
+    assert "comes to NaN" in refused(SpacesError, policy.act, policy.observation_space.sample())
+
+
 def test_a_state_or_reward_that_is_not_the_policy_s_is_told(tmp_path):
     folder, _ = begin(tmp_path, *CASES["lstm"])
     policy, obs = load_policy(folder.path), np.zeros((12, 12, 2), np.uint8)

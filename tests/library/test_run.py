@@ -206,6 +206,12 @@ def test_a_run_that_somebody_else_ends_is_not_taken_for_one_that_came_to_its_end
             assert run(run_dir=folder).summary == {"exit_reason": reason}
 
 
+def test_a_run_that_somebody_ends_before_it_has_begun_leaves_no_folder_to_read(tmp_path, train):
+    train("")
+    with pytest.raises(ServiceError, match=r"told the run to end, .*: nothing was trained yet"):
+        run(run_dir=tmp_path / "run")
+
+
 def test_a_reason_that_was_logged_is_raised_without_its_time(tmp_path, train):
     for level, says in (
         ("ERROR", "it hangs"),

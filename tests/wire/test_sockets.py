@@ -16,6 +16,7 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 import zmq
+from zmq.utils.garbage import gc
 
 from impala_async.errors import ConfigError
 from impala_async.wire import sockets
@@ -35,6 +36,13 @@ def link(request, ends, router, tmp_path):
     """Makes dealers that are connected to the router, either way."""
     url = router.url if request.param == "tcp" else f"ipc://{tmp_path / 'ipc'}"
     return lambda: ends.dealer(url)
+
+
+def test_the_thread_of_what_is_under_way_is_there_before_the_first_weights():
+    """The system may have no thread left by then."""
+    gc.stop()
+    sockets.new_context().term()
+    assert gc.is_alive()
 
 
 class HangsUp:

@@ -175,9 +175,11 @@ class Evaluations:
                 if captured.progress.version != version:
                     version = captured.progress.version
                     await self._evaluate(captured, state)
-        finally:
+        except asyncio.CancelledError:  # the run is over
             if not self._num_done:
                 logger.warning("this start ends before an evaluation was finished")
+            raise
+        finally:
             if self._evaluator is not None:
                 self._evaluator.ask_to_end()
 
