@@ -339,14 +339,16 @@ def check_sure(log_probs_C: NDArray[np.float32]) -> None:
 def check_defaults(env_id: str) -> None:
     """EnvError if an environment of this process has changed what all tensors are made of."""
     found, device = torch.get_default_dtype(), torch.get_default_device()
-    told = f"{env_id} has called torch.set_default"
-    fix = "make its tensors with {}=..., or set the default back"
     if found != torch.float32:
-        where = "policies act in torch.float32"
-        raise EnvError(f"{told}_dtype({found}), and {where}: {fix.format('dtype')}")
+        raise EnvError(
+            f"{env_id} has called torch.set_default_dtype({found}), and policies act in "
+            "torch.float32: make its tensors with dtype=..., or set the default back"
+        )
     if device.type != "cpu":
-        where = "policies lie where actor.device says"
-        raise EnvError(f"{told}_device({str(device)!r}), and {where}: {fix.format('device')}")
+        raise EnvError(
+            f"{env_id} has called torch.set_default_device({str(device)!r}), and a policy has a "
+            "device of its own: make its tensors with device=..., or set the default back"
+        )
 
 
 def layout_of(state: Mapping[str, Tensor]) -> WeightsLayout:

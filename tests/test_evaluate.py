@@ -322,6 +322,15 @@ def test_a_close_without_an_end_takes_no_result_with_it(how, code, flags, tmp_pa
     assert how != "hangs" or "in close, and is left so: there is a result" in done.stderr
 
 
+def test_a_close_without_an_end_holds_up_no_error(tmp_path, forks):
+    run, _ = begin(tmp_path, f"{__name__}:Unclosing", kwargs={"how": "hangs"})
+    film = ["--video", str(tmp_path / "film.gif")]
+    command = [sys.executable, "-m", "impala_async.evaluate", str(run.path), *film]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40)
+    assert done.returncode == 70
+    assert re.search("in close, after this: (Config|Env)Error: .*render", done.stderr)
+
+
 class Broken(Odd):
     """Gives this in one place of its second step."""
 

@@ -362,8 +362,8 @@ class Client:
     def _follow(self, message: wire.Grant | wire.Reject | wire.Bye | None) -> None:
         if isinstance(message, wire.Grant):
             self.refused.update(message.refused)
-            env_id, never = self.settings.env.id, self.side.never_good
-            joining.check_refused(message.refused, env_id, self._log, never)
+            env_id, reason = self.settings.env.id, self.side.refused_for
+            joining.check_refused(message.refused, env_id, self._log, reason)
             self._free.extend(finished.buffer for finished in self.side.settled)
             self.side.settled.clear()
             self.link.want(self.side.named)

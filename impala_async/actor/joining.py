@@ -28,7 +28,7 @@ from impala_async.errors import (
 )
 from impala_async.output import SeldomLog, Wait
 from impala_async.wire import messages as wire
-from impala_async.wire.actor_side import ActorSide, Handshake, read_answer
+from impala_async.wire.actor_side import REFUSALS, ActorSide, Handshake, read_answer
 from impala_async.wire.local_link import is_served, read_nonce
 from impala_async.wire.sockets import Dealer
 
@@ -54,10 +54,6 @@ WANTS_KEY = (
     f"the learner at %s wants the key of its run: set {KEY_VARIABLE} to what the file `key` in its "
     "run folder has, or let --learner name that folder, where it can be seen from here"
 )
-REFUSALS = {
-    "nonfinite": "an observation, a reward, an action or its log-probability in them is not finite",
-    "invalid": "they have a row in which no action is legal, or what no trajectory can have",
-}
 OUTDATED = (
     "a learner of epoch %d answered, but this run is in epoch %d: an old learner process may still "
     "be alive"
@@ -231,11 +227,12 @@ def _read_settings(frames: Sequence[wire.Frame]) -> ActorSettings:
     )
 
 
-def check_refused(refused: Sequence[str], env_id: str, log: SeldomLog, never: str) -> None:
-    """Tell of messages that were refused for what is in them; EnvError where nearly all of them are
-    (`never`: for which reason). Any other refusal is mostly nobody's fault."""
-    if never:
+def check_refused(refused: Sequence[str], env_id: str, log: SeldomLog, reason: str) -> None:
+    """Tell of messages that were refused for what is in them; EnvError where there is a reason for
+    which nearly all are. Any other refusal is mostly nobody's fault."""
+    if reason:
         told = "the learner refuses nearly all that this actor sends, and its log says why"
-        raise EnvError(f"{env_id}: {told}: {REFUSALS[never]}")
-    for reason in REFUSALS.keys() & refused:
-        log.warning("the learner refuses trajectories of %s: %s", env_id, REFUSALS[reason])
+        raise EnvError(f"{env_id}: {told}: {REFUSALS[reason]}")
+    for each, what in REFUSALS.items():
+        if each in refused:
+            log.warning(f"the learner refuses trajectories of %s: {what}", env_id)

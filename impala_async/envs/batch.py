@@ -194,10 +194,10 @@ def _checked(leaf: ObsLeaf, value: Any, shape: tuple[int, ...], where: str) -> N
     """A leaf's part of an observation; EnvError for one that its own space does not describe."""
     try:
         array = np.asarray(value)
-    except ValueError:
-        raise _broken(leaf, where, f"shape {shape}, it is ragged") from None
-    except TypeError as error:  # a tensor of another device says what to do
-        raise _broken(leaf, where, f"shape {shape}, it is no array: {one_line(error)}") from None
+    except (TypeError, ValueError) as error:
+        # A tensor of another device says what to do.
+        what = "ragged" if "inhomogeneous" in str(error) else f"no array: {one_line(error)}"
+        raise _broken(leaf, where, f"shape {shape}, it is {what}") from None
     if value is None:
         raise _broken(leaf, where, "it, but it is not there")
     if array.shape != shape:

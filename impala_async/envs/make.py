@@ -232,10 +232,10 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         )
     look = {key: kwargs.get(key, value) for key, value in ATARI.items()}
     rest = {key: value for key, value in kwargs.items() if key not in ATARI}
-    limit = rest.get("max_episode_steps")
-    if limit is not None and limit != -1:
+    limit = None
+    if rest.get("max_episode_steps") != -1:
         # gymnasium would count the frames, with the no-ops, and not the steps.
-        del rest["max_episode_steps"]
+        limit = rest.pop("max_episode_steps", None)
     screen = AtariPreprocessing(
         gym.make(gym_id, **{"disable_env_checker": True, **rest, "frameskip": 1}),
         noop_max=look["noop_max"],
@@ -244,7 +244,7 @@ def _make_atari(gym_id: str, kwargs: dict[str, Any]) -> gym.Env[Any, Any]:
         grayscale_obs=look["grayscale"],
     )
     stacked = FrameStackObservation(screen, look["stack_num"], padding_type="zero")
-    return stacked if "max_episode_steps" in rest or limit is None else TimeLimit(stacked, limit)
+    return stacked if limit is None else TimeLimit(stacked, limit)
 
 
 def _make_vector_env(section: EnvSection, num_envs: int) -> VectorEnv[Any, Any, Any]:
@@ -288,6 +288,8 @@ def _why_no_vector(section: EnvSection) -> str | None:
         return "has no vector code of its own (no vector_entry_point)"
     if section.kwargs.get("max_episode_steps") == -1:
         return "has max_episode_steps = -1 for none, as gymnasium.make alone understands it"
+    if is_atari(found) and "max_episode_steps" in section.kwargs:
+        return "has vector code that counts frames alone, and env.kwargs has max_episode_steps"
     if section.kwargs.get("render_mode") == "human":
         return "has vector code that shows nothing, and env.kwargs.render_mode is human"
     if is_atari(found) and section.preprocess == "off":

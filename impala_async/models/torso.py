@@ -123,8 +123,10 @@ class ImageTorso(nn.Module):
         if not self.images:
             raise SpacesError(f"model.name {section.name} {_wants(section.name, obs)}")
         if (num_images := len(self.images)) > MOST_IMAGES:
-            text = f"{num_images} images, each with convolutions of its own: wants {MOST_IMAGES} at"
-            raise SpacesError(f"model.name {section.name}: the observation has {text} most")
+            raise SpacesError(
+                f"model.name {section.name}: the observation has {num_images} images, each with "
+                f"convolutions of its own: wants {MOST_IMAGES} at most"
+            )
         self.vectors = [leaf for leaf in obs.leaves if leaf not in self.images]
         self.bodies = nn.ModuleList()
         num_seen = sum(vector_size(leaf) for leaf in self.vectors)

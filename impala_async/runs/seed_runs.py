@@ -47,8 +47,9 @@ class SeedRuns:
             )
             for seed in seeds
         }
+        *_, last = self._runs
         for seed, one in self._runs.items():
-            _check_one(seed, one, is_last=seed == [*self._runs][-1])
+            _check_one(seed, one, is_last=seed == last)
         self._summaries = dict[Path, dict[str, Any]]()
         """Those of all that were trained, and of all that were over."""
         self._over = set[Path]()

@@ -107,7 +107,7 @@ def draw_seeds(folders: Sequence[Path], title: str) -> bytes | None:
     one, as PNG; each run by itself where short ones share no stretch. None if no run has one."""
     drawn = {*CURVES, ENV_STEPS, "evaluate/env_steps"}
     found = {folder: read_reports(folder / "metrics.jsonl", drawn) for folder in folders}
-    runs = {f: run for f, run in found.items() if any(CURVES.keys() & each for each in run)}
+    runs = {of: run for of, run in found.items() if any(CURVES.keys() & each for each in run)}
     if not runs:
         return None
     figure, axes = load_pyplot().subplots(figsize=(8, 5), layout="constrained")

@@ -176,14 +176,8 @@ class UpdateStep:
             self._scale(batch),
             torch.zeros_like(alive_B),
         )
-        for dealt in self._parts(batch, alive_B, num_rows, this):
-            part = dealt
-            if this.not_finite and part.has_rows:
-                # Rows of columns that made an earlier part fail were dealt to this one, too.
-                part = part.without(this.is_failed_B.nonzero().flatten(), self.ranks)
-            failed = self._update(part, this)
-            if failed is not None:
-                self._retry(batch, part, failed, this)
+        for part in self._parts(batch, alive_B, num_rows, this):
+            self._learn_from(batch, part, this)
         if this.applied and not self.num_updates:
             idle = [name for name, w in self._named if w.requires_grad and w.grad is None]
             if idle:
@@ -275,6 +269,13 @@ class UpdateStep:
         if self.ranks.are_many and self.ranks.totals(float(is_bad_B.sum()))[0]:
             this.not_finite["returns"] = None
         return known
+
+    def _learn_from(self, batch: Batch, part: Part, this: _Pass) -> None:
+        if this.not_finite and part.has_rows:
+            # Rows of columns that made an earlier part fail were dealt to this one, too.
+            part = part.without(this.is_failed_B.nonzero().flatten(), self.ranks)
+        if (failed := self._update(part, this)) is not None:
+            self._retry(batch, part, failed, this)
 
     def _update(self, part: Part, this: _Pass) -> dict[str, float] | None:
         """Take a step, if there is a valid row; return its statistics if that cannot be."""

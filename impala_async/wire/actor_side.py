@@ -26,8 +26,11 @@ FIRST_S, LONGEST_S = 0.1, 5.0
 NO_RUN = bytes(16)
 # So many messages are looked at, and such a share of them is no accident.
 MESSAGES_LOOKED_AT, NEARLY_ALL = 100, 0.9
-# Refusals for what is in a message.
-BAD = ("nonfinite", "invalid")
+# The refusals for what is in a message, and what that is.
+REFUSALS = {
+    "nonfinite": "an observation, a reward, an action or its log-probability in them is not finite",
+    "invalid": "they have what no trajectory can have, as a row in which no action is legal",
+}
 # An actor that begins anew counts from what it held. Nobody settles so much beyond that.
 MOST_SETTLED_AHEAD = 1 << 20
 
@@ -193,7 +196,7 @@ class ActorSide(Generic[Item]):
         """The newest that was heard of in this session."""
         self.settled: list[Item] = []
         """The learner is done with these: for the shell to take away."""
-        self.never_good = ""
+        self.refused_for = ""
         """The reason for which nearly all messages of late were refused, if they were."""
         self._num_settled, self._num_bad = 0, Counter[str]()
         self.last_heard = self.told_at = self.tell_again_at = 0.0
@@ -301,10 +304,10 @@ class ActorSide(Generic[Item]):
     def _count(self, num_settled: int, refused: Sequence[str]) -> None:
         """Verdicts are said once, at either port: some come behind what they are of, or never."""
         self._num_settled += num_settled
-        self._num_bad.update(reason for reason in refused if reason in BAD)
+        self._num_bad.update(reason for reason in refused if reason in REFUSALS)
         if self._num_settled >= MESSAGES_LOOKED_AT:
             is_bad = self._num_bad.total() >= NEARLY_ALL * self._num_settled
-            self.never_good = max(self._num_bad, key=self._num_bad.__getitem__) if is_bad else ""
+            self.refused_for = max(self._num_bad, key=self._num_bad.__getitem__) if is_bad else ""
             self._num_settled, self._num_bad = 0, Counter()
 
     def _take_another_id(self) -> wire.Reject:

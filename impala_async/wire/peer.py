@@ -33,11 +33,6 @@ MOMENT_S = 0.1
 PAUSE_S = 1.0
 # A version that was lost, or came damaged, goes once more after so long.
 PULL_AGAIN_S = 1.0
-# To refuse what is bad takes at most so long, and one peer's has such a share of the loop's time: not
-# a small one, as an actor of which all is bad is to notice within seconds.
-REFUSE_S = 1e-4
-REFUSE_S_PER_BYTE = 1e-9
-MOST_FOR_FAULTS = 0.25
 # If nobody has called `take_back` for so long, the learner itself stood still.
 STOOD_STILL_S = 1.0
 
@@ -125,8 +120,6 @@ class Peer:
     heeds_calls: bool = False
     # Whether it has credit, no room for it, and is slow: until it sends, no deal changes that.
     is_resting: bool = False
-    # It gets none before: to look at what it sent, and to refuse that, has cost the others time.
-    next_credit_at: float = 0.0
     verdicts: list[list[int]] = field(default_factory=list)
     # The last that it told: when, its timers; since when an environment hangs, as a line that is a
     # function of the seconds. And when the next such line may be told.
@@ -175,12 +168,12 @@ class Peer:
         return self.gives_way and not self.is_newcomer and not self.is_brisk
 
     def may_pull(self, version: Version, now: float) -> bool:
-        """Whether it gets a version now; then it counts as sent. Who asks for one again and again
-        may throw it away, and costs much for little."""
-        is_again = version <= self.pulled and now < self.pulled_at + PULL_AGAIN_S
-        if not is_again:
-            self.pulled, self.pulled_at = max(version, self.pulled), now
-        return not is_again
+        """Whether it gets a version now: one that asks for the same again and again may throw it
+        away, and costs much for little."""
+        return version > self.pulled or now >= self.pulled_at + PULL_AGAIN_S
+
+    def note_pull(self, version: Version, now: float) -> None:
+        self.pulled, self.pulled_at = max(version, self.pulled), now
 
     def extend(self) -> None:
         """Allow one more message; seqs that are settled already do not count."""
@@ -276,12 +269,6 @@ class Credit:
         peer.is_owed_room = peer.is_resting = False
         peer.used_at = peer.last_heard
 
-    def note_fault(self, peer: Peer, num_bytes: int) -> None:
-        """A message, just heard of, was looked at and is bad: the next credit comes later."""
-        cost_s = REFUSE_S + num_bytes * REFUSE_S_PER_BYTE
-        begun_at = max(peer.next_credit_at, peer.last_heard)
-        peer.next_credit_at = begun_at + cost_s / MOST_FOR_FAULTS
-
     def turn_away(self, peer: Peer, seq: int) -> None:
         """There is no room for a message, just heard of: it waits for some, ahead of credit."""
         # Overdue, it comes again while it waits: then it is we who are slow.
@@ -336,8 +323,7 @@ class Credit:
             peer.is_resting = bool(under_way) and not (kept or is_brisk or peer.turned_away)
             line.kept += kept
             first = -1 if peer.turned_away else under_way
-            is_next = first <= 0 and (first or not peer.may_come_without_room)
-            if line is others and is_next and now >= peer.next_credit_at:
+            if line is others and first <= 0 and (first or not peer.may_come_without_room):
                 line.wanted += peer.columns
             is_last = is_pause and peer.is_newcomer
             line.turns.append((first, is_last, peer.dealt_at, number, peer))
@@ -353,15 +339,14 @@ class Credit:
             heapq.heapify(turns)
         while turns and room > 0:
             under_way, is_last, _, number, peer = turns[0]
-            is_waiting = peer.is_waiting and now >= peer.next_credit_at
-            if peer.columns <= room and is_waiting:
+            if peer.columns <= room and peer.is_waiting:
                 room -= peer.columns
                 line.kept += peer.columns
                 self._extend(peer, now)
                 turn = peer.outstanding_messages, is_last, peer.dealt_at, number, peer
                 heapq.heapreplace(turns, turn)
                 continue
-            if under_way <= 0 and is_waiting:
+            if under_way <= 0 and peer.is_waiting:
                 # The peers after this one must not take the room that it waits for.
                 break
             waiting.append(heapq.heappop(turns))

@@ -156,10 +156,6 @@ class SessionTable:
         peer.has_delivered |= verdict is None
         peer.granted = max(peer.granted, peer.watermark.below)
 
-    def note_fault(self, peer: Peer, num_bytes: int) -> None:
-        """A message of so many bytes was looked at before it was refused."""
-        self._credit.note_fault(peer, num_bytes)
-
     def deal(self, free_columns: int, most_ahead: int | None = None, *, now: float) -> list[Peer]:
         """Give out credit for free columns; returns those who got some. Peers that are expected
         soon have no more than `most_ahead` columns under way."""

@@ -248,17 +248,17 @@ def test_a_silent_learner_is_told_from_none(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("reason", "says"), [("nonfinite", "an observation, a re"), ("invalid", "they have a row in ")]
+    ("reason", "says"), [("nonfinite", "an observation, a re"), ("invalid", "they have what no ")]
 )
 def test_an_actor_whose_messages_are_never_good_ends_and_names_its_environment(
     reason, says, caplog
 ):
-    def check(*refused, never=""):
-        joining.check_refused(refused, "my:Env", seldom(), never)
+    def check(*refused, of_all=""):
+        joining.check_refused(refused, "my:Env", seldom(), of_all)
 
     check("stale")
     assert caplog.messages == []
     check("stale", reason)
     assert caplog.messages[0].startswith(f"the learner refuses trajectories of my:Env: {says}")
     with pytest.raises(EnvError, match=rf"^my:Env: the learner refuses nearly all .*: {says}"):
-        check(never=reason)
+        check(of_all=reason)

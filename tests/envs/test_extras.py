@@ -168,11 +168,13 @@ def test_an_episode_takes_as_many_frames_as_steps_times_the_skip(skip, length):
         envs.close()
 
 
-@pytest.mark.parametrize("sampler", ["serial", "auto"])
-def test_an_episode_takes_as_many_steps_as_it_may_and_frames_do_not_count(sampler):
+def test_an_episode_takes_as_many_steps_as_it_may_and_frames_do_not_count():
     need("ale_py", "cv2")
     kwargs = {"max_episode_steps": 20, "frameskip": 4, "noop_max": 30}
-    envs = build_envs(sampler, EnvSection(id=PONG, kwargs=kwargs), 1)
+    section = EnvSection(id=PONG, kwargs=kwargs)
+    with pytest.raises(EnvError, match=r"counts frames alone, and env\.kwargs has max_episode_st"):
+        build_envs("vector", section, 1)
+    envs = build_envs("auto", section, 1)
     envs.reset(0)
     truncated = [bool(envs.step(NOOP).truncated[0]) for _ in range(20)]
     assert truncated == 19 * [False] + [True]

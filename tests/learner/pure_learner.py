@@ -123,11 +123,6 @@ class PureLearner:
         nothing = Rest()
         self._say(self.sessions.hear_pull(route, message, nothing, self.now))
 
-    def wait(self, seconds):
-        """Those that have to wait for credit may get it then."""
-        self.now += seconds
-        self.end_burst()
-
     def end_burst(self):
         """Check what came, deal credit, and tell what became of the rest."""
         self._say(self.admission.deal(self.now))
@@ -157,6 +152,7 @@ class PureLearner:
         for answer in answers:
             if answer.route in self.listeners:
                 self.listeners[answer.route](answer.frames)
+                answer.on_sent()
 
     def _welcome(self):
         return Welcome(

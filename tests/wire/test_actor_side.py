@@ -64,7 +64,7 @@ def test_an_actor_of_which_nearly_all_is_refused_for_what_is_in_it_knows_it(num_
     """Verdicts may come over the other port, behind what they are of."""
     side, reasons = side_of(), ("nonfinite", "invalid", "invalid")
     for seq in range(100):
-        assert not side.never_good
+        assert not side.refused_for
         side.put("a")
         side.take(grant_of(seq + 1, seq), 0.0)
         send_all(side.outbox)
@@ -74,7 +74,7 @@ def test_an_actor_of_which_nearly_all_is_refused_for_what_is_in_it_knows_it(num_
         if is_late and seq < 99:
             side.take_grant(settled)
         side.take_grant(settled._replace(verdicts=verdicts))
-    assert side.never_good == ("invalid" if num_bad >= 90 else "")
+    assert side.refused_for == ("invalid" if num_bad >= 90 else "")
     # A new session may be of another environment: it begins to count anew.
     side.put("a")
     side.take(grant_of(101, 100), 0.0)

@@ -136,21 +136,6 @@ def test_a_newcomer_has_one_message_of_credit_until_one_is_admitted(table):
     assert peer.outstanding_messages == 3 * WINDOW
 
 
-def test_who_sends_what_is_bad_waits_for_credit_so_long_that_it_costs_the_others_little(table):
-    bad, new = join(table, 1, columns=4), newcomer(table, 2, columns=4)
-    for peer in (bad, new):
-        table.note_fault(peer, 20_000_000)
-        table.note_fault(peer, 0)
-    # 20 ms to look at it and 0.1 ms for each message, and four times as long there is none.
-    assert bad.next_credit_at == new.next_credit_at == pytest.approx(0.0808)
-    assert table.deal(64, BATCH, now=0.08) == []
-    # Nor is room set aside for it.
-    good = join(table, 3, columns=16)
-    assert table.deal(16, 16, now=0.08) == [good]
-    send(table, good, 0)
-    assert {peer.number for peer in table.deal(64, BATCH, now=0.081)} >= {bad.number, new.number}
-
-
 def test_credit_that_lies_unused_is_taken_back_while_others_wait(table):
     idle, busy = join(table, 1, columns=8), join(table, 2, columns=8)
     table.deal(16, now=0.0)

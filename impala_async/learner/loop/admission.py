@@ -38,7 +38,6 @@ class Receiver:
 
     def __init__(self, schema: Schema, most_columns: int) -> None:
         self._schema = schema
-        self.column_bytes = schema.layout.column_bytes
         self._checks = ColumnChecks(schema)
         largest = wire.body_sizes(schema.layout, most_columns, most_columns * schema.rows)
         self._small = np.zeros(largest.small, np.uint8)
@@ -153,7 +152,6 @@ class Admission:
             peer, data = arrival.peer, arrival.data
             if fault is not None:
                 self._settle(peer, data, fault.reason, fault.what, now)
-                self._note_fault(peer, data)
                 continue
             self._ledger.admit(data.columns)
             if self._recorder is not None:
@@ -231,7 +229,6 @@ class Admission:
             arrival = self._bodies.receive(rest, place)
         except ProtocolError as error:
             self._settle(peer, data, "invalid", str(error), now)
-            self._note_fault(peer, data)
             raise
         self._received[peer.session, data.seq] = arrival
         if arrival.slot is None:
@@ -254,9 +251,6 @@ class Admission:
             text = "actor %d: a message of %d columns is refused: %s (%s, %s)"
             so_far = f"{total} columns so far from all actors"
             logger.warning(text, peer.number, data.columns, what, verdict, so_far)
-
-    def _note_fault(self, peer: Peer, data: wire.Data) -> None:
-        self._table.note_fault(peer, data.columns * self._bodies.column_bytes)
 
     def _unknown(self, data: wire.Data) -> ProtocolError:
         self._refuse(data, "unknown_session")

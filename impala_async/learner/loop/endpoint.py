@@ -71,7 +71,9 @@ class Endpoint:
         for answer in answers:
             if answer.replaces:
                 self.connections.cut(answer.replaces, connections.REPLACED)
-            if not self.send(answer.route, answer.frames) and answer.instead:
+            if self.send(answer.route, answer.frames):
+                answer.on_sent()
+            elif answer.instead:
                 self.send(answer.route, answer.instead)
 
     def send(self, route: bytes, frames: Sequence[wire.Frame]) -> bool:

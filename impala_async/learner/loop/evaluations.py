@@ -177,7 +177,7 @@ class Evaluations:
                     await self._evaluate(captured, state)
         except asyncio.CancelledError:  # the run is over
             if not self._num_done:
-                logger.warning("this start ends before an evaluation was finished")
+                logger.warning("no evaluation was finished in this start")
             raise
         finally:
             if self._evaluator is not None:

@@ -312,9 +312,7 @@ class ActorServer:
 
     def _acknowledge(self) -> None:
         self._acknowledgements = None
-        # One that had to wait, as what it sent was refused, may have credit by now.
-        self._data.say(self.admission.deal(now := time.monotonic()))
-        self._data.say(self.admission.acknowledge(now))
+        self._data.say(self.admission.acknowledge(time.monotonic()))
 
     def _welcome(self, weights_port: int) -> wire.Welcome:
         """The welcome of every actor, still without a session and a number."""

@@ -54,6 +54,7 @@ class Answer(NamedTuple):
     """These are sent if those cannot be sent now."""
     replaces: bytes = b""
     """The connection whose place this one takes: it is to be ended."""
+    on_sent: Callable[[], None] = lambda: None
 
 
 class PeerLog:
@@ -151,12 +152,14 @@ class Sessions:
         may_begin = self.filler.may_begin(peer, self.publisher.version.update)
         version = self.publisher.choose(message, may_begin=may_begin)
         # Who reads nothing holds a version each: strangers are given none.
-        if version != NO_VERSION and not (peer.columns and peer.may_pull(version, now)):
+        if not peer.columns or not peer.may_pull(version, now):
             version = NO_VERSION
         frames = self.publisher.reply(version)
+        if version == NO_VERSION:
+            return [Answer(route, frames, replaces=replaces)]
         # Where so many are under way to it, it asks again, sooner than if it heard nothing.
-        instead = self.publisher.nothing_new() if len(frames) > 1 else []
-        return [Answer(route, frames, instead, replaces)]
+        instead = self.publisher.nothing_new()
+        return [Answer(route, frames, instead, replaces, partial(peer.note_pull, version, now))]
 
     def grant(self, peer: Peer) -> Answer:
         """Say what an actor may do now, and what became of what it sent."""

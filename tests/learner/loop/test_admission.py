@@ -12,7 +12,6 @@ from impala_async.learner.loop.endpoint import BAD_REASONS
 from impala_async.trajectory import ColumnChecks
 from impala_async.weights import Lineage, Version
 from impala_async.wire import messages as wire
-from impala_async.wire.peer import MOST_FOR_FAULTS, REFUSE_S, REFUSE_S_PER_BYTE
 from tests.columns import Planes, find_fault
 from tests.learner.columns import big_schema, planes_of, same, small_schema
 from tests.learner.hand_actor import LAYOUT
@@ -107,16 +106,13 @@ def test_a_bad_value_refuses_its_message_and_leaves_the_others():
     bad, good = HandActor(learner, 2).join(), HandActor(learner, 2).join()
     wanted = []
     for leaf, value, reason in FAULTS:
-        learner.wait(1.0)
         bad.send(spoiled(planes_of(BIG, 2, seed=9), leaf, value))
         wanted.append((len(wanted), reason))
         assert refused(bad) == wanted, (leaf, value)
     for episodes, reason in BAD_EPISODES:
-        learner.wait(1.0)
         bad.send(episodes=episodes)
         wanted.append((len(wanted), reason))
         assert refused(bad) == wanted, episodes
-    learner.wait(1.0)
     sent = [good.send() for _ in range(3)]
     masked = planes_of(BIG, 2)
     masked.columns.mask_CT[0, 1] = False
@@ -181,7 +177,6 @@ def test_a_body_of_the_wrong_form_is_refused_and_written_over(caplog):
     for reason, messages in broken(bad).items():
         for number in range(len(messages)):
             # Each has the seq that is next.
-            learner.wait(0.01)
             assert bad.say(*broken(bad)[reason][number]) == reason, (reason, number)
             bad.seq += 1
             num_bad += 1
@@ -190,7 +185,6 @@ def test_a_body_of_the_wrong_form_is_refused_and_written_over(caplog):
     report = learner.report()
     assert (report["rejected/invalid"], report["trajectories/admitted"]) == (num_bad, 0)
     assert len([line for line in caplog.messages if "is refused" in line]) == 1
-    learner.wait(1.0)
     sent = [good.send(), good.send(), bad.send(), bad.send()]
     columns = [(planes.columns, i) for planes in sent for i in range(len(planes.obs))]
     taken = train(learner)
@@ -202,17 +196,6 @@ def test_a_body_of_the_wrong_form_is_refused_and_written_over(caplog):
 
 
 # -------------------- what the header says
-
-
-def test_what_is_looked_at_before_it_is_refused_puts_off_the_next_credit():
-    learner = PureLearner(BIG)
-    actor = HandActor(learner, 2).join()
-    actor.send(spoiled(planes_of(BIG, 2, seed=9), "obs", np.nan))
-    learner.end_burst()
-    (peer,) = learner.sessions.table.joined
-    size = 2 * BIG.layout.column_bytes
-    cost_s = REFUSE_S + size * REFUSE_S_PER_BYTE
-    assert peer.next_credit_at == pytest.approx(peer.last_heard + cost_s / MOST_FOR_FAULTS)
 
 
 def test_a_duplicate_and_a_stranger_count_for_no_more_than_a_batch():
@@ -250,8 +233,8 @@ def test_versions_are_judged_and_the_judgement_is_told(caplog):
         assert line.endswith(f"({verdict}, 1 columns so far from all actors)")
     # It is told now and then.
     caplog.clear()
-    for wait_s in (0.0, 1.0, 8.9, 0.1):
-        learner.wait(wait_s)
+    for now in (0.0, 1.0, 9.9, 10.0):
+        learner.now = now
         actor.send(spoiled(planes_of(SMALL, 1), "reward", np.nan))
     told = [line.partition("nonfinite, ")[2] for line in caplog.messages]
     assert told == ["1 columns so far from all actors)", "4 columns so far from all actors)"]

@@ -187,12 +187,15 @@ async def test_an_answer_may_have_another_instead_and_take_the_place_of_a_connec
     await until(lambda: len(bench.heard) == 1)
     route = bench.heard[0][0]
     ok, late = [wire.pack(wire.ByeOk(ID))], [wire.pack(wire.NotModified(1, 1))]
-    bench.endpoint.say([Answer(route, ok, late), Answer(route, late, replaces=b"former")])
+    sent = []
+    answer = Answer(route, ok, late, on_sent=lambda: sent.append(1))
+    bench.endpoint.say([answer, Answer(route, late, replaces=b"former")])
     assert [await bench.answer(), await bench.answer()] == [wire.ByeOk(ID), wire.NotModified(1, 1)]
     assert cut == [(b"former", REPLACED)]
     monkeypatch.setattr(Router, "send", lambda router, route, frames: frames == late)
-    bench.endpoint.say([Answer(route, ok, late)])
+    bench.endpoint.say([answer])
     assert bench.counters["wire/unroutable"] == 1
+    assert sent == [1]
 
 
 async def test_who_never_reads_is_cut_off(bench, cut):

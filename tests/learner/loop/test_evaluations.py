@@ -158,7 +158,7 @@ async def test_a_start_that_ends_before_an_evaluation_is_finished_says_so(
         await until(evaluators, "its process")
         while len(learner.returns) < num_done:
             await asyncio.sleep(module.POLL_S)
-    assert ("ends before an evaluation was finished" in caplog.text) == (not num_done)
+    assert ("no evaluation was finished in this start" in caplog.text) == (not num_done)
 
 
 async def test_a_process_that_dies_is_told_of_and_another_one_goes_on(tmp_path, caplog):
@@ -204,6 +204,7 @@ async def test_after_some_deaths_in_a_row_no_other_process_is_started(
     said = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert ["the sun is out" in record.message for record in said] == [True, True]
     assert said[-1].message.endswith("after 2 in a row there are no further evaluations")
+    assert "in this start" not in caplog.text, "the run goes on"
     assert learner.returns == learner.kept() == []
 
 
