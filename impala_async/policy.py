@@ -330,7 +330,7 @@ def build_policy(
         raise SpacesError(f"model: there is no memory here for its network: {what}") from error
 
 
-def check_sure(log_probs_C: NDArray[np.float32]) -> None:
+def check_log_probs(log_probs_C: NDArray[np.float32]) -> None:
     """SpacesError where a network came to no number: the action that it chose means nothing."""
     if np.isnan(log_probs_C).any():
         raise SpacesError("the policy comes to NaN: are its weights and its torso as they were?")

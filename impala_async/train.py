@@ -1,5 +1,6 @@
 """The train door: one learner and its actors on this machine."""
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from impala_async.processes import hold, leave
 if TYPE_CHECKING:
     from impala_async.runs.folder import RunFolder
     from impala_async.runs.start import RunFlags
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -91,7 +94,7 @@ def _code_of_end(
         folder.withdraw(with_logs=True)
     is_over = folder.peek_json("summary.json") not in (None, before)
     if is_over and code > SHELL_SIGNAL and not run.heard:
-        doors.logger.error("the learner %s; its summary is there", how_it_ended(code))
+        logger.error("the learner %s; its summary is there", how_it_ended(code))
     if run.verdict or is_over:
         return code
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing,

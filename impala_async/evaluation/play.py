@@ -17,7 +17,7 @@ from impala_async.errors import EnvError
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.metrics.report import format_return
 from impala_async.output import Wait
-from impala_async.policy import AnyPolicy, build_policy, check_defaults, check_sure
+from impala_async.policy import AnyPolicy, build_policy, check_defaults, check_log_probs
 from impala_async.schema import POLICY, Schema, recurrent_state
 
 MOST_ENVS = 8
@@ -86,7 +86,7 @@ def play(
     for _ in range(most + per_column - (num_agents == 1)):
         wait.look(tally.describe)
         actions, log_probs, state = policy.act(obs, state, generator)
-        check_sure(log_probs)
+        check_log_probs(log_probs)
         step = envs.step(actions)
         check_numbers(envs, step.obs, step.rewards)
         look()

@@ -56,7 +56,7 @@ class LogFile:
     def follow(self) -> None: ...
 
     def has_spoken(self) -> bool:
-        """Or may have: a disk that is full takes no word."""
+        """Whether it has, or may have: a disk that is full takes no word."""
         with suppress(OSError):  # somebody may remove the folder
             has_grown = self._path.stat().st_size > self._begin
             return has_grown or os.statvfs(self._path).f_bavail == 0

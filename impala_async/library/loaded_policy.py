@@ -25,7 +25,7 @@ from impala_async.errors import CheckpointError, ConfigError, EnvError, SpacesEr
 from impala_async.files import path_of
 from impala_async.models.actor_critic import shape_of
 from impala_async.models.torso import device_of
-from impala_async.policy import Policy, build_policy, check_sure
+from impala_async.policy import Policy, build_policy, check_log_probs
 from impala_async.runs.folder import SPACES, RunFolder, find_run
 from impala_async.schema import ArraySpec, ObsSpec, Schema, recurrent_state
 from impala_async.training.checkpoint import open_newest_or
@@ -106,7 +106,7 @@ class LoadedPolicy:
             leaves[LAST_REWARD] = _reward(state, last_reward, num_columns)
         generator = None if is_greedy else self._generator
         actions, log_probs, after = self._policy.act(leaves, before, generator)
-        check_sure(log_probs)
+        check_log_probs(log_probs)
         after |= {name: actions[part.name] for name, part in self._shown.items()}
         if num_columns is None:
             (action,) = self._spaces.each(actions)
