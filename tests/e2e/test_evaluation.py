@@ -74,7 +74,7 @@ def test_seeds_are_trained_one_after_the_other_and_drawn_in_one_picture(site):
 
 def test_a_ctrl_c_ends_the_seeds_that_are_to_come_too(site):
     flags = ("--config", CARTPOLE, "--seeds", "0-1", "--run-dir", str(site.run_dir))
-    door = site.open("train", *flags, *given(ENDLESS))
+    door = site.open("train", *flags, *given((*ENDLESS, "stop.env_steps=1_000_000_000")))
     wait_until("training", (site.run_dir / "seed-0/metrics.jsonl").exists)
     door.ends(signal.SIGINT, 130)
     assert "\n0     interrupted  " in door.log
