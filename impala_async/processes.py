@@ -258,7 +258,11 @@ def quit_at_once() -> Iterator[None]:
 
 @contextmanager
 def result_wanted() -> Iterator[None]:
-    """A context in which a request to end is none that can be met: there is no result then."""
+    """A context in which a request to end is none that can be met, as there is no result then, and
+    whoever reads it is waited for."""
+    with suppress(OSError):
+        # A parent may have made it give up where its reader is slow: half a result would be there.
+        os.set_blocking(1, True)
     _code_of_term.append(Exit.TRY_AGAIN)
     try:
         yield

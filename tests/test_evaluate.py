@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -223,6 +224,21 @@ def test_a_result_that_the_disk_does_not_take_is_no_success(run, capsys, monkeyp
         monkeypatch.setattr("sys.stdout", full)
         assert main([str(run.path)]) == 75
     assert "No space left on device (standard output)" in capsys.readouterr().err
+
+
+def test_a_result_waits_for_its_reader_though_stdout_does_not(run):
+    """As some parents make it; what is played here is more than a pipe holds."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    many = ["--episodes", "1000", "--json"]
+    command = [sys.executable, "-u", "-m", "impala_async.evaluate", str(run.path), *many]
+    with subprocess.Popen(command, stdout=writer) as process:
+        os.close(writer)
+        with os.fdopen(reader) as result:
+            select.select([result], [], [])
+            time.sleep(0.3)  # it would be cut off by then
+            assert len(json.load(result)["episodes"]) >= 1000
+    assert process.returncode == 0
 
 
 def test_a_damaged_newest_one_falls_back_to_the_older(run, capsys, caplog):

@@ -11,6 +11,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,7 @@ from impala_async import processes
 from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.envs.faults import Watch, closed_after, tell_stderr, with_id
+from impala_async.envs.faults import CLOSE_S, Watch, closed_after, tell_stderr, with_id
 from impala_async.errors import EnvError, Exit, SpacesError
 from impala_async.schema import POLICY, ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
@@ -34,16 +36,18 @@ NUM_STEPS = 32
 BUDGET_S = 2.0
 
 
-def describe(
+@contextmanager
+def described(
     section: EnvSection, sampler: SamplerName = "auto", policies: PoliciesSection = ONE_POLICY
-) -> dict[str, Any]:
-    """The answer on an environment as this sampler steps it; EnvError if it fails soon."""
+) -> Iterator[dict[str, Any]]:
+    """The answer on an environment as this sampler steps it, and which is closed after the context.
+    EnvError if it fails soon."""
     from impala_async.envs.make import build_envs
     from impala_async.envs.saved_spaces import save_spaces
 
     with closed_after(build_envs(sampler, section, 1, policies, has_spares=False)) as envs:
         try_steps(envs)
-    return {**look_of(envs), "spaces": save_spaces(envs.spaces)}
+        yield {**look_of(envs), "spaces": save_spaces(envs.spaces)}
 
 
 def look_of(envs: EnvBatch) -> dict[str, Any]:
@@ -170,23 +174,35 @@ def main() -> int:
     processes.hold()
     answers = os.dup(1)
     os.dup2(2, 1)
-    watch = Watch(tell_stderr).start()
+    watch = Watch(tell_stderr, end=_leave_open).start()
     asked = json.load(sys.stdin)
     section = EnvSection.model_validate(asked["env"])
     policies = PoliciesSection.model_validate(asked["policies"])
     try:
-        answer = describe(section, asked["sampler"], policies)
+        with described(section, asked["sampler"], policies) as answer:
+            # A close that hangs, or ends this process, takes no answer with it.
+            code = _write(answers, answer, section.id)
+            watch.limit(CLOSE_S, "and is left so")
     except EnvError as error:
-        answer = {"error": " ".join(str(with_id(error, section.id)).split())}
+        told = " ".join(str(with_id(error, section.id)).split())
+        code = _write(answers, {"error": told}, section.id)
     watch.close()
+    return code
+
+
+def _write(answers: int, answer: dict[str, Any], env_id: str) -> int:
     try:
         os.write(answers, f"{json.dumps(answer)}\n".encode())
         os.close(answers)
     except OSError as error:
-        told = f"closed a descriptor that is not its own ({error.strerror})"
-        tell_stderr(f"error: {section.id} {told}")
+        tell_stderr(f"error: {env_id} closed a descriptor that is not its own ({error.strerror})")
         return Exit.CONFIG
     return Exit.CONFIG if "error" in answer else Exit.DONE
+
+
+def _leave_open(line: str) -> None:
+    tell_stderr(f"warning: {line}")
+    os._exit(Exit.DONE)
 
 
 if __name__ == "__main__":

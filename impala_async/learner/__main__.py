@@ -226,6 +226,9 @@ def begin_probe(
                 "what it printed, if anything, is above"
             )
         schema = _schema_of(config, answer)
+        if child.returncode:
+            how = how_it_ended(child.returncode)
+            logger.warning("env.id: %s: the process that tried and closed it %s", env.id, how)
         keep_spaces(json.loads(answer)["spaces"])
         return schema
 

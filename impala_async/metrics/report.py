@@ -25,7 +25,8 @@ WAIT_SHARE_THAT_LIMITS = 0.2
 LATE_LOOP_MS = 5.0
 ADVICE = {
     "rejections": "the learner logs each reason; nonfinite is a NaN, an infinity or an absurd "
-    "number among the observations, rewards and actions of an environment",
+    "number among the observations and rewards of an environment, or in what the network makes of "
+    "them",
     "learner": "a faster device, a smaller model, fewer learner.num_passes, or fewer and larger "
     "minibatches (algorithm.num_minibatches)",
     "ranks": "see which rank is late by the lists under ranks/; its host, actors and cores decide",

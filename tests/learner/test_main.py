@@ -246,6 +246,37 @@ def test_the_child_ends_however_its_environment_does(
     assert [child.poll() for child in children] == [code]
 
 
+class Unclosed(Counting):
+    """Its close kills or exits its process, or has no end."""
+
+    def __init__(self, how):
+        super().__init__()
+        self._how = how
+
+    def close(self):
+        if self._how == "exits":
+            os._exit(0)
+        if self._how == "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(1e6)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("exits", 0, ""),
+        ("dies", -signal.SIGSEGV, "the process that tried and closed it died of SIGSEGV"),
+        ("hangs", 0, "Unclosed has taken 10 s so far in close, and is left so"),
+    ],
+)
+def test_a_close_without_an_end_is_no_fault_of_how_it_plays(
+    how, code, says, children, capfd, caplog
+):
+    assert begin(f"{__name__}:Unclosed", kwargs={"how": how})().rows == 7
+    assert [child.poll() for child in children] == [code]
+    assert says in capfd.readouterr().err + caplog.text
+
+
 def test_it_ends_with_a_learner_that_is_killed(tmp_path):
     """While the environment is made, and though that learner was nobody's child."""
     (tmp_path / "hanging.py").write_text(

@@ -208,7 +208,7 @@ class Saver:
             if self.folder.is_gone():  # it has said so, and another run may lie there
                 return False
             good = last_good(self.folder.checkpoints)
-            stays = f"the last good one is {good.name}" if good else "no other one is found"
+            stays = f"the last good one is {good.name}" if good else "no other one can be read"
             what = "" if isinstance(error, CheckpointError) else "cannot write a checkpoint: "
             logger.error("%s%s; %s", what, error, stays)
             return False

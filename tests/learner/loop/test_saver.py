@@ -198,8 +198,8 @@ async def test_what_fails_costs_a_log_line_and_is_tried_again(make_run, monkeypa
         return caplog.text.rstrip()
 
     said = await fail(1, None, threading.Thread, "start", NO_THREAD)
-    assert said.endswith("can't start new thread; no other one is found")
-    assert (await fail(1, 1.0)).endswith("No space left on device; no other one is found")
+    assert said.endswith("can't start new thread; no other one can be read")
+    assert (await fail(1, 1.0)).endswith("No space left on device; no other one can be read")
     # How much it takes is known before one is written.
     assert run.folder.checkpoint_bytes >= 4 * sum(p.numel() for p in run.step.parameters)
     assert await run.save(2, 9.0)
