@@ -16,6 +16,7 @@ import torch
 
 from impala_async.config.learner import LearnerSection
 from impala_async.config.run import StopSection
+from impala_async.errors import RankError
 from impala_async.learner import handoff
 from impala_async.learner.agreement import Word, agree, begin_alike
 from impala_async.learner.loader import HostLoader, LoadedBatch, make_current
@@ -89,12 +90,20 @@ class LearnerThread:
         self._log = SeldomLog(logger, time.monotonic)
         self._stats = LearnerStats(section, self.loader, self.device, is_eager=self._is_eager)
 
+    def _meet(self) -> None:
+        try:
+            self.ranks.meet(RANK_SHARE * self.section.stuck_end_s)
+        except RankError:
+            if not self.channels.end_reasons:
+                raise
+            raise handoff.ClosedError("all end, and some have not built") from None
+
     def run(self) -> None:
         """Train until a stop is reached or the queues close; then settle what the ring holds."""
         make_current(self.device)
         torch.set_num_threads(self.section.threads)
         channels = self.channels
-        self.ranks.meet(RANK_SHARE * self.section.stuck_end_s)
+        self._meet()
         if self.ranks.are_many:
             begin_alike(self.ranks, self.step)
         self._publish()

@@ -223,6 +223,7 @@ class LearnerService:
             "reaper": self._reap(),
             "checkpoints": self._checkpoint_regularly(),
             "evaluations": self._evaluations.run(),
+            "ranks": self._others.watch(self.stop),
         }
         tasks = [self._begin(f"the {name} task", body) for name, body in bodies.items()]
         try:
@@ -378,11 +379,12 @@ class LearnerService:
         num_actors = max(len(self._server.table.joined), self._server.placement.num_joined)
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
+        if not self._ranks.have_met:
+            await self._others.leave(has_built=self._loader is not None)
         if self._loader is not None:
             with told_of("ending: waiting for the last updates", logger.info):
                 await self._end_threads(self._loader)
-        # Others may not have come as far, where this rank has no thread yet.
-        if self._others.are_some and self._loader is not None:
+        if self._others.are_some and self._ranks.have_met:
             report = await self._others.report_last(self._reporter.report)
         else:
             report = self._reporter.report()

@@ -25,6 +25,7 @@ from impala_async.training.rank_sockets import RankSockets, open_sockets
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+ENDING = "ending"
 
 
 class Ranks:
@@ -34,6 +35,7 @@ class Ranks:
         self.place = place or Place()
         self._is_apart = not self.are_many
         # Until all have met, those that build are waited for.
+        self.have_met = not self.are_many
         self._group: dist.ProcessGroup | None = None
         self._sockets: RankSockets | None = None
 
@@ -63,6 +65,15 @@ class Ranks:
         if self._sockets is None and self.place.is_first:
             told = "not all ranks reach %s (MASTER_ADDR) at a free port: gloo sums all, and slower"
             logger.warning(told, host)
+        self.have_met = True
+
+    def ending(self, *, tell: bool = False) -> list[int]:
+        """Those that end before all have met, of which each has to `tell` the others."""
+        with lost_told():
+            store = dist.distributed_c10d._get_default_store()
+            if tell:
+                store.set(f"{ENDING}/{self.place.number}", "")
+            return [n for n in range(self.place.count) if store.check([f"{ENDING}/{n}"])]
 
     def sum(self, shares: Tensor) -> Tensor:
         """The sum over ranks, in place."""

@@ -31,8 +31,10 @@ PROVEN = 16
 # after one has let its moment pass, until others have theirs.
 MOMENT_S = 0.1
 PAUSE_S = 1.0
-# A version that was lost, or came damaged, goes once more after so long.
+# A version that was lost, or came damaged, goes once more after so long. And whoever has sent
+# nothing since so many versions has no use for more: it gets one now and then.
 PULL_AGAIN_S = 1.0
+NUM_UNUSED, UNUSED_PULL_S = 3, 10.0
 # If nobody has called `take_back` for so long, the learner itself stood still.
 STOOD_STILL_S = 1.0
 
@@ -127,9 +129,10 @@ class Peer:
     timers: dict[str, float] = field(default_factory=dict)
     hang: tuple[float, Callable[[float], str]] | None = None
     hang_due: float = 0.0
-    # The newest weights that it was sent, and when.
+    # The newest weights that it was sent, when, and how many since it has sent something.
     pulled: Version = NO_VERSION
     pulled_at: float = -math.inf
+    num_pulled: int = 0
     # In lockstep: the update of its first weights, once it is decided.
     begins_at: int | None = None
     # In lockstep: the seq that others wait for, and that it is to cut.
@@ -168,12 +171,14 @@ class Peer:
         return self.gives_way and not self.is_newcomer and not self.is_brisk
 
     def may_pull(self, version: Version, now: float) -> bool:
-        """Whether it gets a version now: one that asks for the same again and again may throw it
-        away, and costs much for little."""
-        return version > self.pulled or now >= self.pulled_at + PULL_AGAIN_S
+        """Whether it gets a version now: one that asks again and again may throw away what it gets,
+        and costs much for little."""
+        pause_s = 0.0 if version > self.pulled else PULL_AGAIN_S
+        return now >= self.pulled_at + (pause_s if self.num_pulled < NUM_UNUSED else UNUSED_PULL_S)
 
     def note_pull(self, version: Version, now: float) -> None:
         self.pulled, self.pulled_at = max(version, self.pulled), now
+        self.num_pulled += 1
 
     def extend(self) -> None:
         """Allow one more message; seqs that are settled already do not count."""
@@ -267,7 +272,7 @@ class Credit:
             peer.num_used, peer.heeds_calls = 0, False
         peer.turned_away.discard(seq)
         peer.is_owed_room = peer.is_resting = False
-        peer.used_at = peer.last_heard
+        peer.used_at, peer.num_pulled = peer.last_heard, 0
 
     def turn_away(self, peer: Peer, seq: int) -> None:
         """There is no room for a message, just heard of: it waits for some, ahead of credit."""

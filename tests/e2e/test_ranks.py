@@ -138,6 +138,19 @@ def test_a_signal_to_one_while_all_start_ends_all_as_soon_as_they_have(number, t
         assert {site.summary["exit_reason"] for site in ranks.sites} == {"terminated"}
 
 
+@pytest.mark.parametrize("told", [[0], [1], [0, 1]])
+def test_a_signal_before_all_have_built_ends_all(told, tmp_path):
+    with ranks_in(tmp_path) as ranks:
+        doors = ranks.start(*LEARNERS, "env.probe=actor", door="learner")
+        wait_until("a start", (ranks.run_dir / "service.json").exists)
+        ranks.sites[0].open("actor", "--learner", str(ranks.run_dir))
+        wait_until("one that has built", lambda: any("joined" in door.log for door in doors))
+        for number in told:
+            doors[number].tell(signal.SIGTERM)
+        assert [door.wait_exit(20) for door in doors] == [0, 0]
+        assert not any("Traceback" in door.log or "a bug" in door.log for door in doors)
+
+
 def test_a_rank_that_is_killed_ends_the_others_and_all_go_on_together(tmp_path):
     with ranks_in(tmp_path) as ranks:
         first, second = ranks.start(*ASYNC)

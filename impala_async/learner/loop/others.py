@@ -3,9 +3,12 @@
 Runs on: event loop; what ranks say to each other is said by another thread
 """
 
+import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from impala_async.config.ranks import check_alike
@@ -16,6 +19,10 @@ from impala_async.schema import Schema
 from impala_async.training.ranks import Ranks
 
 logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.25
+# So long others may build what they train, and hear nothing.
+LEAVE_S = 60.0
 
 
 class OtherRanks:
@@ -52,6 +59,24 @@ class OtherRanks:
             self.reports = [each["accounts"] for each in of_ranks[1:]]
         return [each["url"] for each in of_ranks]
 
+    async def watch(self, stop: Callable[[str], None]) -> None:
+        """Before all have met they say no words to each other, and the end of one is that of all,
+        too."""
+        while not self._ranks.have_met:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if await self._ending():
+                stop("terminated")
+
+    async def leave(self, *, has_built: bool) -> None:
+        """Before all have met: the others hear of it. One that has built has its thread among them,
+        which ends when they do."""
+        count, until = self._ranks.place.count, time.monotonic() + LEAVE_S
+        with suppress(RankError):  # rank 0 may be gone, with what it was told
+            told = await self._ending(tell=True)
+            while not has_built and len(told) < count and time.monotonic() < until:
+                await asyncio.sleep(LOOK_EVERY_S)
+                told = await self._ending()
+
     async def report_last(self, report: Callable[[], dict[str, Value]]) -> dict[str, Value]:
         """Write the last report: rank 0 when it has those of all the others."""
         found = None if self._ranks.place.is_first else report()
@@ -61,6 +86,11 @@ class OtherRanks:
         except RankError as error:
             logger.warning("the last report lacks what other ranks did at the end: %s", error)
         return report() if found is None else found
+
+    async def _ending(self, *, tell: bool = False) -> list[int]:
+        found: list[int] = []
+        await on_thread("ranks", lambda: found.extend(self._ranks.ending(tell=tell)))
+        return found
 
     async def _gather(self, own: bytes) -> list[bytes]:
         """The words of all ranks. The learner thread must not say anything meanwhile."""

@@ -346,24 +346,25 @@ def test_weights_are_for_those_who_have_said_their_spec():
     assert sizes() == [2]
 
 
+def gets_some(actor, now, *have, is_sent=True):
+    get = wire.Get(actor.session, *have)
+    (made,) = actor.learner.sessions.hear_pull(actor.session, get, None, now)
+    if is_sent and made.on_sent:
+        made.on_sent()
+    return len(made.frames) == 2
+
+
 def test_the_same_version_goes_to_a_session_once_a_second_at_most():
     """It may have been lost; or somebody throws megabytes away to have more of them."""
     learner = learner_of()
     actor, other = HandActor(learner).join(), HandActor(learner).join()
-
-    def gets_some(who, now, *have, is_sent=True):
-        get = wire.Get(who.session, *have)
-        (made,) = learner.sessions.hear_pull(who.session, get, None, now)
-        if is_sent:
-            made.on_sent()
-        return len(made.frames) == 2
-
     # One that could not be sent was none.
     assert gets_some(actor, 0.0, 0, 0, is_sent=False)
     assert [gets_some(actor, now, 0, 0) for now in (0.0, 0.9, 1.0, 1.1)] == [1, 0, 1, 0]
     assert gets_some(other, 1.1, 0, 0)
     learner.update += 1
     learner.publish()
+    actor.send()
     assert [gets_some(actor, 1.2, *have) for have in ((1, 0), (1, 1), (1, 0), (0, 0))] == [
         1,
         0,
@@ -371,6 +372,22 @@ def test_the_same_version_goes_to_a_session_once_a_second_at_most():
         0,
     ]
     assert gets_some(actor, 2.2, 1, 0)
+
+
+def test_a_session_that_sends_nothing_gets_the_fourth_new_version_after_ten_seconds():
+    """It has no use for them; and two hundred of them would take all that a learner can send."""
+    learner = learner_of()
+    actor = HandActor(learner).join()
+
+    def gets_newer(now):
+        learner.update += 1
+        learner.publish()
+        return gets_some(actor, now, 1, learner.update - 1)
+
+    assert [gets_newer(0.1 * number) for number in range(5)] == [1, 1, 1, 0, 0]
+    assert [gets_newer(now) for now in (10.1, 10.2, 11.0, 20.1)] == [0, 1, 0, 0]
+    actor.send()
+    assert [gets_newer(20.2 + 0.1 * number) for number in range(4)] == [1, 1, 1, 0]
 
 
 def test_a_late_word_over_the_connection_before_does_not_end_the_one_of_now():
