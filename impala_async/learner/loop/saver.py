@@ -153,9 +153,7 @@ class Saver:
     """The newest that all ranks have. Each spares it, as some may write no more, while others go on
     and remove what is old."""
     _best: Best | None = field(default=None, init=False)
-    best_evaluated: tuple[float, str, str] | None = field(default=None, init=False)
-    """The largest return of an evaluation, where its weights are in the run folder, and of which
-    actions it is."""
+    _best_evaluated: tuple[float, str, str] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         # A start that finds no checkpoint begins anew, but not with the best of the run.
@@ -165,7 +163,14 @@ class Saver:
         # A greedy return is not to be compared with one of sampled actions.
         of = str(found.state.get(EVAL_ACTIONS, kind))
         if self.evaluate.every_s is None or of == kind:
-            self.best_evaluated = score, self._name_of(found.path), of
+            self._best_evaluated = score, self._name_of(found.path), of
+
+    @property
+    def best_evaluated(self) -> tuple[float, str, str] | None:
+        """The largest return of an evaluation, where its weights are in the run folder, and of
+        which actions it is. Somebody may remove them: the next one takes their place."""
+        best = self._best_evaluated
+        return best if best and (self.folder.absolute / best[1]).exists() else None
 
     def restore(self, training: TrainingState) -> None:
         state = training.state
@@ -227,7 +232,7 @@ class Saver:
             path = save_checkpoint(self.folder.best, version, tensors, state)
             if self.folder.is_gone():
                 return
-            self.best_evaluated = score, self._name_of(path), self.evaluate.kinds[0]
+            self._best_evaluated = score, self._name_of(path), self.evaluate.kinds[0]
             self._prune(self.folder.best, 1)
 
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -241,6 +242,18 @@ async def test_best_weights_that_the_disk_does_not_take_are_told_and_tried_again
         learner.learn(2, 9.0)
         await learner.returned(2)
         assert learner.kept() == ["ckpt-1-2"]
+
+
+async def test_best_weights_that_somebody_removes_are_followed_by_the_next(tmp_path):
+    async with learning(tmp_path) as (learner, _):
+        learner.learn(1, 9.0)
+        assert await learner.returned(1) == 1.0
+        shutil.rmtree(learner.folder.best)
+        assert learner.evaluations.report()["evaluate/best_return"] is None
+        learner.learn(2, -9.0)
+        assert await learner.returned(2) == 0.0
+        assert learner.kept() == ["ckpt-1-2"]
+        assert learner.evaluations.report()["evaluate/best_return"] == 0.0
 
 
 async def test_without_a_time_nothing_is_evaluated(tmp_path):
