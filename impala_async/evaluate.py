@@ -6,14 +6,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impala_async.actor.stopping import Stopper
 from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
 from impala_async.envs.faults import CLOSE_S, Watch, closed_after, tell_stderr
-from impala_async.errors import ConfigError, Exit
+from impala_async.errors import ConfigError, EnvError, Exit
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, result_wanted, without_echo
 from impala_async.user_code import one_line
@@ -66,13 +66,18 @@ def _evaluate(args: argparse.Namespace) -> int:
             raise ConfigError(f"--{flag}: wants a whole number from 1 up, got {value}")
     folder, checkpoints, named = find_run(args.path)
     config = folder.load_config()
+    watch = Watch(tell_stderr)
     # Foreign code may hear no handler of ours.
-    watch, apart = Watch(tell_stderr), _printed_to_stderr if args.json else nullcontext
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(watch.start()):
         checkpoint = _open(checkpoints, named, args)
+        if not args.json:
+            # A full disk is told before anything is played: what is printed is the result. Where a
+            # film is one too, it is wanted though nobody reads.
+            with suppress(BrokenPipeError) if args.video else nullcontext():
+                print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
         with ExitStack() as opened:
             try:
-                with apart():
+                with _stdout_kept(is_apart=args.json):
                     about, rows = _play(folder, config, checkpoint, args, opened)
                 _print_result(about, rows, args)
             except BaseException as error:
@@ -109,17 +114,24 @@ def _leave_open(line: str) -> None:
 
 
 @contextmanager
-def _printed_to_stderr() -> Iterator[None]:
-    """A context in which environments, and libraries in C, leave stdout to the result."""
-    kept = os.dup(1)
+def _stdout_kept(*, is_apart: bool) -> Iterator[None]:
+    """A context after which it is as before: environments replace it, to be silent. If they are to
+    leave it alone, what they, and libraries in C, print there goes to stderr."""
+    stream, kept = sys.stdout, os.dup(1)
+    if is_apart:
+        sys.stdout = sys.stderr
+        os.dup2(2, 1)
     try:
-        with redirect_stdout(sys.stderr):
-            os.dup2(2, 1)
-            yield
+        yield
     finally:
         ctypes.CDLL(None).fflush(None)  # what C keeps until the end would follow the result
-        os.dup2(kept, 1)
-        os.close(kept)
+        sys.stdout = stream
+        try:
+            os.dup2(kept, 1)
+            os.close(kept)
+        except OSError as error:
+            why = "the environment closed what is not its own"
+            raise EnvError(f"stdout is lost: {why} ({error.strerror})") from None
 
 
 def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "TrainingState":
@@ -157,11 +169,6 @@ def _play(
     played: list[Episode] = []
     _keep_spaces(folder, envs)
     checkpoint.load_into(policy)
-    if not args.json:
-        # A full disk is told before anything is played: what is printed is the result. Where a
-        # film is one too, it is wanted though nobody reads.
-        with suppress(BrokenPipeError) if args.video else nullcontext():
-            print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
     video = None if args.video is None else _film(config, policy, args, how, opened)
     for seed in args.seeds:
         played += play(policy, envs, per_column, envs.num_envs // num_envs, seed=seed, **how)

@@ -304,6 +304,39 @@ def test_a_close_that_fails_takes_no_result_with_it(tmp_path, capfd):
     assert "Unclosed failed in close: ValueError: still open" in said.err
 
 
+class Hushed(ActionReward):
+    """Wants nobody to hear it."""
+
+    def __init__(self, how=""):
+        super().__init__()
+        if how == "loses":
+            os.closerange(3, 64)
+        elif how:
+            silence = open(os.devnull, "w")  # noqa: SIM115
+            if how == "redirects":
+                os.dup2(silence.fileno(), 1)
+            else:
+                sys.stdout = silence
+            if how == "closes":
+                silence.close()
+
+
+@pytest.mark.parametrize("how", ["replaces", "closes", "redirects"])
+def test_an_environment_that_silences_stdout_silences_no_result(how, tmp_path):
+    run, _ = begin(tmp_path, f"{__name__}:Hushed", kwargs={"how": how})
+    command = [sys.executable, "-m", "impala_async.evaluate", str(run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40)
+    assert (done.returncode, "mean return of 10 greedy" in done.stdout) == (0, True), done.stderr
+
+
+def test_an_environment_that_loses_stdout_is_told_of(tmp_path):
+    run, _ = begin(tmp_path, f"{__name__}:Hushed", kwargs={"how": "loses"})
+    command = [sys.executable, "-m", "impala_async.evaluate", str(run.path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=40)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "stdout is lost: the environment closed what is not its own" in done.stderr
+
+
 class Unclosing(ActionReward):
     """Does not come back from its close."""
 

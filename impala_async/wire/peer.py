@@ -7,8 +7,10 @@ those that free slots can hold. docs/protocol.md tells for whom it is kept.
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, count
 
 from impala_async.weights import NO_VERSION, Version
 from impala_async.wire.messages import NO_SEQ, Grant
@@ -228,6 +230,7 @@ class Credit:
         # From a credit to its use, over all that are admitted.
         self._usual_s = LEAST_USUAL_S
         self._next_moment_at = -math.inf
+        self._num_first_turns = 0
         self._looked_at = -math.inf
 
     def deal(
@@ -307,11 +310,17 @@ class Credit:
         is_pause = now < self._next_moment_at
         # For the sake of those that do not give way nobody is put to the test.
         num_needed = PROVEN if any(peer.gives_way for peer in peers) else 1
+        known: list[Peer] = []
+        unknown: deque[Peer] = deque()
+        for peer in peers:
+            if not peer.is_resting:
+                has_had_none = peer.usual_s == math.inf and not peer.dealt_at
+                (unknown if has_had_none else known).append(peer)
         # The number keeps those in order that never had a turn. Thousands may join and never send.
-        for number, peer in enumerate(each for each in peers if not each.is_resting):
-            if peer.usual_s == math.inf and not peer.dealt_at:
+        for number, peer in enumerate(chain(known, self._by_turns(unknown))):
+            if number >= len(known):
                 if num_new_columns >= most:
-                    continue  # no more than that is handed out, and those who came before are first
+                    break  # no more than that is handed out
                 num_new_columns += peer.columns
             under_way, usual_s = peer.outstanding_messages, peer.usual_s
             is_brisk = usual_s <= patience_s
@@ -333,6 +342,14 @@ class Credit:
             is_last = is_pause and peer.is_newcomer
             line.turns.append((first, is_last, peer.dealt_at, number, peer))
         return expected, others
+
+    def _by_turns(self, newcomers: deque[Peer]) -> Iterator[Peer]:
+        """The one that came last, then the one that waits longest: hundreds that never send
+        anything may have come before, or come after."""
+        for turn in count(self._num_first_turns):
+            if not newcomers:
+                return
+            yield newcomers.popleft() if turn % 2 else newcomers.pop()
 
     def _hand_out(self, line: _Line, free_columns: int, most: int, now: float) -> None:
         """Give room in turns; those who still want some stay in line. The peer with the least under
@@ -366,6 +383,8 @@ class Credit:
             peer.has_call_room = peer.is_called = True
         else:
             peer.extend()
+        if not peer.dealt_at:
+            self._num_first_turns += 1
         self._num_dealt += 1
         peer.dealt_at = self._num_dealt
         self._dealt[peer.session] = peer

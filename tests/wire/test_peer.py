@@ -192,9 +192,9 @@ def test_a_deal_looks_at_no_more_newcomers_than_it_has_room_for(table):
     sys.setprofile(lambda frame, event, arg: looked_at.append(event) if event == "call" else None)
     dealt = table.deal(16, 16, now=0.0)
     sys.setprofile(None)
-    # The generator that leaves out those that rest is resumed for each.
-    assert len(looked_at) < len(crowd) + 300
-    assert dealt == crowd[:8]
+    assert len(looked_at) < 300
+    # The last, the first, the last but one: which of them never send nobody knows.
+    assert dealt == [crowd[place] for place in (-1, 0, -2, 1, -3, 2, -4, 3)]
     assert table.outstanding_columns == 16
 
 
@@ -353,7 +353,7 @@ def test_who_does_not_use_its_credit_soon_costs_the_others_little(others, update
         return
     # Nor do they suffer: who takes a second for each message loses hardly one.
     able = sum(min(other.most, int(24 / max(other.takes_s, 0.02))) for other in company)
-    assert sum(other.num_sent for other in company) >= able
+    assert sum(other.num_sent for other in company) >= 0.97 * able
 
 
 @pytest.mark.parametrize("num_slow", [2, 8])
@@ -377,6 +377,19 @@ def test_newcomers_whose_first_messages_are_stale_do_not_keep_each_other_out(num
     stale = [Actor(0.02, num_refused=num_refused) for _ in range(40)]
     Minute(0.1).run(10.0, [*quick, *stale], join_every_s=0.0)
     assert all(actor.num_sent > 0 for actor in stale)
+
+
+@pytest.mark.parametrize("update_s", [0.1, 0.01])
+def test_a_newcomer_has_its_turn_soon_though_hundreds_joined_before_that_send_nothing(update_s):
+    silent, late = [Actor(0.0, BATCH, most=0) for _ in range(400)], Actor(0.02)
+    Minute(update_s).run(4.0 + 3.0, [Actor(0.02), *silent, late], join_every_s=0.01)
+    assert late.num_sent > 0
+
+
+def test_a_newcomer_has_its_turn_in_the_end_though_others_come_after_it_all_the_time():
+    silent, late = [Actor(0.0, BATCH, most=0) for _ in range(120)], Actor(0.02)
+    Minute(0.1).run(40.0, [Actor(0.02), *silent[:10], late, *silent[10:]], join_every_s=0.3)
+    assert late.num_sent > 0
 
 
 # -------------------- without room
