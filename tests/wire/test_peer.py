@@ -380,9 +380,13 @@ def test_newcomers_whose_first_messages_are_stale_do_not_keep_each_other_out(num
 
 
 @pytest.mark.parametrize("update_s", [0.1, 0.01])
-def test_a_newcomer_has_its_turn_soon_though_hundreds_joined_before_that_send_nothing(update_s):
+@pytest.mark.parametrize("num_busy", [0, 1])
+def test_a_newcomer_has_its_turn_soon_though_hundreds_joined_before_that_send_nothing(
+    num_busy, update_s
+):
     silent, late = [Actor(0.0, BATCH, most=0) for _ in range(400)], Actor(0.02)
-    Minute(update_s).run(4.0 + 3.0, [Actor(0.02), *silent, late], join_every_s=0.01)
+    busy = [Actor(0.02) for _ in range(num_busy)]
+    Minute(update_s).run(4.0 + 4.0, [*busy, *silent, late], join_every_s=0.01)
     assert late.num_sent > 0
 
 
