@@ -32,10 +32,9 @@ class ModelSection(Section):
     """A recurrent core between torso and heads; none: no memory."""
     core_size: int = Field(256, ge=1)
     """Units of the core."""
-    normalize_obs: bool | Literal["auto"] | None = "auto"
+    normalize_obs: bool | Literal["auto"] = "auto"
     """Normalise vectors of numbers by their running mean and deviation. auto: where there are any;
-    a torso of your own gets floats alone so. none: floats alone, as in runs of an earlier release.
-    """
+    a torso of your own gets floats alone so."""
     # Within what a distribution lets it be.
     initial_std: float = Field(1.0, ge=1e-4, le=7)
     """Continuous actions: the deviation to begin with."""

@@ -57,7 +57,7 @@ def normal_leaves(section: ModelSection, obs: ObsSpec) -> list[ArraySpec]:
     wants = section.normalize_obs
     if wants is True and not vectors:
         raise SpacesError("model.normalize_obs: the observation has no vector of numbers")
-    if wants is None or (wants == "auto" and section.name not in LEAST_SIDES):
+    if wants == "auto" and section.name not in LEAST_SIDES:
         # A user's own torso may take whole numbers for places in a table.
         return [leaf for leaf in obs.leaves if leaf.is_float and not is_image(leaf)]
     return vectors if wants else []

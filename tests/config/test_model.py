@@ -18,12 +18,9 @@ def test_whether_to_normalise_is_a_truth_or_a_word():
         ("", "auto"),
         ("model.normalize_obs=auto", "auto"),
         ("model.normalize_obs=true", True),
-        ("model.normalize_obs=none", None),
     ):
         assert config_of(text).model.normalize_obs == value
-    # As the config.json of a run of an earlier release has it.
-    assert config_of(model={"normalize_obs": None}).model.normalize_obs is None
-    says = 'model.normalize_obs: wants true or false, or auto, or none, got "floats"'
+    says = 'model.normalize_obs: wants true or false, or auto, got "floats"'
     assert says in complaint("model.normalize_obs=floats")
 
 

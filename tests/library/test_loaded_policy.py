@@ -412,23 +412,6 @@ def says_shape(text):
     return text == "state: hidden: wants shape (9,), got (2, 9)"
 
 
-def test_a_run_of_an_earlier_release_has_the_normalisers_that_it_had(tmp_path):
-    folder, policy = begin(tmp_path, *CASES["numbers"])
-    _, older = begin(tmp_path / "older", CASES["numbers"][0], {"normalize_obs": None})
-    # One has those of keys, map, money, open, speed and stock, the other that of speed.
-    sizes = [[each.mean.numel() for each in p.model.normalizers] for p in (policy, older)]
-    assert sizes == [[4, 40, 2, 1, 2, 6], [2]]
-    save_checkpoint(folder.checkpoints, Version(1, 6), {"model": older.named_tensors()}, {})
-    path = folder.path / "config.json"
-    says = refused(CheckpointError, load_policy, folder.path)
-    assert "did the environment change, or the release? normalizers.0.mean is" in says
-    content = json.loads(path.read_text())
-    content["config"]["model"]["normalize_obs"] = None
-    path.write_text(json.dumps(content))
-    obs = load_policy(folder.path).observation_space.sample()
-    assert load_policy(folder.path).act(obs)
-
-
 def test_what_holds_no_policy_is_told(tmp_path, caplog):
     folder, policy = begin(tmp_path, *CASES["mlp"])
     other, _ = begin(tmp_path / "other", *CASES["masks"])

@@ -146,10 +146,7 @@ def test_an_image_is_large_enough_for_the_convolutions_and_all_else_is_a_vector(
 def test_which_vectors_are_normalised():
     for torso, wants, names in (
         ("small_cnn", True, ["thin", *NUMBERS]),
-        ("small_cnn", None, ["speed"]),
         ("small_cnn", False, []),
-        # Under the rule of an earlier release the torso made no difference.
-        ("mlp", None, ["speed"]),
         # Whole numbers may be places in a table of embeddings.
         ("my.module:Torso", "auto", ["speed"]),
     ):
