@@ -34,6 +34,7 @@ from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, Sche
 from impala_async.training.batch import Batch
 from impala_async.training.step import UpdateStep
 from impala_async.weights import Lineage, Version, Weights
+from impala_async.wire import peer
 from impala_async.wire.sockets import new_context
 
 CPU = torch.device("cpu")
@@ -111,6 +112,8 @@ class Publishing:
 async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     """Publish for so many seconds to whoever is there, and say goodbye."""
     keep_freed_memory()
+    # Clients here send nothing, for which actors get a version in ten seconds.
+    peer.NUM_UNUSED = sys.maxsize
     # Before the step is built: with one thread a small network's is written out.
     torch.set_num_threads(1)
     schema, _, batch_columns, is_coarse = CASES[case]
