@@ -93,9 +93,11 @@ def _code_of_end(
         # Actors have said no more in their logs than that they were ended.
         folder.withdraw(with_logs=True)
     is_over = folder.peek_json("summary.json") not in (None, before)
-    if is_over and code > SHELL_SIGNAL and not run.heard:
-        logger.error("the learner %s; its summary is there", how_it_ended(code))
-    if run.verdict or is_over:
+    if run.verdict:
+        return code
+    if is_over:
+        if code > SHELL_SIGNAL and not run.heard:
+            logger.error("the learner %s; its summary is there", how_it_ended(code))
         return code
     # A learner that was told to end while it started, or found a setting wrong, has lost nothing,
     # and withdrawn a new run. Code of one's own may have ended it on the spot (os._exit).

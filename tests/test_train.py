@@ -225,6 +225,11 @@ def test_a_learner_that_was_killed_after_its_summary_is_told_of(ends, caplog):
     started("--run-dir", "here", code=137)
     assert "the learner was killed (SIGKILL), by hand, or" in caplog.messages[-1]
     assert caplog.messages[-1].endswith("; its summary is there")
+    # Where it was an actor, that was told, and is no death of the learner's.
+    caplog.clear()
+    ends(137, lambda folder: (write_down(folder), write_summary(folder)), verdict=(137, "why"))
+    started("--run-dir", "there", code=137)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("code", [0, 2])
