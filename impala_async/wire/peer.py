@@ -33,10 +33,11 @@ PROVEN = 16
 # after one has let its moment pass, until others have theirs.
 MOMENT_S = 0.1
 PAUSE_S = 1.0
-# A version that was lost, or came damaged, goes once more after so long. And whoever has sent
-# nothing since so many versions has no use for more: it gets one now and then.
+# A version that was lost, or came damaged, goes once more after so long.
 PULL_AGAIN_S = 1.0
-NUM_UNUSED, UNUSED_PULL_S = 3, 10.0
+# After so many since it has sent something, a peer gets one in such a share of the time that it
+# usually takes for a message, or in so many seconds if it never sent one, or is long overdue.
+NUM_UNUSED, UNUSED_SHARE, UNUSED_PULL_S = 3, 1 / 8, 10.0
 # If nobody has called `take_back` for so long, the learner itself stood still.
 STOOD_STILL_S = 1.0
 
@@ -176,7 +177,12 @@ class Peer:
         """Whether it gets a version now: one that asks again and again may throw away what it gets,
         and costs much for little."""
         pause_s = 0.0 if version > self.pulled else PULL_AGAIN_S
-        return now >= self.pulled_at + (pause_s if self.num_pulled < NUM_UNUSED else UNUSED_PULL_S)
+        if self.num_pulled >= NUM_UNUSED:
+            overdue_s = PATIENCE * max(self.usual_s, LEAST_OWN_S)
+            is_overdue = self.outstanding_messages > 0 and now - self.used_at > overdue_s
+            unused_s = UNUSED_PULL_S if is_overdue else UNUSED_SHARE * self.usual_s
+            pause_s = max(pause_s, min(unused_s, UNUSED_PULL_S))
+        return now >= self.pulled_at + pause_s
 
     def note_pull(self, version: Version, now: float) -> None:
         self.pulled, self.pulled_at = max(version, self.pulled), now

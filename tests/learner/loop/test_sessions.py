@@ -374,20 +374,33 @@ def test_the_same_version_goes_to_a_session_once_a_second_at_most():
     assert gets_some(actor, 2.2, 1, 0)
 
 
+def gets_newer(actor, now):
+    learner = actor.learner
+    learner.update += 1
+    learner.publish()
+    return gets_some(actor, now, 1, learner.update - 1)
+
+
 def test_a_session_that_sends_nothing_gets_the_fourth_new_version_after_ten_seconds():
     """It has no use for them; and two hundred of them would take all that a learner can send."""
-    learner = learner_of()
-    actor = HandActor(learner).join()
-
-    def gets_newer(now):
-        learner.update += 1
-        learner.publish()
-        return gets_some(actor, now, 1, learner.update - 1)
-
-    assert [gets_newer(0.1 * number) for number in range(5)] == [1, 1, 1, 0, 0]
-    assert [gets_newer(now) for now in (10.1, 10.2, 11.0, 20.1)] == [0, 1, 0, 0]
+    actor = HandActor(learner_of()).join()
+    assert [gets_newer(actor, 0.1 * number) for number in range(5)] == [1, 1, 1, 0, 0]
+    assert [gets_newer(actor, now) for now in (10.1, 10.2, 11.0, 20.1)] == [0, 1, 0, 0]
     actor.send()
-    assert [gets_newer(20.2 + 0.1 * number) for number in range(4)] == [1, 1, 1, 0]
+    assert [gets_newer(actor, 20.2 + 0.1 * number) for number in range(3)] == [1, 1, 1]
+
+
+def test_a_slow_actor_gets_newer_versions_until_it_is_long_overdue():
+    """It acts with the newest that it has when it begins its next trajectory."""
+    actor = HandActor(learner_of()).join()
+    peer = actor.learner.sessions.table.find(actor.session, 0.0)
+    assert peer.outstanding_messages == 1
+    peer.usual_s, peer.used_at = 16.0, 0.0
+    assert all(gets_newer(actor, 2.0 * number) for number in range(1, 30))
+    assert [gets_newer(actor, 70.0 + 2.0 * number) for number in range(7)] == [1, 0, 0, 0, 0, 1, 0]
+    # One that waits for credit is not to blame.
+    peer.granted = peer.watermark.below
+    assert peer.may_pull(Version(2, 0), peer.pulled_at + 2.0)
 
 
 def test_a_late_word_over_the_connection_before_does_not_end_the_one_of_now():
