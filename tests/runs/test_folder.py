@@ -266,12 +266,13 @@ def test_where_nothing_can_be_made_or_written_the_flag_is_wrong(tmp_path, monkey
 
     def make(path, mode=0o777):
         if Path(path).parent.name == "checkpoints":
-            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            raise OSError(refused, os.strerror(refused), str(path))
         made(path, mode)
 
     monkeypatch.setattr(os, "mkdir", make)
-    with pytest.raises(ConfigError, match=r"cannot write to .*/checkpoints/.*: Permission"):
-        RunFolder(tmp_path / "run").begin(CONFIG)
+    for refused in (errno.EACCES, errno.EROFS):
+        with pytest.raises(ConfigError, match=rf"/checkpoints/.*: {os.strerror(refused)}"):
+            RunFolder(tmp_path / f"run {refused}").begin(CONFIG)
 
 
 def test_a_folder_that_cannot_be_looked_into_is_told(tmp_path):
