@@ -408,8 +408,9 @@ def read_answer(frame: wire.Frame) -> wire.Message:
     if isinstance(message, wire.Welcome) and message.heartbeat_s > message.lease_s:
         text = f"Welcome.heartbeat_s = {message.heartbeat_s:g}, over lease_s = {message.lease_s:g}"
         raise ProtocolError("malformed_header", text)
-    if isinstance(message, wire.Welcome) and message.epoch == 0:
-        raise ProtocolError("malformed_header", "Welcome.epoch = 0, but starts count from 1")
+    if isinstance(message, wire.Welcome | wire.WeightsReply) and message.epoch == 0:
+        text = f"{type(message).__name__}.epoch = 0, but starts count from 1"
+        raise ProtocolError("malformed_header", text)
     if isinstance(message, wire.Reject):
         text = plain(message.text.strip()) or f"it does not say why ({wire.code_of(message)})"
         return message._replace(text=text)

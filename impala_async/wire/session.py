@@ -317,6 +317,8 @@ class SessionTable:
         peer.has_delivered = known.has_delivered
         peer.is_owed_room = bool(known.turned_away) and not known.gives_way
         peer.granted = known.watermark.below
+        # To say hello again makes weights no cheaper.
+        peer.pulled_at, peer.num_pulled = known.pulled_at, known.num_pulled
         self._forget(hello.actor)
         self._remember(peer)
         self.num_opened += 1

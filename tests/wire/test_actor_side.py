@@ -282,7 +282,8 @@ def test_what_a_learner_says_must_make_sense():
     # A hello that holds nothing below a later seq would be none.
     beyond = grant_of(2**62, 2**61 + 1)
     longer, zeroth = welcome_of(heartbeat_s=LEASE_S + 1), welcome_of(epoch=0)
-    for message in (grant_of(1, 2), beyond, longer, zeroth):
+    weights = wire.WeightsReply(0, 3, bytes(16), bytes(16))
+    for message in (grant_of(1, 2), beyond, longer, zeroth, weights):
         with pytest.raises(ProtocolError):
             actor_side.read_answer(wire.pack(message))
     silent = actor_side.read_answer(wire.pack(reject("full", "  ")))

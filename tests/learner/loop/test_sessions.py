@@ -390,6 +390,13 @@ def test_a_session_that_sends_nothing_gets_the_fourth_new_version_after_ten_seco
     assert [gets_newer(actor, 20.2 + 0.1 * number) for number in range(3)] == [1, 1, 1]
 
 
+def test_saying_hello_again_makes_weights_no_cheaper():
+    actor = HandActor(learner_of()).join()
+    assert [gets_newer(actor, 0.1 * number) for number in range(3)] == [1, 1, 1]
+    actor.join()
+    assert [gets_newer(actor, now) for now in (0.3, 9.9, 10.3)] == [0, 0, 1]
+
+
 def test_a_slow_actor_gets_newer_versions_until_it_is_long_overdue():
     """It acts with the newest that it has when it begins its next trajectory."""
     actor = HandActor(learner_of()).join()
