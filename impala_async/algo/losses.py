@@ -12,7 +12,7 @@ all losses have:
     entropies_TB, values_SB of the weights of now, with gradient
     rewards_TB, mask_TB     a mask is False on rows that are no transitions; None: on none
     discounts_TB            gamma, and 0 where the episode terminated
-    value_cost, entropy_cost  weights of the squared value error and of the entropy bonus
+    value_cost, entropy_cost  weights of half the squared value error and of the entropy bonus
     reduction               "mean" over valid rows, or "sum" as in the IMPALA paper
     normalize_advantages    give those of valid rows mean 0 and deviation 1; where others have more
                             rows of a batch, this is a function that adds sums of theirs to ours

@@ -75,7 +75,8 @@ class AlgorithmSection(Section):
     schedule_env_steps: int | None = Field(None, gt=0)
     """Env steps trained at which the schedules reach their end; none: stop.env_steps."""
     value_cost: float = Field(0.5, ge=0)
-    """Weight of the value loss."""
+    """Weight of half the squared value error: twice `vf_coef` of Stable-Baselines3, or
+    `vf_loss_coeff` of RLlib, which weigh the whole."""
     grad_clip: float | None = Field(0.5, gt=0)
     """Largest global gradient norm, or largest entry of a gradient."""
     grad_clip_by: Literal["norm", "value"] = "norm"

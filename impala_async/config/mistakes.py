@@ -39,7 +39,8 @@ SYNONYMS = {
     "algorithm.returns": "with_vtrace vtrace",
     "algorithm.rho_bar": "vtrace_rho vtrace_clip_rho_threshold",
     "algorithm.clip": "clip_range clip_coef clip_param ppo_clip_ratio",
-    "algorithm.num_minibatches": "num_batches_per_epoch minibatch_size sgd_minibatch_size",
+    "algorithm.num_minibatches": "num_batches_per_epoch batch_size minibatch_size "
+    "sgd_minibatch_size",
     "algorithm.shuffle_rows": "shuffle_minibatches shuffle_batch_per_epoch shuffle",
     "algorithm.normalize_advantages": "normalize_advantage norm_adv",
     "algorithm.intrinsic_reward": "curiosity rnd icm exploration_config with_rnd int_coef",
@@ -56,7 +57,7 @@ SYNONYMS = {
     "actor.num_envs": "n_envs num_envs_per_worker num_envs_per_env_runner",
     "train.num_actors": "num_env_runners num_rollout_workers",
     "learner.device": "device cuda gpu num_gpus num_gpus_per_learner",
-    "learner.batch_columns": "batch_size train_batch_size train_batch_size_per_learner",
+    "learner.batch_columns": "train_batch_size train_batch_size_per_learner",
     "learner.num_passes": "epochs n_epochs num_epochs update_epochs num_sgd_iter",
     "learner.stop_kl": "target_kl",
     "learner.max_lag": "max_policy_lag",
@@ -68,6 +69,12 @@ SYNONYMS = {
     "checkpoint.every_s": "save_every_sec",
 }
 """Keys of ours, each with the names of others that it is asked for by."""
+UNITS = {
+    "algorithm.value_cost": "the weight of half the squared error",
+    "algorithm.num_minibatches": "parts of a batch, not their rows",
+    "learner.batch_columns": "trajectories of trajectory.rows rows",
+}
+"""What ours count, where those of others count something else."""
 
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
@@ -101,7 +108,8 @@ def explain(detail: dict[str, Any], sources: Mapping[str, str]) -> list[str]:
     if detail["type"] == "extra_forbidden":
         within = next(iter(given), "") if isinstance(given, dict) else ""
         meant = key_like(key) or key_like(f"{key}.{within}")
-        return [f"{start}unknown key" + (f"; did you mean {meant}?" if meant else "")]
+        unit = f" ({UNITS[meant]})" if meant in UNITS else ""
+        return [f"{start}unknown key" + (f"; did you mean {meant}{unit}?" if meant else "")]
     if detail["type"] == "missing":
         if key not in ("env", "env.id"):
             return [f"{start}required"]

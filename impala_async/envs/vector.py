@@ -4,8 +4,10 @@ The arrays that they return are the batch's, or the environment's own: good unti
 `reset`, and then overwritten.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -18,10 +20,12 @@ from numpy.typing import NDArray
 from impala_async.config.env import EnvSection
 from impala_async.envs.batch import BOOL, FLOAT, Actions, EnvBatch, Obs, ObsRows, Step, as_numbers
 from impala_async.envs.faults import RUNNING, Blame, close_all, env_name
-from impala_async.envs.spaces import Spaces, short
+from impala_async.envs.spaces import USUAL_MASK, Spaces, short
 from impala_async.errors import EnvError
 from impala_async.processes import signals_kept
 from impala_async.schema import ActionSpec, ArraySpec, ObsSpec
+
+logger = logging.getLogger(__name__)
 
 SUPPORTED_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
 # Where infos have them; the second is gymnasium's name of old.
@@ -41,7 +45,16 @@ def reset_one(env: Any, seed: int | None) -> Any:
     obs, info = env.reset(seed=seed)
     if not isinstance(info, Mapping | None):
         raise TypeError(f"its info is a {type(info).__name__}, no dict")
+    if info and USUAL_MASK in info and not (isinstance(obs, Mapping) and USUAL_MASK in obs):
+        tell_unread_mask(f"info[{USUAL_MASK!r}]")
     return obs
+
+
+@cache
+def tell_unread_mask(where: str) -> None:
+    """Tell it once: other frameworks look there."""
+    told = "%s is not looked at, and all actions are legal: a mask of legal ones is %r in a Dict"
+    logger.warning(f"{told} observation", where, USUAL_MASK)
 
 
 class OwnEnvs:
@@ -114,6 +127,11 @@ class SerialEnvs(OwnEnvs):
         num_envs = len(envs)
         look = attrgetter("observation_space", "action_space")
         super().__init__(envs, section, look, num_envs, num_envs)
+        with Blame(self.name, "to say what it wraps"):
+            inner = getattr(envs[0], "unwrapped", envs[0])
+            has_masks = callable(getattr(inner, "action_masks", None))
+        if has_masks and self.action_spec.legal is None:
+            tell_unread_mask("its method action_masks")
         # A list is faster to look at, column by column.
         self._is_over = [False] * num_envs
         self._idle = np.zeros(num_envs, np.bool_)

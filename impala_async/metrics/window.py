@@ -11,6 +11,9 @@ from math import isfinite
 from typing import Any, Final
 
 import numpy as np
+
+# A percentile imports it, which may be the first time when no descriptor is left.
+import numpy.ma
 import numpy.typing as npt
 
 from impala_async.metrics.names import Value

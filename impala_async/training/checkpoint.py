@@ -323,6 +323,9 @@ def _verified(path: Path, version: Version) -> TrainingState:
     for name, sha256 in _sized_files(path, version).items():
         group = name.removesuffix(TENSORS_SUFFIX)
         try:
+            if (size := (path / name).stat().st_size) > find_memory().total:
+                told = f"{path / name} ({size} bytes) is larger than the memory here"
+                raise CheckpointError(told)
             with open(path / name, "rb", opener=open_regular) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
                     raise CheckpointError(f"{path / name} is not what its manifest says")
@@ -362,6 +365,4 @@ def _sized_files(path: Path, version: Version) -> dict[str, str]:
             raise CheckpointError(f"{path} lists {name!r}, which is no file of a checkpoint")
         if not stat.S_ISREG(found[name].st_mode) or found[name].st_size != size:
             raise CheckpointError(f"{path / name} is no file of {size} bytes, as its manifest says")
-        if size > find_memory().total:
-            raise CheckpointError(f"{path / name} ({size} bytes) is larger than the memory here")
     return {name: sha256 for name, (_, sha256) in listed.items()}

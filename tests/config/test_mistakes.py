@@ -47,6 +47,12 @@ def test_unknown_keys_are_refused_with_a_suggestion():
         ("foo.bar=1", "foo: unknown key"),
     ):
         assert mistake(override) == f"--set: {says}"
+    # Where others count something else.
+    for override, unit in (
+        ("algorithm.vf_coef=1", "algorithm.value_cost (the weight of half the squared error)?"),
+        ("batch_size=64", "algorithm.num_minibatches (parts of a batch, not their rows)?"),
+    ):
+        assert mistake(override).endswith(f"unknown key; did you mean {unit}")
 
 
 def test_each_synonym_is_of_a_key_of_ours_and_none_stands_twice():

@@ -8,10 +8,16 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from bench.probes import Counting, CountingVector, Failing
+from bench.probes import ActionReward, Counting, CountingVector, Failing
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.faults import RUNNING
-from impala_async.envs.vector import SerialEnvs, VectorEnvs, WithHistory, spread_seed
+from impala_async.envs.vector import (
+    SerialEnvs,
+    VectorEnvs,
+    WithHistory,
+    spread_seed,
+    tell_unread_mask,
+)
 from impala_async.errors import EnvError
 from impala_async.schema import ArraySpec
 from tests.envs.test_agents import Lives
@@ -419,3 +425,28 @@ def test_same_step_shows_them_in_the_final_observation():
     assert final["last_reward"] == step.final_obs["last_reward"][0], "it is a copy"
     first = envs.reset(0)
     assert first["last_action"].tolist() == first["last_reward"].tolist() == [0, 0]
+
+
+class MasksElsewhere(ActionReward):
+    """Has its mask where other frameworks look for one."""
+
+    def __init__(self, where):
+        super().__init__()
+        self._where = where
+        if where == "method":
+            self.action_masks = lambda: [True, False]
+
+    def reset(self, **how):
+        obs, info = super().reset(**how)
+        return obs, {**info, "action_mask": [1, 0]} if self._where == "info" else info
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [("method", "its method action_masks is not"), ("info", "info['action_mask'] is not")],
+)
+def test_a_mask_that_is_not_looked_at_is_told_once(where, told, caplog):
+    tell_unread_mask.cache_clear()
+    for _ in range(2):
+        SerialEnvs([MasksElsewhere(where)]).reset(0)
+    assert [told in message for message in caplog.messages] == [True]

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -177,6 +178,17 @@ def test_one_that_memory_cannot_hold_is_damaged(folder, caplog, monkeypatch):
     monkeypatch.setattr(checkpoint, "find_memory", lambda: Memory(held, held))
     assert next(checkpoint.whole_checkpoints(folder), None).version == Version(1, 1)
     assert "model.safetensors (1073741824 bytes) is larger than the memory here" in caplog.text
+
+
+def test_where_the_memory_cannot_be_asked_for_the_last_good_one_is_found_and_none_is_read(
+    folder, monkeypatch
+):
+    """As where no descriptor is left: a run goes on, and says which one there is."""
+    save(folder, 1, 1)
+    monkeypatch.setattr(checkpoint, "find_memory", Mock(side_effect=OSError(errno.EMFILE, "many")))
+    assert checkpoint.last_good(folder).name == "ckpt-1-1"
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*many"):
+        checkpoint.open_checkpoint(folder / "ckpt-1-1")
 
 
 def test_one_that_a_learner_removes_while_it_is_read_is_not_damaged(folder, caplog, monkeypatch):
