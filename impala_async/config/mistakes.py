@@ -74,7 +74,7 @@ UNITS = {
     "algorithm.num_minibatches": "parts of a batch, not their rows",
     "learner.batch_columns": "trajectories of trajectory.rows rows",
 }
-"""What ours count, where those of others count something else."""
+"""Keys of ours that count something else than the names of others do, and what they count."""
 
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
