@@ -113,7 +113,7 @@ async def learn(case: str, num_clients: int, seconds: float) -> dict[str, Any]:
     """Publish for so many seconds to whoever is there, and say goodbye."""
     keep_freed_memory()
     # Clients here send nothing, for which actors get a version in ten seconds.
-    peer.NUM_UNUSED = sys.maxsize
+    peer.FREE_PULLS = sys.maxsize
     # Before the step is built: with one thread a small network's is written out.
     torch.set_num_threads(1)
     schema, _, batch_columns, is_coarse = CASES[case]

@@ -8,12 +8,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from impala_async.actor.stopping import Stopper
 from impala_async.doors import new_parser, run_door, seeds_of, start_told_of, typed_path
-from impala_async.envs.faults import CLOSE_S, Watch, closed_after, tell_stderr
-from impala_async.errors import ConfigError, EnvError, Exit
+from impala_async.envs.faults import (
+    CLOSE_S,
+    Watch,
+    closed_after,
+    end_without_close,
+    tell_stderr,
+)
+from impala_async.errors import ConfigError, EnvError
 from impala_async.evaluation import MAX_STEPS, SEED
 from impala_async.processes import answer_requests, interrupt, leave, result_wanted, without_echo
 from impala_async.user_code import one_line
@@ -70,21 +76,16 @@ def _evaluate(args: argparse.Namespace) -> int:
     # Foreign code may hear no handler of ours.
     with closing(Stopper(tell_stderr, lambda: "").start()), closing(watch.start()):
         checkpoint = _open(checkpoints, named, args)
-        if not args.json:
-            # A full disk is told before anything is played: what is printed is the result. Where a
-            # film is one too, it is wanted though nobody reads.
-            with suppress(BrokenPipeError) if args.video else nullcontext():
-                print(f"{config.env.id} with {checkpoint.path.name}", flush=True)
         with ExitStack() as opened:
             try:
-                with _stdout_kept(is_apart=args.json):
-                    about, rows = _play(folder, config, checkpoint, args, opened)
+                with _stdout_kept(is_apart=args.json) as out:
+                    about, rows = _play(folder, config, checkpoint, args, opened, out)
                 _print_result(about, rows, args)
             except BaseException as error:
                 watch.limit(CLOSE_S, f"after this: {one_line(error)}")
                 raise
             # A close that hangs, or ends this process, takes no result with it.
-            watch.end = _leave_open
+            watch.end = end_without_close
             watch.limit(CLOSE_S, "and is left so: there is a result")
             if args.json:
                 _leave_stdout()
@@ -108,30 +109,37 @@ def _print_result(about: dict[str, Any], rows: "list[Row]", args: argparse.Names
         print(f"video: {video['file']} ({video['length']} steps)", flush=True)
 
 
-def _leave_open(line: str) -> None:
-    tell_stderr(f"warning: {line}")
-    os._exit(Exit.DONE)
-
-
 @contextmanager
-def _stdout_kept(*, is_apart: bool) -> Iterator[None]:
-    """A context after which it is as before: environments replace it, to be silent. If they are to
-    leave it alone, what they, and libraries in C, print there goes to stderr."""
-    stream, kept = sys.stdout, os.dup(1)
+def _stdout_kept(*, is_apart: bool) -> Iterator[TextIO]:
+    """A context after which stdout is as before, as environments replace it to be silent. If they
+    are to leave it alone, what they, and libraries in C, print goes to stderr."""
+    stream, kept, was = sys.stdout, os.dup(1), os.fstat(1)
     if is_apart:
         sys.stdout = sys.stderr
         os.dup2(2, 1)
     try:
-        yield
-    finally:
-        ctypes.CDLL(None).fflush(None)  # what C keeps until the end would follow the result
-        sys.stdout = stream
-        try:
-            os.dup2(kept, 1)
-            os.close(kept)
-        except OSError as error:
-            why = "the environment closed what is not its own"
-            raise EnvError(f"stdout is lost: {why} ({error.strerror})") from None
+        yield stream
+    except BaseException:
+        with suppress(EnvError):
+            _give_back(stream, kept, was)
+        raise
+    _give_back(stream, kept, was)
+
+
+def _give_back(stream: TextIO, kept: int, was: os.stat_result) -> None:
+    """Make the file that `kept` is, of which `was` is known, stdout again."""
+    with suppress(OSError, ValueError):
+        stream.flush()
+    ctypes.CDLL(None).fflush(None)  # what is kept until the end would follow the result
+    try:
+        is_ours = os.path.samestat(os.fstat(kept), was)
+    except OSError:
+        is_ours = False
+    if not is_ours:
+        raise EnvError("stdout is lost: the environment closed what is not its own")
+    os.dup2(kept, 1)
+    os.close(kept)
+    sys.stdout = os.fdopen(1, "w", closefd=False) if stream.closed else stream
 
 
 def _open(checkpoints: Path, named: Path | None, args: argparse.Namespace) -> "TrainingState":
@@ -151,6 +159,7 @@ def _play(
     checkpoint: "TrainingState",
     args: argparse.Namespace,
     opened: ExitStack,
+    out: TextIO,
 ) -> "tuple[dict[str, Any], list[Row]]":
     """All that is known of the episodes, and the rows of the table. `opened` has to be closed."""
     from impala_async.evaluation.play import build_players, columns_for, play
@@ -169,6 +178,12 @@ def _play(
     played: list[Episode] = []
     _keep_spaces(folder, envs)
     checkpoint.load_into(policy)
+    if not args.json:
+        # A full disk is told before anything is played: what is printed is the result. Where a
+        # film is one too, it is wanted though nobody reads.
+        with suppress(BrokenPipeError) if args.video else nullcontext():
+            if not out.closed:  # by the environment
+                print(f"{config.env.id} with {checkpoint.path.name}", file=out, flush=True)
     video = None if args.video is None else _film(config, policy, args, how, opened)
     for seed in args.seeds:
         played += play(policy, envs, per_column, envs.num_envs // num_envs, seed=seed, **how)

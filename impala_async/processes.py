@@ -258,16 +258,19 @@ def quit_at_once() -> Iterator[None]:
 
 @contextmanager
 def result_wanted() -> Iterator[None]:
-    """A context in which a request to end is none that can be met, as there is no result then, and
-    whoever reads it is waited for."""
-    with suppress(OSError):
-        # A parent may have made it give up where its reader is slow: half a result would be there.
-        os.set_blocking(1, True)
+    """A context in which a request to end is none that can be met, as there is no result then; and
+    stdout waits for the reader of the result, also where a parent has made it not wait."""
+    stdout = os.dup(1)  # of the same open file, whatever becomes of 1
+    was_blocking = os.get_blocking(stdout)
+    os.set_blocking(stdout, True)
     _code_of_term.append(Exit.TRY_AGAIN)
     try:
         yield
     finally:
         _code_of_term.pop()
+        with suppress(OSError):  # somebody may have closed it
+            os.set_blocking(stdout, was_blocking)  # the parent has it, too
+            os.close(stdout)
 
 
 @contextmanager

@@ -92,10 +92,9 @@ def _code_of_end(
     if not (run.verdict or run.has_begun or folder.exists()):
         # Actors have said no more in their logs than that they were ended.
         folder.withdraw(with_logs=True)
-    is_over = folder.peek_json("summary.json") not in (None, before)
     if run.verdict:
         return code
-    if is_over:
+    if folder.peek_json("summary.json") not in (None, before):
         if code > SHELL_SIGNAL and not run.heard:
             logger.error("the learner %s; its summary is there", how_it_ended(code))
         return code

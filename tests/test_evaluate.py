@@ -226,6 +226,13 @@ def test_a_result_that_the_disk_does_not_take_is_no_success(run, capsys, monkeyp
     assert "No space left on device (standard output)" in capsys.readouterr().err
 
 
+def read_until(file, end):
+    text = ""
+    while not text.endswith(end):
+        text += os.read(file.fileno(), 1 << 16).decode()
+    return text
+
+
 def test_a_result_waits_for_its_reader_though_stdout_does_not(run):
     """As some parents make it; what is played here is more than a pipe holds."""
     reader, writer = os.pipe()
@@ -233,12 +240,16 @@ def test_a_result_waits_for_its_reader_though_stdout_does_not(run):
     many = ["--episodes", "1000", "--json"]
     command = [sys.executable, "-u", "-m", "impala_async.evaluate", str(run.path), *many]
     with subprocess.Popen(command, stdout=writer) as process:
+        kept = os.dup(writer)
         os.close(writer)
         with os.fdopen(reader) as result:
             select.select([result], [], [])
             time.sleep(0.3)  # it would be cut off by then
-            assert len(json.load(result)["episodes"]) >= 1000
+            found = json.JSONDecoder().raw_decode(read_until(result, "\n}\n"))[0]
+    assert len(found["episodes"]) >= 1000
     assert process.returncode == 0
+    assert not os.get_blocking(kept), "it is as the parent has made it"
+    os.close(kept)
 
 
 def test_a_damaged_newest_one_falls_back_to_the_older(run, capsys, caplog):
@@ -309,8 +320,14 @@ class Hushed(ActionReward):
 
     def __init__(self, how=""):
         super().__init__()
-        if how == "loses":
+        if how == "closes its own":
+            sys.stdout.close()
+        elif how.startswith("loses"):
             os.closerange(3, 64)
+            if how == "loses and opens":
+                self.files = [os.open(os.devnull, os.O_WRONLY) for _ in range(16)]
+            if how == "loses and fails":
+                raise ValueError("the true reason")
         elif how:
             silence = open(os.devnull, "w")  # noqa: SIM115
             if how == "redirects":
@@ -321,7 +338,7 @@ class Hushed(ActionReward):
                 silence.close()
 
 
-@pytest.mark.parametrize("how", ["replaces", "closes", "redirects"])
+@pytest.mark.parametrize("how", ["replaces", "closes", "redirects", "closes its own"])
 def test_an_environment_that_silences_stdout_silences_no_result(how, tmp_path):
     run, _ = begin(tmp_path, f"{__name__}:Hushed", kwargs={"how": how})
     command = [sys.executable, "-m", "impala_async.evaluate", str(run.path)]
@@ -329,12 +346,20 @@ def test_an_environment_that_silences_stdout_silences_no_result(how, tmp_path):
     assert (done.returncode, "mean return of 10 greedy" in done.stdout) == (0, True), done.stderr
 
 
-def test_an_environment_that_loses_stdout_is_told_of(tmp_path):
-    run, _ = begin(tmp_path, f"{__name__}:Hushed", kwargs={"how": "loses"})
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("loses", "stdout is lost: the environment closed what is not its own"),
+        ("loses and opens", "stdout is lost: the environment closed what is not its own"),
+        ("loses and fails", "the true reason"),
+    ],
+)
+def test_an_environment_that_loses_stdout_is_told_of(how, says, tmp_path):
+    run, _ = begin(tmp_path, f"{__name__}:Hushed", kwargs={"how": how})
     command = [sys.executable, "-m", "impala_async.evaluate", str(run.path), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=40)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "stdout is lost: the environment closed what is not its own" in done.stderr
+    assert says in done.stderr
 
 
 class Unclosing(ActionReward):

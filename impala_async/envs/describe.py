@@ -11,8 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async import processes
-from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
-from impala_async.config.policies import ONE_POLICY, PoliciesSection
-from impala_async.envs.faults import CLOSE_S, Watch, closed_after, tell_stderr, with_id
+from impala_async.config.policies import PoliciesSection
+from impala_async.envs.faults import (
+    CLOSE_S,
+    Watch,
+    closed_after,
+    end_without_close,
+    tell_stderr,
+    with_id,
+)
 from impala_async.errors import EnvError, Exit, SpacesError
 from impala_async.schema import POLICY, ActionSpec, ObsSpec, Schema
 from impala_async.trajectory import are_moderate, how_large
@@ -36,18 +41,12 @@ NUM_STEPS = 32
 BUDGET_S = 2.0
 
 
-@contextmanager
-def described(
-    section: EnvSection, sampler: SamplerName = "auto", policies: PoliciesSection = ONE_POLICY
-) -> Iterator[dict[str, Any]]:
-    """The answer on an environment as this sampler steps it, and which is closed after the context.
-    EnvError if it fails soon."""
-    from impala_async.envs.make import build_envs
+def describe(envs: EnvBatch) -> dict[str, Any]:
+    """The answer on environments as their sampler steps them; EnvError if they fail soon."""
     from impala_async.envs.saved_spaces import save_spaces
 
-    with closed_after(build_envs(sampler, section, 1, policies, has_spares=False)) as envs:
-        try_steps(envs)
-        yield {**look_of(envs), "spaces": save_spaces(envs.spaces)}
+    try_steps(envs)
+    return {**look_of(envs), "spaces": save_spaces(envs.spaces)}
 
 
 def look_of(envs: EnvBatch) -> dict[str, Any]:
@@ -174,23 +173,28 @@ def main() -> int:
     processes.hold()
     answers = os.dup(1)
     os.dup2(2, 1)
-    watch = Watch(tell_stderr, end=_leave_open).start()
+    watch = Watch(tell_stderr, end=end_without_close).start()
     asked = json.load(sys.stdin)
     section = EnvSection.model_validate(asked["env"])
     policies = PoliciesSection.model_validate(asked["policies"])
-    try:
-        with described(section, asked["sampler"], policies) as answer:
-            # A close that hangs, or ends this process, takes no answer with it.
-            code = _write(answers, answer, section.id)
-            watch.limit(CLOSE_S, "and is left so")
-    except EnvError as error:
-        told = " ".join(str(with_id(error, section.id)).split())
-        code = _write(answers, {"error": told}, section.id)
+    from impala_async.envs.make import build_envs  # torch is not there, and gymnasium takes a while
+
+    with ExitStack() as opened:
+        try:
+            envs = build_envs(asked["sampler"], section, 1, policies, has_spares=False)
+            opened.enter_context(closed_after(envs))
+            answer = describe(envs)
+        except EnvError as error:
+            answer = {"error": " ".join(str(with_id(error, section.id)).split())}
+        # A close that hangs, or ends this process, takes no answer with it.
+        code = _write(answers, answer, section.id)
+        watch.limit(CLOSE_S, "and is left so")
     watch.close()
     return code
 
 
 def _write(answers: int, answer: dict[str, Any], env_id: str) -> int:
+    """The exit code of this process, which has said what it was for."""
     try:
         os.write(answers, f"{json.dumps(answer)}\n".encode())
         os.close(answers)
@@ -198,11 +202,6 @@ def _write(answers: int, answer: dict[str, Any], env_id: str) -> int:
         tell_stderr(f"error: {env_id} closed a descriptor that is not its own ({error.strerror})")
         return Exit.CONFIG
     return Exit.CONFIG if "error" in answer else Exit.DONE
-
-
-def _leave_open(line: str) -> None:
-    tell_stderr(f"warning: {line}")
-    os._exit(Exit.DONE)
 
 
 if __name__ == "__main__":

@@ -191,6 +191,12 @@ def tell_stderr(line: str) -> None:
         os.write(STDERR, f"{line}\n".encode())
 
 
+def end_without_close(text: str) -> None:
+    """End this process, which has done what it was for, whatever its main thread does."""
+    tell_stderr(f"warning: {text}")
+    os._exit(Exit.DONE)
+
+
 def end_with_stacks(text: str) -> None:
     """End this process, whatever its main thread does."""
     faulthandler.dump_traceback(all_threads=True, file=STDERR)

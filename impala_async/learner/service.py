@@ -380,7 +380,7 @@ class LearnerService:
         # Nobody is to look for us here any more.
         self._folder.remove("service.json")
         if not self._ranks.have_met:
-            await self._others.leave(has_built=self._loader is not None)
+            await self._others.leave(reason, has_built=self._loader is not None)
         if self._loader is not None:
             with told_of("ending: waiting for the last updates", logger.info):
                 await self._end_threads(self._loader)

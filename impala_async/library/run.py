@@ -228,7 +228,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     if value is None:
-        raise TypeError("none stands alone")
+        raise TypeError("None wants a dotted key of its own")
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, np.generic):

@@ -40,7 +40,7 @@ ADVICE = {
     "straggler": "see the logs of the actors that it names; if one is ended, pace.on_loss decides",
     "inference": "a larger actor.num_envs, or more actors, on other hosts when cores are busy",
     "network": "a faster link or smaller observations; for actors that are far away, a larger "
-    "learner.queue_size; on one host, fewer actors for its cores",
+    "learner.queue_size, or in lockstep pace.lag; on one host, fewer actors for its cores",
     "ingest": "a larger trajectory.rows, so that there are fewer messages, or a core of its own",
     "actors": "start actors by the command that the learner has told at its start; where train "
     "has started them, their logs, in actors/ of the run folder, say what they do: slow "

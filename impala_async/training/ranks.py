@@ -67,13 +67,16 @@ class Ranks:
             logger.warning(told, host)
         self.have_met = True
 
-    def ending(self, *, tell: bool = False) -> list[int]:
-        """Those that end before all have met, of which each has to `tell` the others."""
+    def tell_ending(self, reason: str) -> None:
+        """Tell the others, before all have met, that this rank ends, and why."""
+        with lost_told():
+            dist.distributed_c10d._get_default_store().set(ENDING, reason)
+
+    def find_ending(self) -> str | None:
+        """Why another rank ends, where one has told that before all have met."""
         with lost_told():
             store = dist.distributed_c10d._get_default_store()
-            if tell:
-                store.set(f"{ENDING}/{self.place.number}", "")
-            return [n for n in range(self.place.count) if store.check([f"{ENDING}/{n}"])]
+            return store.get(ENDING).decode() if store.check([ENDING]) else None
 
     def sum(self, shares: Tensor) -> Tensor:
         """The sum over ranks, in place."""

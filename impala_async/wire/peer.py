@@ -35,9 +35,12 @@ MOMENT_S = 0.1
 PAUSE_S = 1.0
 # A version that was lost, or came damaged, goes once more after so long.
 PULL_AGAIN_S = 1.0
-# After so many since it has sent something, a peer gets one in such a share of the time that it
-# usually takes for a message, or in so many seconds if it never sent one, or is long overdue.
-NUM_UNUSED, UNUSED_SHARE, UNUSED_PULL_S = 3, 1 / 8, 10.0
+# Versions that a peer gets as it asks for them, since it has sent something.
+FREE_PULLS = 3
+# After these it gets one in such a share of the time that it usually takes for a message,
+PULL_SHARE = 1 / 8
+# and in so long if it never sent one, or is long overdue.
+LONGEST_PULL_PAUSE_S = 10.0
 # If nobody has called `take_back` for so long, the learner itself stood still.
 STOOD_STILL_S = 1.0
 
@@ -177,11 +180,12 @@ class Peer:
         """Whether it gets a version now: one that asks again and again may throw away what it gets,
         and costs much for little."""
         pause_s = 0.0 if version > self.pulled else PULL_AGAIN_S
-        if self.num_pulled >= NUM_UNUSED:
+        if self.num_pulled >= FREE_PULLS:
             overdue_s = PATIENCE * max(self.usual_s, LEAST_OWN_S)
-            is_overdue = self.outstanding_messages > 0 and now - self.used_at > overdue_s
-            unused_s = UNUSED_PULL_S if is_overdue else UNUSED_SHARE * self.usual_s
-            pause_s = max(pause_s, min(unused_s, UNUSED_PULL_S))
+            has_credit = self.outstanding_messages > 0 and not self.turned_away
+            is_overdue = has_credit and now - self.used_at > overdue_s
+            share_s = math.inf if is_overdue else PULL_SHARE * self.usual_s
+            pause_s = max(pause_s, min(share_s, LONGEST_PULL_PAUSE_S))
         return now >= self.pulled_at + pause_s
 
     def note_pull(self, version: Version, now: float) -> None:
@@ -289,7 +293,7 @@ class Credit:
         if seq != peer.called_back and seq not in peer.turned_away:
             self._measure(peer)
         peer.turned_away.add(seq)
-        peer.is_resting = False
+        peer.is_resting, peer.num_pulled = False, 0
 
     def take_back(self, peers: Collection[Peer], now: float) -> list[Peer]:
         """Keep no room for what does not come, though others wait; whose credit it was."""

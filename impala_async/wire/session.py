@@ -317,7 +317,7 @@ class SessionTable:
         peer.has_delivered = known.has_delivered
         peer.is_owed_room = bool(known.turned_away) and not known.gives_way
         peer.granted = known.watermark.below
-        # To say hello again makes weights no cheaper.
+        # A hello over the one before makes no weights cheaper, but those that were lost with it.
         peer.pulled_at, peer.num_pulled = known.pulled_at, known.num_pulled
         self._forget(hello.actor)
         self._remember(peer)

@@ -15,7 +15,9 @@ from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs
-from impala_async.envs.describe import NUM_STEPS, described, random_actions, read_answer, try_steps
+from impala_async.envs.describe import NUM_STEPS, describe, random_actions, read_answer, try_steps
+from impala_async.envs.faults import closed_after
+from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, policy_leaf
@@ -60,18 +62,19 @@ def section(env_id, **kwargs):
     return EnvSection(id=env_id, kwargs=kwargs)
 
 
+def described(env, sampler):
+    with closed_after(build_envs(sampler, env, 1, has_spares=False)) as envs:
+        return describe(envs)
+
+
 def test_an_environment_is_described_as_it_is_stepped():
     for sampler in get_args(SamplerName):
-        with described(section("CartPole-v1"), sampler) as answer:
-            assert read_answer(json.dumps(answer).encode()) == (CARTPOLE.obs, CARTPOLE.action, 1)
+        answer = described(section("CartPole-v1"), sampler)
+        assert read_answer(json.dumps(answer).encode()) == (CARTPOLE.obs, CARTPOLE.action, 1)
     vector = section("bench.probes:CountingVector")
-    with described(vector, "vector") as answer:
-        assert answer["obs"]["leaves"][0]["shape"] == (3,)
-    with (
-        pytest.raises(EnvError, match="cannot be stepped serially"),
-        described(vector, "serial"),
-    ):
-        pass
+    assert described(vector, "vector")["obs"]["leaves"][0]["shape"] == (3,)
+    with pytest.raises(EnvError, match="cannot be stepped serially"):
+        described(vector, "serial")
 
 
 def test_a_child_answers_with_spaces_and_columns_whatever_the_environment_prints(tmp_path):

@@ -247,12 +247,17 @@ def test_the_child_ends_however_its_environment_does(
 
 
 class Unclosed(Counting):
-    """Its close kills or exits its process, or has no end."""
+    """Its close kills or exits its process, or has no end, perhaps after a fault."""
 
     def __init__(self, how):
         super().__init__()
         self._how = how
         sys.modules["__main__"].CLOSE_S = 0.1
+
+    def reset(self, **how):
+        if self._how == "fails":
+            raise ValueError("the true reason")
+        return super().reset(**how)
 
     def close(self):
         if self._how == "exits":
@@ -276,6 +281,11 @@ def test_a_close_without_an_end_is_no_fault_of_how_it_plays(
     assert begin(f"{__name__}:Unclosed", kwargs={"how": how})().rows == 7
     assert [child.poll() for child in children] == [code]
     assert says in capfd.readouterr().err + caplog.text
+
+
+def test_a_close_without_an_end_takes_no_fault_with_it(children):
+    with pytest.raises(EnvError, match="the true reason"):
+        begin(f"{__name__}:Unclosed", kwargs={"how": "fails"})()
 
 
 def test_it_ends_with_a_learner_that_is_killed(tmp_path):

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from impala_async.weights import Version
 from impala_async.wire.messages import NO_SEQ
-from impala_async.wire.peer import UNUSED_S, WINDOW, Peer, Watermark
+from impala_async.wire.peer import FREE_PULLS, UNUSED_S, WINDOW, Peer, Watermark
 from tests.matrix import first_of
 from tests.wire.tables import NOW, data_of, join, new_table, newcomer, send
 
@@ -351,9 +352,10 @@ def test_who_does_not_use_its_credit_soon_costs_the_others_little(others, update
     assert beset + came >= 0.97 * alone > 500
     if min(min(other.heeds, other.turns_after) for other in company) < 100:
         return
-    # Nor do they suffer: who takes a second for each message loses hardly one.
+    # Nor do they suffer: who takes a second for each message loses hardly one, and of forty that
+    # take turns one may have its own behind the end.
     able = sum(min(other.most, int(24 / max(other.takes_s, 0.02))) for other in company)
-    assert sum(other.num_sent for other in company) >= 0.97 * able
+    assert sum(other.num_sent for other in company) >= able - 1
 
 
 @pytest.mark.parametrize("num_slow", [2, 8])
@@ -436,6 +438,17 @@ def test_who_is_called_and_brings_what_is_refused_is_not_ahead_the_next_time(
     assert table.deal(8, now=0.01) == [late]
     table.settle(late, 0, verdict)
     assert late.heeds_calls is (verdict is None)
+
+
+def test_who_waits_for_room_gets_newer_weights(table, late_and_other):
+    late, _ = late_and_other
+    late.num_pulled, late.pulled_at = FREE_PULLS, 99.0
+    assert not late.may_pull(Version(2, 0), 100.0), "it has had credit for long"
+    assert table.reserve(late, data_of(late, 0), NOW) is None
+    assert not table.has_room(late, data_of(late, 0), free_columns=8)
+    assert late.may_pull(Version(2, 0), 99.0)
+    late.num_pulled = FREE_PULLS
+    assert late.may_pull(Version(2, 0), 100.0)
 
 
 def test_on_a_slow_line_it_takes_the_room_of_the_one_that_is_idle(table, late_and_other):

@@ -200,7 +200,8 @@ class Evaluations:
         score = answer[self._section.kinds[0]]
         if score is None:
             return
-        if self._saver.best_evaluated is None or score > self._saver.best_evaluated[0]:
+        best = self._saver.best_evaluated
+        if best is None or score > best[0]:
             save_best = self._saver.save_best(captured, state, score)
             self.saving = asyncio.get_running_loop().create_task(save_best)
             # The end of a run waits for it.

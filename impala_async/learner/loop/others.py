@@ -6,7 +6,6 @@ Runs on: event loop; what ranks say to each other is said by another thread
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,8 +20,8 @@ from impala_async.training.ranks import Ranks
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
-# So long others may build what they train, and hear nothing.
-LEAVE_S = 60.0
+# With the goodbye they are within the ten seconds that an end may take.
+TELL_S, HEARD_S = 5.0, 2.0
 
 
 class OtherRanks:
@@ -60,22 +59,30 @@ class OtherRanks:
         return [each["url"] for each in of_ranks]
 
     async def watch(self, stop: Callable[[str], None]) -> None:
-        """Before all have met they say no words to each other, and the end of one is that of all,
-        too."""
+        """Until all have met there are no words between them. Then the end of one, too, is that of
+        all, for the same reason."""
+        reason: str | None = None
+
+        def look() -> None:
+            nonlocal reason
+            reason = self._ranks.find_ending()
+
         while not self._ranks.have_met:
             await asyncio.sleep(LOOK_EVERY_S)
-            if await self._ending():
-                stop("terminated")
+            with suppress(OSError):  # the system has no thread left
+                await on_thread("ranks", look)
+            if reason is not None:
+                stop(reason)
 
-    async def leave(self, *, has_built: bool) -> None:
-        """Before all have met: the others hear of it. One that has built has its thread among them,
-        which ends when they do."""
-        count, until = self._ranks.place.count, time.monotonic() + LEAVE_S
-        with suppress(RankError):  # rank 0 may be gone, with what it was told
-            told = await self._ending(tell=True)
-            while not has_built and len(told) < count and time.monotonic() < until:
-                await asyncio.sleep(LOOK_EVERY_S)
-                told = await self._ending()
+    async def leave(self, reason: str, *, has_built: bool) -> None:
+        """End before all have met. The others hear why, unless rank 0 is gone or stands still."""
+        tell = on_thread("ranks", lambda: self._ranks.tell_ending(reason))
+        with suppress(RankError, OSError, TimeoutError):
+            await asyncio.wait_for(tell, TELL_S)
+        if not has_built:
+            # The thread of one that has built waits for us, and fails when we go: it is to have
+            # heard of this before.
+            await asyncio.sleep(HEARD_S)
 
     async def report_last(self, report: Callable[[], dict[str, Value]]) -> dict[str, Value]:
         """Write the last report: rank 0 when it has those of all the others."""
@@ -86,11 +93,6 @@ class OtherRanks:
         except RankError as error:
             logger.warning("the last report lacks what other ranks did at the end: %s", error)
         return report() if found is None else found
-
-    async def _ending(self, *, tell: bool = False) -> list[int]:
-        found: list[int] = []
-        await on_thread("ranks", lambda: found.extend(self._ranks.ending(tell=tell)))
-        return found
 
     async def _gather(self, own: bytes) -> list[bytes]:
         """The words of all ranks. The learner thread must not say anything meanwhile."""

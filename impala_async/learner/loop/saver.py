@@ -169,8 +169,14 @@ class Saver:
     def best_evaluated(self) -> tuple[float, str, str] | None:
         """The largest return of an evaluation, where its weights are in the run folder, and of
         which actions it is. Somebody may remove them: the next one takes their place."""
-        best = self._best_evaluated
-        return best if best and (self.folder.absolute / best[1]).exists() else None
+        if self._best_evaluated is not None:
+            try:
+                (self.folder.absolute / self._best_evaluated[1]).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except OSError:  # a disk that fails for a while has not lost them
+                pass
+        return self._best_evaluated
 
     def restore(self, training: TrainingState) -> None:
         state = training.state

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -145,6 +146,18 @@ async def test_the_best_is_kept_though_the_one_before_cannot_be_removed(
     await run.saver.save_best(captured, run.saver.state_of(captured), 6.0)
     assert run.saver.best_evaluated == (5.0, "best/ckpt-1-3", "greedy")
     assert caplog.messages[-1] == "the best weights so far are not kept: it is full"
+
+
+async def test_a_disk_that_fails_for_a_while_has_not_lost_the_best(make_run, monkeypatch):
+    run = make_run()
+    captured = Captured(Progress(1, 3), run.step.capture())
+    await run.saver.save_best(captured, run.saver.state_of(captured), 5.0)
+    for error, best in (
+        (OSError(errno.EIO, "Input/output error"), (5.0, "best/ckpt-1-3", "greedy")),
+        (FileNotFoundError(errno.ENOENT, "No such file"), None),
+    ):
+        monkeypatch.setattr(Path, "stat", Mock(side_effect=error))
+        assert run.saver.best_evaluated == best
 
 
 async def test_with_other_ranks_the_newest_that_all_have_stays_too(make_run, monkeypatch):
