@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from impala_async import processes
+from impala_async.config.actor import SamplerName
 from impala_async.config.env import EnvSection
-from impala_async.config.policies import PoliciesSection
+from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.faults import (
     CLOSE_S,
     Watch,
@@ -41,10 +42,20 @@ NUM_STEPS = 32
 BUDGET_S = 2.0
 
 
-def describe(envs: EnvBatch) -> dict[str, Any]:
-    """The answer on environments as their sampler steps them; EnvError if they fail soon."""
+def describe(
+    section: EnvSection,
+    sampler: SamplerName = "auto",
+    policies: PoliciesSection = ONE_POLICY,
+    *,
+    opened: ExitStack,
+) -> dict[str, Any]:
+    """The answer on an environment as this sampler steps it, until `opened` closes it; EnvError if
+    it fails soon."""
+    from impala_async.envs.make import build_envs
     from impala_async.envs.saved_spaces import save_spaces
 
+    envs = build_envs(sampler, section, 1, policies, has_spares=False)
+    opened.enter_context(closed_after(envs))
     try_steps(envs)
     return {**look_of(envs), "spaces": save_spaces(envs.spaces)}
 
@@ -177,13 +188,9 @@ def main() -> int:
     asked = json.load(sys.stdin)
     section = EnvSection.model_validate(asked["env"])
     policies = PoliciesSection.model_validate(asked["policies"])
-    from impala_async.envs.make import build_envs  # torch is not there, and gymnasium takes a while
-
     with ExitStack() as opened:
         try:
-            envs = build_envs(asked["sampler"], section, 1, policies, has_spares=False)
-            opened.enter_context(closed_after(envs))
-            answer = describe(envs)
+            answer = describe(section, asked["sampler"], policies, opened=opened)
         except EnvError as error:
             answer = {"error": " ".join(str(with_id(error, section.id)).split())}
         # A close that hangs, or ends this process, takes no answer with it.

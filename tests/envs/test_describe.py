@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -16,8 +17,6 @@ from impala_async.config.env import EnvSection
 from impala_async.config.policies import ONE_POLICY, PoliciesSection
 from impala_async.envs.agents import AgentEnvs
 from impala_async.envs.describe import NUM_STEPS, describe, random_actions, read_answer, try_steps
-from impala_async.envs.faults import closed_after
-from impala_async.envs.make import build_envs
 from impala_async.envs.vector import SerialEnvs, WithHistory
 from impala_async.errors import EnvError
 from impala_async.schema import ActionPart, ActionSpec, ArraySpec, ObsSpec, policy_leaf
@@ -62,9 +61,9 @@ def section(env_id, **kwargs):
     return EnvSection(id=env_id, kwargs=kwargs)
 
 
-def described(env, sampler):
-    with closed_after(build_envs(sampler, env, 1, has_spares=False)) as envs:
-        return describe(envs)
+def described(env, sampler="auto"):
+    with ExitStack() as opened:
+        return describe(env, sampler, opened=opened)
 
 
 def test_an_environment_is_described_as_it_is_stepped():

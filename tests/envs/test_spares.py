@@ -17,11 +17,11 @@ from bench.probes import Counting
 from impala_async.config.env import EnvSection
 from impala_async.config.run import RunConfig
 from impala_async.envs import spares
-from impala_async.envs.describe import describe
 from impala_async.envs.make import build_drawn, build_envs
 from impala_async.envs.spares import ResetAhead
 from impala_async.errors import EnvError
 from impala_async.evaluation.play import build_players
+from tests.envs.test_describe import described
 from tests.wire.ends import until
 
 HERE = "tests.envs.test_spares"
@@ -205,7 +205,7 @@ def test_only_single_environments_have_spares_and_each_is_its_own():
 def test_a_look_at_the_spaces_and_an_evaluation_make_no_spares():
     env, made = EnvSection(id=f"{HERE}:Counted", num_spares=2), []
     for looks in (
-        lambda: describe(env),
+        lambda: described(env),
         lambda: build_players(RunConfig(env=env), 1)[0].close(),
         lambda: build_drawn(env)[0].close(),
         lambda: build_envs("auto", env, 1).close(),
@@ -251,6 +251,8 @@ HANGS = """
 import time
 from bench.probes import Counting
 from impala_async.envs.spares import ResetAhead
+from tests.envs.test_describe import described
+from tests.envs.test_describe import described
 
 class Hanging(Counting):
     def reset(self, *, seed=None, options=None):
