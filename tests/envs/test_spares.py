@@ -251,8 +251,6 @@ HANGS = """
 import time
 from bench.probes import Counting
 from impala_async.envs.spares import ResetAhead
-from tests.envs.test_describe import described
-from tests.envs.test_describe import described
 
 class Hanging(Counting):
     def reset(self, *, seed=None, options=None):
