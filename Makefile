@@ -52,10 +52,12 @@ test-all: $(STAMP) ## Run all tests, the slow ones too
 e2e: $(STAMP) ## Run only the tests with real processes
 	@$(PYTEST) tests/e2e $(ARGS)
 
+# torchrun ends a rank that stands still after half a minute: too long for `make test`.
+STOPPED := "tests/e2e/test_ranks.py::test_ranks_train_again_each_time_and_no_actor_ends[stopped once]"
 .PHONY: engines
 engines: $(STAMP) ## Run the tests on real engines (Ray, Slurm, MPI, Kubernetes' schemas); none may be missing
 	@$(PIP) install -c constraints.txt ray kubernetes-validate
-	@ENGINES=required $(BIN)/python -m pytest -q -rs tests/engines $(ARGS)
+	@ENGINES=required $(BIN)/python -m pytest -q -rs tests/engines $(STOPPED) $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## Check style and formatting

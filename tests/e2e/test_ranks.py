@@ -154,16 +154,15 @@ def started(ranks):
 
 
 @pytest.mark.parametrize(
-    ("told", "number", "code"),
+    ("has_actor", "told", "number", "code"),
     [
-        ([0], signal.SIGTERM, 0),
-        ([1], signal.SIGTERM, 0),
-        ([0, 1], signal.SIGTERM, 0),
-        ([1], signal.SIGINT, 130),
+        (True, [0], signal.SIGTERM, 0),
+        (True, [1], signal.SIGTERM, 0),
+        (True, [0, 1], signal.SIGTERM, 0),
+        (False, [1], signal.SIGINT, 130),
     ],
 )
-@pytest.mark.parametrize("has_actor", [True, False])
-def test_a_signal_before_all_have_built_ends_all(told, number, code, has_actor, tmp_path):
+def test_a_signal_before_all_have_built_ends_all(has_actor, told, number, code, tmp_path):
     with ranks_in(tmp_path) as ranks:
         doors = started(ranks)
         if has_actor:
@@ -539,15 +538,12 @@ def began_at(site, epoch):
     return next(r["updates"] for r in site.reports() if r["weights/version_epoch"] >= epoch)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("number", "times", "within_s"),
-    [
-        # Beside other tests it takes longer.
-        (signal.SIGSTOP, 1, 90),
-        pytest.param(signal.SIGKILL, 10, 15, marks=pytest.mark.slow),
-        pytest.param(signal.SIGSTOP, 10, 60, marks=pytest.mark.slow),
-    ],
+    [(signal.SIGKILL, 10, 15), (signal.SIGSTOP, 10, 60), (signal.SIGSTOP, 1, 60)],
+    ids=["killed", "stopped", "stopped once"],
 )
 def test_ranks_train_again_each_time_and_no_actor_ends(number, times, within_s, tmp_path):
     """Learners of two ranks, and a host's actors, which stay. A rank that stands still is given up
